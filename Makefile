@@ -1,0 +1,44 @@
+# `make demo` and `make test` each set up everything they need in a fresh clone.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types check clean venv
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train on handwritten digits: 2 workers, 2 servers, on this machine"
+	@echo "make test   run the test suite"
+	@echo "make check  lint, types and tests, as CI does"
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "shoal: no '$(PYTHON)' on PATH. Install Python 3.11 or newer, or name one: make demo PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "shoal: $$($(PYTHON) --version) is too old; Shoal needs Python 3.11 or newer. Name one: make demo PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "shoal: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 1; }
+	@echo "shoal: setting up $(VENV) (about a minute, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2)
+	@touch $(READY)
+	@echo "shoal: $(VENV) is ready"
+
+demo: $(READY)
+	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 20 --title demo --next-steps
+
+test: $(READY)
+	@echo "shoal: running the tests (about two minutes)"
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs

@@ -1,0 +1,164 @@
+"""Every error that Shoal raises, and whose fault each one is.
+
+    ShoalError
+    ├── UsageError                 your fault: the call, the flag or the file is wrong
+    │   ├── UnknownName            a name that no registry knows
+    │   ├── InvalidValue           a value out of its range, or flags that contradict each other
+    │   ├── NotImportable          a factory that another process could not import
+    │   ├── DataMissing            a data set that is nowhere that was looked
+    │   ├── DataCorrupt            a file that is not what it says (file, offset or line)
+    │   ├── WaitsForever           a wait that cannot end, such as a BSP push before `advance`
+    │   └── BufferInUse            a borrowed buffer was written to before its acknowledgement
+    ├── PeerError                  the cluster's fault
+    │   ├── Refused                a peer said no, with its reason
+    │   │   ├── JoinRefused
+    │   │   └── RoundClosed        a push for a round that had closed
+    │   ├── RequestTimeout         a request ran out of time: its outcome is unknown
+    │   │   └── SyncTimeout        ... because named members did not arrive
+    │   ├── JoinTimeout            the scheduler did not answer, or members were missing
+    │   ├── Cancelled              the caller withdrew the request
+    │   ├── ProcessDied            a process of the run ended before its work did
+    │   ├── RunAborted             the scheduler ended the run, with its reason
+    │   └── HandshakeFailed        wrong token, version or job
+    ├── WireError                  bytes that are not ours
+    │   ├── BadMagic, BadVersion, BadLength, BadMessage
+    │   └── AddressInUse, AddressInvalid
+    └── InvariantBroken            our fault: a machine contradicted itself
+
+All survive pickling, because they travel from worker processes to the one that started them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class ShoalError(Exception):
+    """The base of every error here. Its text says what to do; `story` holds the last events."""
+
+    def __init__(self, message: str = "", story: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.story = tuple(story)
+
+    def __str__(self) -> str:
+        if not self.story:
+            return self.message
+        return "\n".join([self.message, "  the last events:", *(f"    {line}" for line in self.story)])
+
+    def __reduce__(self) -> tuple[type[ShoalError], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.message, self.story)
+
+
+class UsageError(ShoalError):
+    """What the caller asked for cannot be done as asked."""
+
+
+class UnknownName(UsageError):
+    """A name that no registry knows; the text lists the known ones."""
+
+
+class InvalidValue(UsageError):
+    """A value out of its range, or two that contradict each other."""
+
+
+class NotImportable(UsageError):
+    """A factory (a lambda, a local function) that another process could not import."""
+
+
+class DataMissing(UsageError):
+    """A data set that is in none of the places that were looked at; the text lists them."""
+
+
+class DataCorrupt(UsageError):
+    """A data file that is truncated or malformed; the text has file and offset or line."""
+
+
+class WaitsForever(UsageError):
+    """A wait that could never end."""
+
+
+class BufferInUse(UsageError):
+    """A buffer that a push has borrowed was written to before the acknowledgement."""
+
+
+class PeerError(ShoalError):
+    """Another member of the cluster, or the way to it, failed."""
+
+
+class Refused(PeerError):
+    """A peer answered no; the text is its reason."""
+
+
+class JoinRefused(Refused):
+    """The scheduler refused this node."""
+
+
+class RoundClosed(Refused):
+    """A push arrived for a round that had already closed, and was not counted."""
+
+
+class RequestTimeout(PeerError):
+    """A request ran out of time. Whether it was applied is unknown."""
+
+
+class SyncTimeout(RequestTimeout):
+    """A request waited for members that did not arrive in time; the text names them."""
+
+
+class JoinTimeout(PeerError):
+    """The cluster was not complete in time; the text names who is missing."""
+
+
+class Cancelled(PeerError):
+    """The caller withdrew the request. Whether it was applied is unknown."""
+
+
+class ProcessDied(PeerError):
+    """A process of the run ended before its work did; the text names it and says how."""
+
+
+class RunAborted(PeerError):
+    """The scheduler ended the run; the text is its reason."""
+
+
+class HandshakeFailed(PeerError):
+    """The other side does not share our token, protocol version or job."""
+
+
+class WireError(ShoalError):
+    """Bytes or an address that cannot be understood."""
+
+
+class BadMagic(WireError):
+    """A frame that does not begin as ours do."""
+
+
+class BadVersion(WireError):
+    """A frame of another protocol version."""
+
+
+class BadLength(WireError):
+    """A frame that claims a length out of bounds, or whose parts do not add up."""
+
+
+class BadMessage(WireError):
+    """A frame whose header is not a message that we know."""
+
+
+class AddressInvalid(WireError):
+    """An address that is not inproc://NAME, unix:///PATH or tcp://HOST:PORT."""
+
+
+class AddressInUse(WireError):
+    """An address that another process listens on."""
+
+
+class InvariantBroken(ShoalError):
+    """A machine contradicted itself. This is a bug in Shoal; the story tells how it came."""
+
+
+def by_name(name: str) -> type[ShoalError]:
+    """The error class called `name`, or `ShoalError` where there is none (a newer peer's)."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, ShoalError) else ShoalError

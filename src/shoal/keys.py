@@ -1,0 +1,90 @@
+"""Key ranges: the only range arithmetic in the project.
+
+A key of a dense table is a row number. Ranges are half-open, `[start, stop)`, and sorted key lists
+are cut along them by binary search.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from shoal.errors import InvalidValue
+
+
+class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """The keys `start <= key < stop`.
+
+    >>> KeyRange(2, 6) & KeyRange(4, 9)
+    KeyRange(start=4, stop=6)
+    >>> len(KeyRange(2, 6)), 6 in KeyRange(2, 6)
+    (4, False)
+    """
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise InvalidValue(
+                f"a key range needs 0 <= start <= stop, not [{self.start}, {self.stop})"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and self.start <= key < self.stop
+
+    def __and__(self, other: KeyRange) -> KeyRange:
+        start = max(self.start, other.start)
+        return KeyRange(start, max(start, min(self.stop, other.stop)))
+
+    def covers(self, other: KeyRange) -> bool:
+        """Whether every key of `other` is in this range."""
+        return self.start <= other.start and other.stop <= self.stop
+
+    def __str__(self) -> str:
+        return f"[{self.start}:{self.stop})"
+
+
+def split_evenly(total: int, pieces: int) -> list[KeyRange]:
+    """Cut `[0, total)` into `pieces` ranges whose lengths differ by at most one.
+
+    >>> [len(part) for part in split_evenly(10, 3)]
+    [4, 3, 3]
+    """
+    if pieces < 1:
+        raise InvalidValue(f"cannot cut a range into {pieces} pieces")
+    size, extra = divmod(total, pieces)
+    ranges, start = [], 0
+    for index in range(pieces):
+        stop = start + size + (index < extra)
+        ranges.append(KeyRange(start, stop))
+        start = stop
+    return ranges
+
+
+def cut_sorted(keys: Sequence[int], ranges: Sequence[KeyRange]) -> Iterator[tuple[int, int, int]]:
+    """For each range that holds any of the sorted `keys`: (range index, first, last) into `keys`.
+
+    >>> list(cut_sorted([1, 4, 5, 9], [KeyRange(0, 4), KeyRange(4, 8), KeyRange(8, 12)]))
+    [(0, 0, 1), (1, 1, 3), (2, 3, 4)]
+    """
+    for index, part in enumerate(ranges):
+        first = bisect_left(keys, part.start)
+        last = bisect_left(keys, part.stop, first)
+        if first < last:
+            yield index, first, last
+
+
+def tiles(ranges: Sequence[KeyRange], total: int) -> bool:
+    """Whether the ranges cover `[0, total)` exactly once, in order."""
+    edge = 0
+    for part in ranges:
+        if part.start != edge or part.stop <= part.start:
+            return False
+        edge = part.stop
+    return edge == total

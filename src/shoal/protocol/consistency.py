@@ -1,0 +1,110 @@
+"""When a read is admitted and when a push settles: two pure rules over vector clocks.
+
+A worker's clock counts the iterations it has finished, as told by its `Advance`s. With m the
+slowest worker's clock, a read at clock c is admitted under
+
+    BSP      m >= c           and pushes settle when their round closes
+    SSP(s)   m >= c - s       (Ho et al. 2013, section 2: the staleness bound)
+    ASP      always
+
+A round c closes when m > c, that is, when no worker can push for it any more. SSP(0) differs from
+BSP only in when pushes settle; for tables that settle at the close the two are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from shoal.protocol.messages import FOREVER
+from shoal.tables.spec import Consistency
+
+
+class VectorClock:
+    """The clocks of all workers, by incarnation, with a histogram beside them.
+
+    `minimum` is a plain attribute: it costs nothing to read, and an update costs a search over the
+    *distinct* clocks, at most when the slowest worker moves (DESIGN section 4, rule 10).
+    Invariant: `minimum == min(clocks.values(), default=FOREVER)`.
+
+    >>> clock = VectorClock()
+    >>> clock.enter(1, 0); clock.enter(2, 0)
+    >>> clock.advance(1, 3), clock.minimum, clock.advance(2, 1), clock.minimum
+    (True, 0, True, 1)
+    """
+
+    __slots__ = ("_clocks", "_histogram", "minimum")
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, int] = {}
+        self._histogram: Counter[int] = Counter()
+        self.minimum = FOREVER
+
+    def __getitem__(self, worker: int) -> int:
+        return self._clocks[worker]
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._clocks
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        return iter(sorted(self._clocks.items()))
+
+    def enter(self, worker: int, clock: int) -> None:
+        """A worker whose first round is `clock`."""
+        self._clocks[worker] = clock
+        self._histogram[clock] += 1
+        self.minimum = min(self.minimum, clock)
+
+    def leave(self, worker: int) -> int:
+        """Forget a worker; returns the clock it had reached."""
+        clock = self._clocks.pop(worker)
+        self._drop(clock)
+        return clock
+
+    def advance(self, worker: int, to: int) -> bool:
+        """Move a worker's clock forward; False where it was there already (a duplicate)."""
+        before = self._clocks[worker]
+        if to <= before:
+            return False
+        self._clocks[worker] = to
+        self._histogram[to] += 1
+        self._drop(before)
+        return True
+
+    def behind(self, clock: int) -> list[int]:
+        """The workers that have not reached `clock`."""
+        return sorted(worker for worker, at in self._clocks.items() if at < clock)
+
+    def _drop(self, clock: int) -> None:
+        self._histogram[clock] -= 1
+        if not self._histogram[clock]:
+            del self._histogram[clock]
+            if clock == self.minimum:
+                self.minimum = min(self._histogram, default=FOREVER)
+
+
+class Now(msgspec.Struct, frozen=True):
+    """The push is applied on arrival."""
+
+
+class AtClose(msgspec.Struct, frozen=True):
+    """The push is merged with its round's others and applied when that round closes."""
+
+    clock: int
+
+
+def admits(rule: Consistency, read_clock: int, minimum: int) -> bool:
+    """Whether a read at `read_clock` may be answered when the slowest worker is at `minimum`."""
+    return needed(rule, read_clock) <= minimum
+
+
+def needed(rule: Consistency, read_clock: int) -> int:
+    """The clock that every worker must have reached before the read is admitted."""
+    return 0 if rule.name == "asp" else max(0, read_clock - rule.staleness)
+
+
+def settles(rule: Consistency, push_clock: int) -> Now | AtClose:
+    """When a push at `push_clock` reaches the rows."""
+    return AtClose(push_clock) if rule.settles == "close" else Now()

@@ -1,0 +1,177 @@
+"""What a machine is: events in, effects out, one mutator.
+
+The shells (`runtime.node`, `sim.world`) call `arriving` when a header has come in and its payload
+has not, `handle` for everything else, and `handle(Ticked())` when `deadline()` has passed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+import msgspec
+
+from shoal.errors import InvariantBroken, ShoalError
+from shoal.protocol.messages import Message, NodeId, describe
+
+Buffers = tuple[memoryview, ...]
+
+
+# ---------------------------------------------------------------------------- events
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message came in whole. `payload` is the sink it filled; None where it was discarded."""
+
+    sender: NodeId
+    message: Message
+    payload: Sink | None = None
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    """The machine's `deadline()` has passed."""
+
+
+class PeerLost(msgspec.Struct, frozen=True):
+    """The connection to a node broke: a hint, no proof of its death."""
+
+    node: NodeId
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The shell's own caller wants something; answered by `Resolve(request_id, ...)`."""
+
+    request_id: int
+    request: Any
+
+
+Event = Received | Ticked | PeerLost | Asked
+
+
+# ---------------------------------------------------------------------------- effects
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send `message` and the bytes of `buffers` to a node.
+
+    volatile: the buffers change after this effect was carried out (live table rows), so the shell
+    copies what it could not hand over at once. Otherwise they are borrowed until the request that
+    they belong to is resolved.
+    """
+
+    to: NodeId
+    message: Message
+    buffers: Buffers = ()
+    volatile: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a request ended: applied, refused (with the reason) or unknown (timed out, cancelled).
+
+    clock_min:     the slowest worker's clock that the answering servers saw, or -1
+    round_weight:  total weight of the pushes in the round before the read clock, or -1
+    value:         what the request asked for, where that is not rows (a view, a rank)
+    """
+
+    error: ShoalError | None = None
+    clock_min: int = -1
+    round_weight: float = -1.0
+    value: Any = None
+
+
+class Resolve(msgspec.Struct, frozen=True):
+    """The answer to `Asked(request_id, ...)`."""
+
+    request_id: int
+    outcome: Outcome
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Append `record` to this node's journal; later effects wait until it is durable."""
+
+    record: bytes
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something worth counting or logging; checkers and event logs listen."""
+
+    kind: str
+    fields: dict[str, Any] = {}
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """This machine has ended: in order, or with an error."""
+
+    error: ShoalError | None = None
+
+
+Effect = Send | Resolve | Persist | Note | Stop
+Effects = list[Effect]
+
+
+# ---------------------------------------------------------------------------- arrival
+
+
+class Sink:
+    """Where a payload goes, and who may take that permission back.
+
+    `views` are consecutive destinations. After `revoke()` the transport finds scratch memory in
+    their place, so that a late payload cannot land in a buffer that has a new owner.
+    """
+
+    __slots__ = ("context", "nbytes", "revoked", "views")
+
+    def __init__(self, views: list[memoryview], context: Any = None) -> None:
+        self.views = views
+        self.nbytes = sum(view.nbytes for view in views)
+        self.context = context
+        self.revoked = False
+
+    def revoke(self) -> None:
+        self.revoked = True
+        self.views = []
+
+
+class Accept(msgspec.Struct, frozen=True):
+    sink: Sink
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """The payload is drained without being looked at."""
+
+    reason: str
+
+
+Arrival = Accept | Discard
+
+
+class Machine(Protocol):
+    """The contract of every role. See the module's docstring."""
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival: ...
+    def handle(self, event: Event, now: float) -> Effects: ...
+    def deadline(self) -> float | None: ...
+    def check(self) -> None: ...
+    def address_of(self, node: NodeId) -> str | None: ...
+
+
+class Story:
+    """The last events of a machine in a fixed ring; formatted only when an error needs them."""
+
+    __slots__ = ("_ring",)
+
+    def __init__(self, length: int = 24) -> None:
+        self._ring: deque[tuple[float, str, Any]] = deque(maxlen=length)
+
+    def add(self, now: float, who: str, what: Any) -> None:
+        self._ring.append((now, who, what))
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(f"{now:.6f} {who}: {_show(what)}" for now, who, what in self._ring)
+
+    def broken(self, message: str) -> InvariantBroken:
+        return InvariantBroken(message, self.lines())
+
+
+def _show(what: Any) -> str:
+    return what if isinstance(what, str) else describe(what)

@@ -1,0 +1,94 @@
+"""Who is in the next view: a pure decision that returns its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from shoal.protocol.messages import FOREVER, Frozen, Member, NodeId, View
+from shoal.tables.spec import TableSpec
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """How many servers and workers make the cluster complete."""
+
+    servers: int
+    workers: int
+
+
+def missing(members: Iterable[Member], expected: Expected) -> str:
+    """Who has not joined, in words; empty when nobody is missing."""
+    present = list(members)
+    words = []
+    for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
+        ranks = {m.rank for m in present if m.role == role}
+        absent = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
+        if absent:
+            words.append(f"{len(absent)} of {wanted} {role}s ({', '.join(absent)})")
+    return " and ".join(words)
+
+
+def decide_view(
+    members: Mapping[NodeId, Member], previous: View | None, expected: Expected
+) -> tuple[bool, str]:
+    """Whether a new view is due, and why (or why not)."""
+    absent = missing(members.values(), expected)
+    if previous is None:
+        return (False, f"waiting for {absent}") if absent else (True, "all have joined")
+    before = {m.id: m.name for m in (*previous.servers, *previous.workers)}
+    joined = sorted(m.name for m in members.values() if m.id not in before)
+    left = sorted(name for node, name in before.items() if node not in members)
+    if not joined and not left:
+        return False, "nobody came or went"
+    words = [f"{', '.join(joined)} joined"] if joined else []
+    words += [f"{', '.join(left)} left"] if left else []
+    return True, " and ".join(words)
+
+
+def next_view(
+    number: tuple[int, int],
+    members: Iterable[Member],
+    previous: View | None,
+    tables: tuple[TableSpec, ...],
+    promises: Iterable[Frozen],
+    reason: str,
+) -> View:
+    """The view itself, from what every server promised.
+
+    Servers are frozen between their promise and the view, so these clocks do not move:
+    a worker that is gone counts in every round that *any* server saw it finish (it had been
+    accepted by all of them before it told one, rule 5), and a new worker's first round is the
+    latest that is open anywhere, so that no server has closed it.
+    """
+    promised = list(promises)
+    reached: dict[int, int] = {}
+    for promise in promised:
+        for incarnation, clock in promise.clocks:
+            reached[incarnation] = max(reached.get(incarnation, 0), clock)
+    opened = [p.open_round for p in promised if p.open_round < FOREVER]
+    first_clock = max(opened, default=0)
+    behind = min(opened, default=0)
+    known = {m.id: m for m in previous.workers} if previous else {}
+    present = sorted(members, key=lambda m: (m.role, m.rank))
+    alive = {m.id for m in present}
+    workers = tuple(
+        known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock)
+        for m in present
+        if m.role == "worker"
+    )
+    gone = [
+        msgspec.structs.replace(m, last_clock=reached.get(m.incarnation, m.first_clock))
+        for m in (previous.workers if previous else ())
+        if m.id not in alive
+    ]
+    earlier = [m for m in (previous.departed if previous else ()) if m.last_clock > behind]
+    return View(
+        term=number[0],
+        number=number[1],
+        servers=tuple(m for m in present if m.role == "server"),
+        workers=workers,
+        tables=tables,
+        departed=(*earlier, *gone),
+        reason=reason,
+    )

@@ -1,0 +1,351 @@
+"""Every message, frozen, grouped by conversation. Plain data: no torch, no I/O.
+
+On the wire each is a msgpack array whose first item is its class name (`transport.wire`); values
+and keys ride behind it as raw buffers, in the order of the parts that announce them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.tables.spec import TableSpec, contiguous
+
+NodeId = str
+ViewId = tuple[int, int]
+Role = Literal["scheduler", "server", "worker"]
+Group = Literal["scheduler", "servers", "workers"]
+
+PROTOCOL_VERSION = 1
+SCHEDULER: NodeId = "scheduler"
+FOREVER = 1 << 62  # the clock of a worker that will push no more
+NO_VIEW: ViewId = (0, 0)
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all messages."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Rows `[start, stop)` of table number `table`.
+
+    keys: -1 for every row of the range; otherwise the number of keys carried, int64 and strictly
+    increasing, ahead of their values. Rows that are named and not carried keep their values and
+    take part in the clock.
+    """
+
+    table: int
+    start: int
+    stop: int
+    keys: int = -1
+
+
+# ---------------------------------------------------------------------------- views
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One incarnation of a node.
+
+    A worker counts in the rounds `[first_clock, last_clock)`.
+    """
+
+    id: NodeId
+    role: Role
+    rank: int
+    incarnation: int
+    address: str = ""
+    host: str = ""
+    first_clock: int = 0
+    last_clock: int = FOREVER
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
+
+    `departed` are workers that left with a last clock which some server may still have ahead.
+    """
+
+    term: int
+    number: int
+    servers: tuple[Member, ...]
+    workers: tuple[Member, ...]
+    tables: tuple[TableSpec, ...] = ()
+    departed: tuple[Member, ...] = ()
+    reason: str = ""
+
+    @property
+    def id(self) -> ViewId:
+        return (self.term, self.number)
+
+    def rows_of(self, table: int, server: int) -> KeyRange:
+        """The rows of a table that the server at that index holds."""
+        spec = self.tables[table]
+        fragments = spec.fragments()
+        held = contiguous(spec, len(self.servers))[server]
+        if not len(held):
+            return KeyRange(0, 0)
+        return KeyRange(fragments[held.start].start, fragments[held.stop - 1].stop)
+
+    def member(self, node: NodeId) -> Member | None:
+        return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
+
+    def named(self, table: str) -> int | None:
+        """The number of the table of that name."""
+        return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
+
+
+# ---------------------------------------------------------------------------- handshake
+
+
+class Challenge(Body, frozen=True, array_like=True, tag=True):
+    """The listener's first words: its version, and a nonce to prove the token with."""
+
+    version: int
+    nonce: bytes
+    token_needed: bool
+
+
+class Hello(Body, frozen=True, array_like=True, tag=True):
+    version: int
+    job: str
+    node: NodeId
+    role: Role
+    incarnation: int
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(Body, frozen=True, array_like=True, tag=True):
+    node: NodeId
+    proof: bytes
+
+
+class Denied(Body, frozen=True, array_like=True, tag=True):
+    reason: str
+
+
+# ---------------------------------------------------------------------------- membership
+
+
+class Join(Body, frozen=True, array_like=True, tag=True):
+    node: NodeId
+    role: Role
+    address: str
+    host: str
+    rank: int = -1  # a wish; -1 for any
+
+
+class Joined(Body, frozen=True, array_like=True, tag=True):
+    incarnation: int
+    rank: int
+
+
+class NotJoined(Body, frozen=True, array_like=True, tag=True):
+    reason: str
+
+
+class Heartbeat(Body, frozen=True, array_like=True, tag=True):
+    """`progress` counts what the node's loop has done, so that a hung loop is seen."""
+
+    incarnation: int
+    progress: int
+    view: ViewId
+
+
+class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
+    progress: int
+
+
+class Freeze(Body, frozen=True, array_like=True, tag=True):
+    """The scheduler prepares view `view`: promise to act in no earlier one."""
+
+    view: ViewId
+
+
+class Frozen(Body, frozen=True, array_like=True, tag=True):
+    """The promise, with this server's clocks: (incarnation, clock) pairs and the open round."""
+
+    view: ViewId
+    clocks: tuple[tuple[int, int], ...]
+    open_round: int
+
+
+class NewView(Body, frozen=True, array_like=True, tag=True):
+    view: View
+
+
+class Declare(Body, frozen=True, array_like=True, tag=True):
+    """Ask for a table. Answered by a view that has it, or by NotDeclared."""
+
+    incarnation: int
+    spec: TableSpec
+
+
+class NotDeclared(Body, frozen=True, array_like=True, tag=True):
+    table: str
+    reason: str
+
+
+class Enter(Body, frozen=True, array_like=True, tag=True):
+    """At barrier `name` for the `generation`-th time, with the members of `groups`."""
+
+    incarnation: int
+    name: str
+    generation: int
+    groups: tuple[Group, ...]
+
+
+class Released(Body, frozen=True, array_like=True, tag=True):
+    name: str
+    generation: int
+
+
+class Finish(Body, frozen=True, array_like=True, tag=True):
+    """This member's work is done."""
+
+    incarnation: int
+
+
+class Finished(Body, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class End(Body, frozen=True, array_like=True, tag=True):
+    """The run is over: `error` is empty when it ended in order."""
+
+    error: str = ""
+
+
+class Abort(Body, frozen=True, array_like=True, tag=True):
+    """A member asks for the run's end."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------------------- data
+
+
+class Request(Body, frozen=True, array_like=True, tag=True):
+    """What one worker asks of one server, in this order: push, advance, pull.
+
+    seq:            with the incarnation, the request id
+    settled_below:  every request below this is settled; the server forgets them
+    clock:          the worker's clock at the push
+    advance:        the worker's clock afterwards, or -1
+    weight:         of this push among its round's (0 < weight), such as its batch size
+    lr:             overrides the table's learning rate for this push
+    assign:         write the rows instead of handing an update to the access method
+    """
+
+    view: ViewId
+    incarnation: int
+    seq: int
+    settled_below: int
+    clock: int
+    pushes: tuple[Part, ...] = ()
+    advance: int = -1
+    pulls: tuple[Part, ...] = ()
+    weight: float = 1.0
+    lr: float | None = None
+    assign: bool = False
+
+
+Code = Literal["applied", "accepted", "refused", "round_closed", "missing", "parked", "stale"]
+
+
+class Reply(Body, frozen=True, array_like=True, tag=True):
+    """The answer to a request, or its present state.
+
+    applied:       done; the pulled rows follow as payload
+    accepted:      in the round's accumulator; `applied` comes when the round closes
+    parked:        the pull waits; `reason` says for whom
+    missing:       this server has not seen it: send it again
+    stale:         the views differ; `view` is the server's
+    refused, round_closed: final, with `reason`
+    """
+
+    incarnation: int
+    seq: int
+    view: ViewId
+    code: Code
+    reason: str = ""
+    clock_min: int = -1
+    round_weight: float = -1.0
+    payload: int = 0
+
+
+class Probe(Body, frozen=True, array_like=True, tag=True):
+    """Ask what became of a request. `urgent` asks the server to nudge those it waits for."""
+
+    view: ViewId
+    incarnation: int
+    seq: int
+    urgent: bool = False
+
+
+class Nudge(Body, frozen=True, array_like=True, tag=True):
+    """Somebody waits for you: send again what you have outstanding."""
+
+    reason: str
+
+
+class Malformed(Body, frozen=True, array_like=True, tag=True):
+    """A frame of yours could not be understood; nothing was changed."""
+
+    reason: str
+
+
+Message = (
+    Challenge | Hello | Welcome | Denied
+    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | Freeze | Frozen | NewView
+    | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
+    | Request | Reply | Probe | Nudge | Malformed
+)  # fmt: skip
+MESSAGES: tuple[type[Body], ...] = get_args(Message)
+
+
+def describe(message: Message) -> str:
+    """One line that a person reads, as in the transcripts."""
+    name = type(message).__name__
+    if isinstance(message, Request):
+        words = [f"#{message.seq}"]
+        words += [f"push {_part(part)}" for part in message.pushes]
+        if message.pushes:
+            words.append(f"at clock {message.clock}")
+        if message.advance >= 0:
+            words.append(
+                "advance " + ("forever" if message.advance == FOREVER else f"to {message.advance}")
+            )
+        words += [f"pull {_part(part)}" for part in message.pulls]
+        return " ".join([name, *words])
+    if isinstance(message, Reply):
+        words = [f"#{message.seq} {message.code}"]
+        if message.reason:
+            words.append(f"({message.reason})")
+        if message.payload:
+            words.append(f"{message.payload} bytes")
+        return " ".join([name, *words])
+    if isinstance(message, NewView):
+        view = message.view
+        who = " ".join(m.name for m in (*view.servers, *view.workers))
+        return f"{name} {view.term}.{view.number}: {who} ({view.reason})"
+    if isinstance(message, Frozen | Freeze):
+        return f"{name} for {message.view[0]}.{message.view[1]}"
+    if isinstance(message, Probe):
+        return f"{name} #{message.seq}" + (" urgent" if message.urgent else "")
+    shown = {f: getattr(message, f) for f in message.__struct_fields__ if f in _TELLING}
+    return " ".join([name, *(f"{value}" for value in shown.values() if value != "")])
+
+
+_TELLING = ("reason", "role", "rank", "name", "generation", "table", "error")
+
+
+def _part(part: Part) -> str:
+    keys = f" {part.keys} keys" if part.keys >= 0 else ""
+    return f"t{part.table}[{part.start}:{part.stop}){keys}"

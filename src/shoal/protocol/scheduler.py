@@ -1,0 +1,453 @@
+"""The scheduler's machine: who is in, in which view, at which barrier, and when the run is over.
+
+A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
+each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
+their promises stand still and the first and last clocks in the view are exact. A scheduler that
+restarts begins a new term with a new view, which also thaws servers that its former self froze.
+
+Architecture invariant: absent here are tables' contents and workers' data. The scheduler is not on
+the road of any push or pull.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from shoal.errors import InvalidValue, JoinTimeout, RunAborted, ShoalError
+from shoal.protocol.machine import (
+    Arrival,
+    Discard,
+    Effects,
+    Event,
+    Note,
+    PeerLost,
+    Persist,
+    Received,
+    Send,
+    Stop,
+    Story,
+    Ticked,
+)
+from shoal.protocol.membership import Expected, decide_view, missing, next_view
+from shoal.protocol.messages import (
+    Abort,
+    Declare,
+    End,
+    Enter,
+    Finish,
+    Finished,
+    Freeze,
+    Frozen,
+    Group,
+    Heartbeat,
+    HeartbeatSeen,
+    Join,
+    Joined,
+    Member,
+    Message,
+    NewView,
+    NodeId,
+    NotDeclared,
+    NotJoined,
+    Released,
+    View,
+    ViewId,
+)
+from shoal.tables.spec import TableSpec
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True):
+    """
+    servers, workers:  how many make the cluster complete
+    join_timeout_s:    how long to wait for them
+    silence_s:         a member that is not heard of for this long is taken for dead
+    broken_s:          ... or for this long after its connection broke
+    resend_s:          between repetitions of an unanswered Freeze or End
+    linger_s:          at the end, how long to wait for members to confirm it
+    elastic:           workers may join and leave while the run goes on
+    """
+
+    servers: int
+    workers: int
+    join_timeout_s: float = 120.0
+    silence_s: float = 10.0
+    broken_s: float = 3.0
+    resend_s: float = 0.25
+    linger_s: float = 2.0
+    elastic: bool = False
+
+
+class Record(msgspec.Struct, array_like=True):
+    """What survives a restart: written whole, before anything that rests on it is told."""
+
+    term: int = 0
+    view: View | None = None
+    next_incarnation: int = 1
+    members: tuple[Member, ...] = ()
+    finished: tuple[NodeId, ...] = ()
+    released: dict[str, int] = {}
+    ended: bool = False
+    reason: str = ""
+
+
+class SchedulerMachine:
+    """Decides views and barriers, and ends the run."""
+
+    def __init__(self, options: SchedulerOptions, journal: bytes | None = None) -> None:
+        self.options = options
+        record = msgspec.msgpack.decode(journal, type=Record) if journal else Record()
+        self.restarted = journal is not None
+        self.view: View | None = record.view
+        self.term = record.term + 1
+        self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
+        self.finished: set[NodeId] = set(record.finished)
+        self.ended = record.ended
+        self._next_incarnation = record.next_incarnation
+        self._number = record.view.number if record.view else 0
+        self._tables: tuple[TableSpec, ...] = record.view.tables if record.view else ()
+        self._released = dict(record.released)
+        self._entered: dict[tuple[str, int], dict[NodeId, tuple[Group, ...]]] = {}
+        self._silent_at: dict[NodeId, float] = {}
+        self._proposal: tuple[ViewId, str] | None = None
+        self._promises: dict[NodeId, Frozen] = {}
+        self._freeze_again_at = inf
+        self._leaving: dict[NodeId, None] = {}  # told of the end, not confirmed yet
+        self._end_again_at = inf
+        self._linger_until = inf
+        self._error: ShoalError | None = None
+        self._join_by = inf
+        self._begun = False
+        self._reason = record.reason
+        self._story = Story()
+
+    # ------------------------------------------------------------------ the contract
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        return Discard("the scheduler takes no payloads")
+
+    def handle(self, event: Event, now: float) -> Effects:
+        out: Effects = []
+        if not self._begun:
+            self._begin(now, out)
+        if isinstance(event, Received):
+            self._story.add(now, event.sender, event.message)
+            self._received(event.sender, event.message, now, out)
+        elif isinstance(event, PeerLost):
+            if event.node in self.members and event.node not in self.finished:
+                limit = now + self.options.broken_s
+                self._silent_at[event.node] = min(self._silent_at.get(event.node, inf), limit)
+        elif isinstance(event, Ticked):
+            self._tick(now, out)
+        return out
+
+    def deadline(self) -> float | None:
+        if not self._begun:
+            return 0.0
+        if self.ended:
+            at = min(self._end_again_at, self._linger_until)
+            return at if at < inf else None
+        waits = [self._freeze_again_at, *self._silent_at.values()]
+        if self.view is None:
+            waits.append(self._join_by)
+        at = min(waits)
+        return at if at < inf else None
+
+    def check(self) -> None:
+        """Members have distinct incarnations; a view's members were all granted one."""
+        granted = [m.incarnation for m in self.members.values()]
+        if len(set(granted)) != len(granted) or any(g >= self._next_incarnation for g in granted):
+            raise self._story.broken(f"incarnations granted twice: {sorted(granted)}")
+
+    def address_of(self, node: NodeId) -> str | None:
+        return None  # members connect to the scheduler, never the other way round
+
+    # ------------------------------------------------------------------ time
+
+    def _begin(self, now: float, out: Effects) -> None:
+        self._begun = True
+        self._join_by = now + self.options.join_timeout_s
+        if self.ended:  # its former self died while it was telling them
+            self.ended = False
+            self._end(RunAborted(self._reason) if self._reason else None, now, out)
+        elif self.restarted:
+            # Nobody is evicted for one detection period; whoever lives is heard of by then.
+            self._silent_at = {
+                node: now + self.options.silence_s
+                for node in self.members
+                if node not in self.finished
+            }
+            self._persist(out)
+            if self.view is not None:
+                self._propose("the scheduler restarted", now, out)
+
+    def _tick(self, now: float, out: Effects) -> None:
+        if self.ended:
+            self._say_end(now, out)
+            return
+        if self.view is None and now >= self._join_by:
+            absent = missing(self.members.values(), self._expected())
+            limit = self.options.join_timeout_s
+            reason = f"missing after {limit:g} s: {absent}" if absent else "no view could be made"
+            self._end(JoinTimeout(reason), now, out)
+            return
+        for node in [n for n, at in self._silent_at.items() if now >= at]:
+            self._lost(node, now, out)
+        if now >= self._freeze_again_at:
+            self._freeze(now, out)
+
+    def _lost(self, node: NodeId, now: float, out: Effects) -> None:
+        member = self.members.pop(node)
+        del self._silent_at[node]
+        out.append(Note("lost", {"name": member.name, "node": node}))
+        if self.view is not None and member.role == "server":
+            where = f" on {member.host}" if member.host else ""
+            self._end(
+                RunAborted(
+                    f"{member.name}{where} died (not heard of for {self.options.silence_s:g} s, or "
+                    "its connection broke): its rows had one replica and are lost"
+                ),
+                now,
+                out,
+            )
+            return
+        self._consider(now, out)
+        self._release_barriers(out)
+        self._end_if_done(now, out)
+
+    # ------------------------------------------------------------------ messages
+
+    def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
+        if isinstance(message, Join):
+            self._join(sender, message, now, out)
+            return
+        member = self.members.get(sender)
+        if self.ended:
+            if isinstance(message, Finish):
+                self._leaving.pop(sender, None)
+                out.append(Send(sender, Finished()))
+                self._say_end(now, out)
+            else:
+                out.append(Send(sender, End(self._reason)))
+            return
+        if member is None:
+            out.append(Send(sender, End(_STRANGER)))
+            return
+        if sender not in self.finished:
+            self._silent_at[sender] = now + self.options.silence_s
+        match message:
+            case Heartbeat(_, progress, view):
+                out.append(Send(sender, HeartbeatSeen(progress)))
+                if self.view is not None and view < self.view.id and sender not in self.finished:
+                    out.append(Send(sender, NewView(self.view)))
+            case Frozen(view):
+                self._promised(sender, message, now, out)
+            case Declare(_, spec):
+                self._declare(sender, spec, now, out)
+            case Enter(_, name, generation, groups):
+                self._enter(sender, name, generation, groups, out)
+            case Finish():
+                self.finished.add(sender)
+                self._silent_at.pop(sender, None)
+                self._persist(out)
+                out.append(Send(sender, Finished()))
+                self._release_barriers(out)
+                self._end_if_done(now, out)
+            case Abort(reason):
+                self._end(RunAborted(f"{member.name}: {reason}"), now, out)
+            case _:
+                out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
+        known = self.members.get(sender)
+        if known is None:
+            refusal = self._refusal(message)
+            if refusal:
+                out.append(Note("refused", {"role": message.role, "reason": refusal}))
+                out.append(Send(sender, NotJoined(refusal)))
+                return
+            taken = {m.rank for m in self.members.values() if m.role == message.role}
+            free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
+            rank = message.rank if message.rank >= 0 and message.rank not in taken else free
+            known = Member(
+                sender, message.role, rank, self._next_incarnation, message.address, message.host
+            )
+            self._next_incarnation += 1
+            self.members[sender] = known
+            self._persist(out)
+            out.append(Note("joined", {"name": known.name, "node": sender}))
+        self._silent_at[sender] = now + self.options.silence_s
+        out.append(Send(sender, Joined(known.incarnation, known.rank)))
+        if self.view is not None and self.view.member(sender) is not None:
+            out.append(Send(sender, NewView(self.view)))
+        self._consider(now, out)
+
+    def _refusal(self, message: Join) -> str:
+        role = message.role
+        limit = self.options.servers if role == "server" else self.options.workers
+        present = sum(m.role == role for m in self.members.values())
+        if self.ended:
+            return "the run has ended"
+        if role == "scheduler":
+            return "there is a scheduler already"
+        if self.view is not None and not (self.options.elastic and role == "worker"):
+            return f"too late: the run has started with all its {limit} {role}s"
+        if present >= limit and not self.options.elastic:
+            return f"too many: this run has {limit} {role}s and all of them have joined"
+        return ""
+
+    def _declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
+        known = next((table for table in self._tables if table.name == spec.name), None)
+        if known is None:
+            try:
+                cut = spec.cut(self.options.servers)
+            except ShoalError as error:
+                out.append(Send(sender, NotDeclared(spec.name, error.message)))
+                return
+            self._tables = (*self._tables, cut)
+            self._propose(f"table {spec.name!r} was declared", now, out)
+            return
+        if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
+            reason = f"table {spec.name!r} exists with another specification"
+            out.append(Send(sender, NotDeclared(spec.name, reason)))
+        elif self.view is not None and self.view.named(spec.name) is not None:
+            out.append(Send(sender, NewView(self.view)))
+
+    # ------------------------------------------------------------------ views
+
+    def _expected(self) -> Expected:
+        return Expected(self.options.servers, self.options.workers)
+
+    def _consider(self, now: float, out: Effects) -> None:
+        due, reason = decide_view(self.members, self.view, self._expected())
+        if due:
+            self._propose(reason, now, out)
+        elif reason != self._reason:
+            out.append(Note("no view", {"reason": reason}))
+        self._reason = reason
+
+    def _propose(self, reason: str, now: float, out: Effects) -> None:
+        self._number += 1
+        self._proposal = ((self.term, self._number), reason)
+        self._promises = {}
+        self._freeze(now, out)
+
+    def _freeze(self, now: float, out: Effects) -> None:
+        if self._proposal is None:
+            self._freeze_again_at = inf
+            return
+        self._freeze_again_at = now + self.options.resend_s
+        for node, member in sorted(self.members.items()):
+            if member.role == "server" and node not in self._promises:
+                out.append(Send(node, Freeze(self._proposal[0])))
+
+    def _promised(self, sender: NodeId, promise: Frozen, now: float, out: Effects) -> None:
+        if self._proposal is None or promise.view != self._proposal[0]:
+            return
+        self._promises[sender] = promise
+        servers = [n for n, m in self.members.items() if m.role == "server"]
+        if any(node not in self._promises for node in servers):
+            return
+        number, reason = self._proposal
+        self._proposal, self._freeze_again_at = None, inf
+        self.view = next_view(
+            number,
+            self.members.values(),
+            self.view,
+            self._tables,
+            self._promises.values(),
+            reason,
+        )
+        self._persist(out)
+        out.append(Note("view", {"view": number, "reason": reason}))
+        told = [m.id for m in (*self.view.servers, *self.view.workers)]
+        out.extend(Send(node, NewView(self.view)) for node in told if node not in self.finished)
+        self._consider(now, out)
+
+    # ------------------------------------------------------------------ barriers, end
+
+    def _enter(
+        self, sender: NodeId, name: str, generation: int, groups: tuple[Group, ...], out: Effects
+    ) -> None:
+        if generation <= self._released.get(name, -1):
+            out.append(Send(sender, Released(name, generation)))
+            return
+        self._entered.setdefault((name, generation), {})[sender] = groups
+        self._release_barriers(out)
+
+    def _release_barriers(self, out: Effects) -> None:
+        for (name, generation), entered in list(self._entered.items()):
+            groups = {group for wanted in entered.values() for group in wanted}
+            awaited = [m for m in self.members.values() if f"{m.role}s" in groups]
+            if any(m.id not in entered and m.id not in self.finished for m in awaited):
+                continue
+            del self._entered[name, generation]
+            self._released[name] = generation
+            self._persist(out)
+            out.append(Note("released", {"name": name, "generation": generation}))
+            out.extend(Send(node, Released(name, generation)) for node in entered)
+
+    def absent_from(self, name: str, generation: int) -> list[str]:
+        """Who has not entered a barrier, for people who ask."""
+        entered = self._entered.get((name, generation), {})
+        groups = {group for wanted in entered.values() for group in wanted}
+        return sorted(
+            m.name for m in self.members.values() if f"{m.role}s" in groups and m.id not in entered
+        )
+
+    def _end_if_done(self, now: float, out: Effects) -> None:
+        workers = [n for n, m in self.members.items() if m.role == "worker"]
+        if self.view is None or not all(node in self.finished for node in workers):
+            return
+        if workers:
+            self._end(None, now, out)
+        elif not self.options.elastic:
+            self._end(RunAborted("every worker has died"), now, out)
+
+    def _end(self, error: ShoalError | None, now: float, out: Effects) -> None:
+        """Tell everybody, until they have confirmed it or `linger_s` has passed."""
+        if self.ended:
+            return
+        self.ended = True
+        self._error = error
+        self._reason = error.message if error else ""
+        self._proposal, self._freeze_again_at = None, inf
+        self._persist(out)
+        out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
+        self._leaving = {node: None for node in self.members if node not in self.finished}
+        self._linger_until = now + self.options.linger_s
+        self._end_again_at = now
+        self._say_end(now, out)
+
+    def _say_end(self, now: float, out: Effects) -> None:
+        if not self._leaving or now >= self._linger_until:
+            self._end_again_at = self._linger_until = inf
+            out.append(Stop(self._error))
+        elif now >= self._end_again_at:
+            self._end_again_at = now + self.options.resend_s
+            out.extend(Send(node, End(self._reason)) for node in self._leaving)
+
+    def _persist(self, out: Effects) -> None:
+        record = Record(
+            self.term,
+            self.view,
+            self._next_incarnation,
+            tuple(self.members.values()),
+            tuple(sorted(self.finished)),
+            self._released,
+            self.ended,
+            self._reason if self.ended else "",
+        )
+        out.append(Persist(msgspec.msgpack.encode(record)))
+
+
+_STRANGER = "you are not a member of this run (taken for dead?); join again"
+
+
+def check_options(options: SchedulerOptions) -> None:
+    """Refuse options that could never make a cluster."""
+    if options.servers < 1:
+        raise InvalidValue(f"a cluster needs at least one server, not {options.servers}")
+    if options.workers < 1:
+        raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")

@@ -1,0 +1,221 @@
+"""One member's conversation with the scheduler: join, heartbeats, views, barriers, the end.
+
+Servers and workers hold a session each; it is the part of their machines that they share. It
+writes its effects to the list that its caller passes.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from shoal.errors import JoinRefused, JoinTimeout, RunAborted, ShoalError
+from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
+from shoal.protocol.messages import (
+    NO_VIEW,
+    SCHEDULER,
+    Abort,
+    End,
+    Enter,
+    Finish,
+    Finished,
+    Group,
+    Heartbeat,
+    HeartbeatSeen,
+    Join,
+    Joined,
+    Message,
+    NewView,
+    NodeId,
+    NotJoined,
+    Released,
+    Role,
+    View,
+    ViewId,
+)
+
+
+class SessionOptions(msgspec.Struct, frozen=True):
+    """
+    join_timeout_s:   how long to wait for the first view
+    heartbeat_s:      between heartbeats
+    resend_s:         between repetitions of an unanswered question to the scheduler
+    silence_s:        without any answer from the scheduler for this long, give up
+    """
+
+    join_timeout_s: float = 60.0
+    heartbeat_s: float = 1.0
+    resend_s: float = 0.5
+    silence_s: float = 120.0
+
+
+class _Waiting(msgspec.Struct):
+    request_id: int
+    question: Message
+    again_at: float
+
+
+class Session:
+    """The scheduler's side of one member's life."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        role: Role,
+        address: str = "",
+        host: str = "",
+        rank: int = -1,
+        options: SessionOptions | None = None,
+    ) -> None:
+        self.me = me
+        self.role: Role = role
+        self.options = options or SessionOptions()
+        self.incarnation = 0
+        self.rank = rank
+        self.view: View | None = None
+        self.progress = 0
+        self.ended = False
+        self._join = Join(me, role, address, host, rank)
+        self._join_by = inf
+        self._again_at = -inf  # the next join or heartbeat
+        self._heard_at = -inf
+        self._generations: dict[str, int] = {}
+        self._waiting: dict[str, _Waiting] = {}
+
+    @property
+    def view_id(self) -> ViewId:
+        return self.view.id if self.view else NO_VIEW
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}" if self.rank >= 0 else self.role
+
+    # ------------------------------------------------------------------ questions
+
+    def enter_barrier(
+        self, request_id: int, name: str, groups: tuple[Group, ...], now: float, out: Effects
+    ) -> None:
+        generation = self._generations.get(name, 0)
+        self._generations[name] = generation + 1
+        question = Enter(self.incarnation, name, generation, groups)
+        self.ask(f"barrier {name} {generation}", request_id, question, now, out)
+
+    def finish(self, request_id: int, now: float, out: Effects) -> None:
+        self.ask("finish", request_id, Finish(self.incarnation), now, out)
+
+    def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
+        """Send a question and repeat it until `answered(key)`."""
+        self._waiting[key] = _Waiting(request_id, question, now + self.options.resend_s)
+        out.append(Send(SCHEDULER, question))
+
+    def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            out.append(Resolve(waiting.request_id, outcome or Outcome()))
+
+    def questions(self) -> list[str]:
+        """What is still unanswered, for time-out errors."""
+        return sorted(self._waiting)
+
+    def forget(self, request_id: int) -> None:
+        """The caller no longer waits."""
+        for key, waiting in list(self._waiting.items()):
+            if waiting.request_id == request_id:
+                del self._waiting[key]
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self, now: float, out: Effects) -> None:
+        if self.ended:
+            return
+        if self._join_by == inf:
+            self._join_by = now + self.options.join_timeout_s
+            self._heard_at = now
+        if self.view is None and now >= self._join_by:
+            self._stop(out, JoinTimeout(self._join_timed_out()))
+            return
+        if self.view is not None and now >= self._heard_at + self.options.silence_s:
+            error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
+            self._stop(out, error)
+            return
+        if now >= self._again_at:
+            if self.view is None:
+                self._again_at = now + self.options.resend_s
+                out.append(Send(SCHEDULER, self._join))
+            else:
+                self._again_at = now + self.options.heartbeat_s
+                beat = Heartbeat(self.incarnation, self.progress, self.view_id)
+                out.append(Send(SCHEDULER, beat))
+        for waiting in self._waiting.values():
+            if now >= waiting.again_at:
+                waiting.again_at = now + self.options.resend_s
+                out.append(Send(SCHEDULER, waiting.question))
+
+    def deadline(self) -> float:
+        if self.ended:
+            return inf
+        limit = self._join_by if self.view is None else self._heard_at + self.options.silence_s
+        return min(limit, self._again_at, *(w.again_at for w in self._waiting.values()), inf)
+
+    def handle(self, message: Message, now: float, out: Effects) -> View | None:
+        """Take a message of the scheduler's; returns the new view where it brought one."""
+        self._heard_at = now
+        match message:
+            case Joined(incarnation, rank):
+                if not self.incarnation:
+                    self.incarnation, self.rank = incarnation, rank
+                    out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
+            case NotJoined(reason):
+                self._stop(out, JoinRefused(f"the scheduler refused this {self.role}: {reason}"))
+            case NewView(view):
+                return self._adopt(view, out)
+            case Released(name, generation):
+                self.answered(f"barrier {name} {generation}", out)
+            case Finished():
+                self.answered("finish", out)
+            case End(error):
+                out.append(Send(SCHEDULER, Finish(self.incarnation)))
+                self._stop(out, RunAborted(error) if error else None)
+            case HeartbeatSeen():
+                pass
+            case _:
+                out.append(Note("unexpected", {"message": type(message).__name__}))
+        return None
+
+    def abort(self, reason: str, out: Effects) -> None:
+        """Ask the scheduler to end the run."""
+        out.append(Send(SCHEDULER, Abort(reason)))
+
+    def ask_for_view(self, out: Effects) -> None:
+        """Somebody holds a newer view than ours: a heartbeat shows the scheduler which we have."""
+        if self.view is not None:
+            out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.progress, self.view_id)))
+
+    def _adopt(self, view: View, out: Effects) -> View | None:
+        if view.id <= self.view_id:
+            return None
+        mine = view.member(self.me)
+        if mine is None:
+            reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
+            self._stop(out, RunAborted(f"{reason}: it was taken for dead and has to join again"))
+            return None
+        self.incarnation, self.rank = mine.incarnation, mine.rank
+        self.view = view
+        out.append(Note("view", {"view": view.id, "reason": view.reason}))
+        return view
+
+    def _join_timed_out(self) -> str:
+        limit = self.options.join_timeout_s
+        if not self.incarnation:
+            return (
+                f"the scheduler did not answer this {self.role} within {limit:g} s; "
+                "is it running, and is its address right?"
+            )
+        return f"{self.name} joined, but the cluster was not complete within {limit:g} s"
+
+    def _stop(self, out: Effects, error: ShoalError | None) -> None:
+        self.ended = True
+        for key in list(self._waiting):
+            self.answered(key, out, Outcome(error=error or RunAborted("the run has ended")))
+        out.append(Stop(error))

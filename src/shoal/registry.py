@@ -1,0 +1,69 @@
+"""Names to factories, with errors that list what is known.
+
+>>> shapes = Registry[int]("shape")
+>>> shapes.add("square", 4)
+>>> shapes["square"]
+4
+>>> shapes["cube"]
+Traceback (most recent call last):
+    ...
+shoal.errors.UnknownName: unknown shape 'cube' (known: square)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from shoal.errors import InvalidValue, UnknownName
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table of named things of one kind.
+
+    Other packages add theirs through the entry-point group `shoal.<kind>s`; those are loaded only
+    when a name is asked for that is not built in.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._known: dict[str, T] = {}
+        self._plugins_loaded = False
+
+    def add(self, name: str, thing: T) -> None:
+        """Register `thing`; a name is given once."""
+        if name in self._known:
+            raise InvalidValue(f"{self.kind} {name!r} is registered already")
+        self._known[name] = thing
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._known:
+            self._load_plugins()
+        if name not in self._known:
+            raise unknown(self.kind, name, self._known)
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._known))
+
+    def _load_plugins(self) -> None:
+        if self._plugins_loaded:
+            return
+        self._plugins_loaded = True
+        for point in entry_points(group=f"shoal.{self.kind.replace(' ', '_')}s"):
+            self._known.setdefault(point.name, point.load())
+
+
+def unknown(kind: str, name: str, known: object) -> UnknownName:
+    """The error for a name that is not among `known`, with the nearest one suggested."""
+    names = sorted(str(each) for each in known)  # type: ignore[attr-defined]
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UnknownName(f"unknown {kind} {name!r} (known: {', '.join(names)}){hint}")

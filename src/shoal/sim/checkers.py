@@ -1,0 +1,140 @@
+"""What must never happen, looked at while it could.
+
+Each checker is named; `Violation` carries the name, so that a planted bug can be shown to be
+caught by the checker that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.errors import ShoalError
+from shoal.keys import tiles
+from shoal.protocol.machine import Note
+from shoal.protocol.messages import NodeId, Request, View, ViewId
+from shoal.protocol.server import ServerMachine
+from shoal.tables.spec import Consistency
+
+
+class Violation(ShoalError):
+    """A checker's finding. `checker` is its name."""
+
+    def __init__(self, message: str = "", story: Sequence[str] = (), checker: str = "") -> None:
+        super().__init__(message, story)
+        self.checker = checker
+
+
+def violated(checker: str, message: str) -> Violation:
+    return Violation(f"{checker}: {message}", (), checker)
+
+
+def check_tiling(view: View) -> None:
+    """`tiling`: the servers' rows cover every table exactly once, and fragments are whole."""
+    for number, spec in enumerate(view.tables):
+        held = [view.rows_of(number, index) for index in range(len(view.servers))]
+        if not tiles([rows for rows in held if len(rows)], spec.rows):
+            raise violated("tiling", f"table {spec.name!r} is held as {held} in view {view.id}")
+        edges = {part.start for part in spec.fragments()} | {spec.rows}
+        if any(len(rows) and rows.stop not in edges for rows in held):
+            raise violated("tiling", f"a fragment of {spec.name!r} is split in view {view.id}")
+
+
+class Ledger:
+    """Every push adds 1 to a key of its own; this knows what each key may read.
+
+    A push is *intended* when it is asked for, *acknowledged* when it resolved without an error,
+    *passed* when its worker has gone on to a later clock after it resolved or is still under way,
+    and *failed* when it resolved with an error: then its outcome is unknown.
+    """
+
+    def __init__(self, consistency: Consistency, clocks: int) -> None:
+        self.consistency = consistency
+        self.clocks = clocks
+        self.intended: dict[int, int] = {}  # key -> clock
+        self.acknowledged: set[int] = set()
+        self.failed: set[int] = set()
+        self.crashed: set[int] = set()  # incarnations
+
+    def key(self, incarnation: int, clock: int) -> int:
+        return incarnation * self.clocks + clock
+
+    def check_read(self, incarnation: int, clock: int, values: np.ndarray) -> None:
+        """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered."""
+        doubled = np.flatnonzero(values > 1)
+        if len(doubled):
+            raise violated("exactly once", f"key {doubled[0]} reads {values[doubled[0]]:g}")
+        for key in np.flatnonzero(values).tolist():
+            if key not in self.intended:
+                raise violated("exactly once", f"key {key} reads 1 and was never pushed")
+        bound = clock - self.consistency.staleness
+        for key, at in self.intended.items():
+            owner = key // self.clocks
+            if owner == incarnation:
+                if key in self.acknowledged and at < clock and not values[key]:
+                    raise violated("own writes", f"worker {owner} at {clock} misses its push {at}")
+                continue
+            if self.consistency.name == "asp" or at >= bound or values[key]:
+                continue
+            certain = key in self.acknowledged or (
+                owner not in self.crashed and key not in self.failed
+            )
+            if certain:
+                raise violated(
+                    "freshness",
+                    f"worker {incarnation} reads at clock {clock} and misses worker {owner}'s "
+                    f"push at clock {at}, older than {bound}",
+                )
+
+    def check_end(self, values: np.ndarray) -> None:
+        """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0."""
+        for key, value in enumerate(values.tolist()):
+            if key in self.acknowledged and value != 1:
+                raise violated("lost", f"the acknowledged push {key} reads {value:g}")
+            if key not in self.intended and value != 0:
+                raise violated("exactly once", f"key {key} reads {value:g} and was never pushed")
+            if value not in (0, 1):
+                raise violated("exactly once", f"key {key} reads {value:g}")
+
+
+def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
+    """`torn`: every push adds the same number to a whole fragment, so it reads as one number."""
+    for start in range(0, len(values), fragment_rows):
+        part = values[start : start + fragment_rows]
+        if not (part == part[0]).all():
+            raise violated("torn", f"a fragment reads {part.tolist()}")
+
+
+def check_canary(buffer: np.ndarray, canary: float) -> None:
+    """`late pull`: a buffer whose pull was given up is the caller's again."""
+    if not (buffer == canary).all():
+        raise violated("late pull", "rows landed in a buffer whose pull had timed out")
+
+
+def check_push_view(node: NodeId, note: Note, machine: ServerMachine) -> None:
+    """`view`: a push is only taken under the view that its sender meant."""
+    request: Request = note.fields["request"]
+    if request.view != machine.session.view_id or machine.frozen:
+        raise violated(
+            "view", f"{node} in view {machine.session.view_id} took a push of {request.view}"
+        )
+
+
+class Acknowledgements:
+    """`old view`: no server acknowledges under an old view after it did under a newer one."""
+
+    def __init__(self) -> None:
+        self._latest: dict[NodeId, ViewId] = {}
+
+    def saw(self, node: NodeId, view: ViewId) -> None:
+        if view < self._latest.get(node, (0, 0)):
+            raise violated("old view", f"{node} acknowledged under {view} after a newer view")
+        self._latest[node] = view
+
+
+def check_one_round(shards: Sequence[np.ndarray]) -> None:
+    """`split round`: under BSP a push counts on every server or on none."""
+    numbers = sorted({float(value) for shard in shards for value in shard.ravel()})
+    if len(numbers) > 1:
+        raise violated("split round", f"the servers' stamps differ: {numbers}")

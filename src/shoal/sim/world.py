@@ -1,0 +1,332 @@
+"""World: all machines of a cluster in one process, on virtual time and a seeded network.
+
+Each worker runs a *program*: a generator that yields the requests of `protocol.worker` (and
+`Sleep`) and is sent their outcomes, the same shape that `runtime.client` drives on a real
+cluster. Every message is serialised; payloads arrive in two pieces, so that a crash can fall
+between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Any
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.protocol.machine import (
+    Accept,
+    Asked,
+    Effects,
+    Event,
+    Machine,
+    Note,
+    Outcome,
+    PeerLost,
+    Persist,
+    Received,
+    Resolve,
+    Send,
+    Sink,
+    Stop,
+    Ticked,
+)
+from shoal.protocol.messages import Message, NodeId, describe
+from shoal.sim.network import Network, NetworkOptions
+from shoal.transport.wire import PREFIX, decode, encode
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """A program computes for this long."""
+
+    seconds: float
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Ask without waiting; the program is sent a ticket."""
+
+    request: Any
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Wait for a ticket; the program is sent the outcome."""
+
+    ticket: int
+
+
+Program = Generator[Any, Any, None]
+
+
+class Crash(Exception):
+    """Raised inside a node to end it between two effects."""
+
+
+class SimNode:
+    """A machine, its disk, and the program that asks it."""
+
+    def __init__(self, node: NodeId, machine: Machine, program: Program | None = None) -> None:
+        self.node = node
+        self.machine = machine
+        self.program = program
+        self.disk: bytes | None = None
+        self.alive = True
+        self.stopped = False
+        self.error: ShoalError | None = None
+        self.outcomes: dict[int, Outcome] = {}
+        self.waits_for: int | None = None
+        self.turn = 0  # of the program; a wake-up for an earlier turn is void
+        self.tickets = count(1)
+        self.tick_at: float | None = None
+
+
+class World:
+    """The other shell: a network, a clock and a disk for every machine at once.
+
+    on_note(node, note), on_event(node): hooks for checkers, called as they happen.
+    """
+
+    def __init__(
+        self, seed: int, options: NetworkOptions | None = None, keep_lines: bool = False
+    ) -> None:
+        self.random = Random(seed)
+        self.network = Network(options or NetworkOptions(), Random(seed + 1))
+        self.now = 0.0
+        self.nodes: dict[NodeId, SimNode] = {}
+        self.events = 0
+        self.coverage: Counter[str] = Counter()
+        self.lines: list[str] | None = [] if keep_lines else None
+        self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
+        self.on_event: Callable[[SimNode], None] = lambda node: None
+        self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
+        self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
+        self._hash = blake2b(digest_size=16)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    # ------------------------------------------------------------------ the public side
+
+    def add(self, node: NodeId, machine: Machine, program: Program | None = None) -> SimNode:
+        """Start a node now."""
+        sim = SimNode(node, machine, program)
+        previous = self.nodes.get(node)
+        if previous is not None:
+            sim.disk = previous.disk
+        self.nodes[node] = sim
+        self.at(self.now, lambda: self._handle(sim, Ticked()))
+        if program is not None:
+            self.at(self.now, lambda: self._advance(sim, 0))
+        return sim
+
+    def crash(self, node: NodeId, tell: bool = True) -> None:
+        """Kill a node: what it holds in memory is gone, its disk stays."""
+        sim = self.nodes[node]
+        if not sim.alive:
+            return
+        sim.alive = False
+        self._trace(f"crash {node}")
+        if sim.program is not None:
+            sim.program.close()
+        if tell:
+            for other in list(self.nodes.values()):
+                self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Run `action` at a virtual time."""
+        heappush(self._heap, (when, next(self._order), action))
+
+    def run(self, until: float = float("inf"), most_events: int = 1_000_000) -> None:
+        """Run until nothing is left to do, everybody has stopped, or the time or events are up."""
+        while self._heap and self.events < most_events:
+            when, _, action = heappop(self._heap)
+            if when > until:
+                heappush(self._heap, (when, next(self._order), action))
+                self.now = until
+                return
+            self.now = when
+            action()
+            if all(sim.stopped or not sim.alive for sim in self.nodes.values()):
+                return
+
+    @property
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def note_line(self, line: str) -> None:
+        """Write a line of the story: what a checker or a fault menu did."""
+        self._trace(line)
+
+    # ------------------------------------------------------------------ messages
+
+    def _send(self, source: NodeId, effect: Send) -> None:
+        payload = b"".join(effect.buffers)
+        frame = encode(effect.message, len(payload))
+        name = type(effect.message).__name__
+        before = Counter(self.network.hits)
+        if self.drop(source, effect.to, effect.message):
+            self._trace(f"{source} -> {effect.to}  {describe(effect.message)}   LOST")
+            return
+        arrivals = self.network.send(self.now, source, effect.to, len(frame) + len(payload))
+        for fault in self.network.hits - before:
+            self.coverage[f"{fault} of {name}"] += 1
+        lost = "" if arrivals else "   LOST"
+        self._trace(f"{source} -> {effect.to}  {describe(effect.message)}{lost}")
+        for at in arrivals:
+            self.at(at, lambda: self._arrive(source, effect.to, frame, payload))
+
+    def _arrive(self, source: NodeId, target: NodeId, frame: bytes, payload: bytes) -> None:
+        sim = self.nodes.get(target)
+        if sim is None or not sim.alive or sim.stopped:
+            return
+        message = decode(frame[PREFIX.size :])
+        if not payload:
+            self._handle(sim, Received(source, message))
+            return
+        arrival = sim.machine.arriving(source, message, len(payload))
+        if not isinstance(arrival, Accept):
+            self._handle(sim, Received(source, message))
+            return
+        half = len(payload) // 2
+        _pour(arrival.sink, payload, 0, half)
+        rest = self.now + self.random.random() * 0.0005
+        self.at(rest, lambda: self._finish(sim, source, message, arrival.sink, payload, half))
+
+    def _finish(
+        self,
+        sim: SimNode,
+        source: NodeId,
+        message: Message,
+        sink: Sink,
+        payload: bytes,
+        half: int,
+    ) -> None:
+        sender = self.nodes.get(source)
+        if not sim.alive or sim.stopped:
+            return
+        if sender is not None and not sender.alive:
+            self.coverage["sender crashed in mid-payload"] += 1
+            self._handle(sim, PeerLost(source))
+            return
+        _pour(sink, payload, half, len(payload))
+        self._handle(sim, Received(source, message, sink))
+
+    # ------------------------------------------------------------------ machines
+
+    def _handle(self, sim: SimNode, event: Event) -> None:
+        if not sim.alive or sim.stopped:
+            return
+        self.events += 1
+        try:
+            self._perform(sim, sim.machine.handle(event, self.now))
+        except Crash:
+            self.crash(sim.node)
+            return
+        sim.machine.check()
+        self.on_event(sim)
+        self._schedule_tick(sim)
+
+    def _perform(self, sim: SimNode, effects: Effects) -> None:
+        for effect in effects:
+            if self.crash_at(sim, effect):
+                raise Crash
+            match effect:
+                case Send():
+                    self._send(sim.node, effect)
+                case Resolve(request_id, outcome):
+                    sim.outcomes[request_id] = outcome
+                    if sim.waits_for == request_id:
+                        self._wake(sim, self.now)
+                case Persist(record):
+                    sim.disk = record
+                case Note(kind, fields):
+                    if kind in ("view", "closed", "released", "lost", "refused", "joined"):
+                        shown = " ".join(f"{v}" for k, v in fields.items() if k != "node")
+                        self._trace(f"{sim.node} notes {kind}: {shown}")
+                    self.coverage[f"note {kind}"] += 1
+                    self.on_note(sim.node, effect)
+                case Stop(error):
+                    sim.stopped = True
+                    sim.error = error
+                    self._trace(f"{sim.node} stops" + (f": {error.message}" if error else ""))
+
+    def _schedule_tick(self, sim: SimNode) -> None:
+        at = sim.machine.deadline()
+        if at is None or sim.stopped:
+            return
+        at = max(at, self.now)
+        if sim.tick_at is not None and self.now < sim.tick_at <= at:
+            return  # an earlier tick will look again
+        sim.tick_at = at
+        self.at(at, lambda: self._tick(sim, at))
+
+    def _tick(self, sim: SimNode, at: float) -> None:
+        if sim.tick_at != at:
+            return
+        sim.tick_at = None
+        due = sim.machine.deadline()
+        if due is not None and due <= self.now:
+            self._handle(sim, Ticked())
+        else:
+            self._schedule_tick(sim)
+
+    # ------------------------------------------------------------------ programs
+
+    def _wake(self, sim: SimNode, at: float) -> None:
+        turn = sim.turn
+        self.at(at, lambda: self._advance(sim, turn))
+
+    def _advance(self, sim: SimNode, turn: int) -> None:
+        """Drive a node's program until it has to wait."""
+        if not sim.alive or sim.program is None or turn != sim.turn:
+            return
+        sim.turn += 1
+        value: Any = None
+        if sim.waits_for is not None:
+            value = sim.outcomes.pop(sim.waits_for)
+            sim.waits_for = None
+        while sim.alive:
+            try:
+                request = sim.program.send(value)
+            except StopIteration:
+                sim.program = None
+                return
+            match request:
+                case Sleep(seconds):
+                    self._wake(sim, self.now + seconds)
+                    return
+                case Start(asked):
+                    value = next(sim.tickets)
+                    self._handle(sim, Asked(value, asked))
+                    continue
+                case Wait(ticket):
+                    sim.waits_for = ticket
+                case _:
+                    sim.waits_for = next(sim.tickets)
+                    self._handle(sim, Asked(sim.waits_for, request))
+            if sim.waits_for not in sim.outcomes:
+                if sim.stopped:
+                    sim.program.close()
+                return
+            value = sim.outcomes.pop(sim.waits_for)
+            sim.waits_for = None
+            sim.turn += 1
+
+    def _trace(self, line: str) -> None:
+        text = f"{self.now:10.6f}  {line}"
+        self._hash.update(text.encode())
+        if self.lines is not None:
+            self.lines.append(text)
+
+
+def _pour(sink: Sink, payload: bytes, start: int, stop: int) -> None:
+    """Copy payload[start:stop] to where a sink wants it; a revoked sink wants nothing."""
+    edge = 0
+    for view in sink.views:
+        first, last = max(start, edge), min(stop, edge + view.nbytes)
+        if first < last:
+            view[first - edge : last - edge] = payload[first:last]
+        edge += view.nbytes

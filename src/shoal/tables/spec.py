@@ -1,0 +1,156 @@
+"""What a table is: its keys, rows, dtype, initial values, access method and consistency.
+
+A specification is plain data. It travels in views, so that every member that ever joins knows
+every table, and it is importable without torch.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Literal
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange, split_evenly
+from shoal.registry import unknown
+
+ITEM_SIZES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+}
+FRAGMENT_BYTES = 1 << 20  # fragments are cut to about this size, which stays in a core's cache
+SMALLEST_FRAGMENT_BYTES = 4 << 10  # tables are spread over servers in pieces no smaller than this
+
+Options = dict[str, float | int | bool | str]
+
+
+class Init(msgspec.Struct, frozen=True, array_like=True):
+    """Where rows come from: `zeros`, `constant(a)`, `uniform(a, b)` or `normal(mean a, std b)`.
+
+    Random kinds are counter-based: a row is a pure function of (seed, key, column), so that
+    replicas and re-created rows agree (DESIGN section 4, rule 7).
+    """
+
+    kind: Literal["zeros", "constant", "uniform", "normal"] = "zeros"
+    a: float = 0.0
+    b: float = 1.0
+    seed: int = 0
+
+
+class Access(msgspec.Struct, frozen=True, array_like=True):
+    """A table's access method by name (`shoal list tables`) with its options."""
+
+    name: str = "sum"
+    options: Options = {}
+
+
+class Consistency(msgspec.Struct, frozen=True, array_like=True):
+    """When a read is admitted and when a push settles; `protocol.consistency` has the two rules."""
+
+    name: Literal["bsp", "ssp", "asp"] = "asp"
+    staleness: int = 0
+    settles: Literal["now", "close"] = "now"
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
+        if self.name != "ssp" and self.staleness:
+            raise InvalidValue(f"staleness belongs to ssp, not to {self.name}")
+        if self.name == "bsp" and self.settles != "close":
+            raise InvalidValue("bsp pushes settle at the close of their round: settles='close'")
+        if self.name == "asp" and self.settles != "now":
+            raise InvalidValue("asp has no rounds: its pushes settle 'now'")
+
+
+def bsp() -> Consistency:
+    """Bulk synchronous: every worker reads the same rows at the same clock."""
+    return Consistency("bsp", 0, "close")
+
+
+def ssp(staleness: int, settles: Literal["now", "close"] = "now") -> Consistency:
+    """Stale synchronous (Ho et al. 2013): a reader is at most `staleness` clocks ahead."""
+    return Consistency("ssp", staleness, settles)
+
+
+def asp() -> Consistency:
+    """Asynchronous (eventual): reads never wait."""
+    return Consistency("asp", 0, "now")
+
+
+class TableSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A named collection of `rows` rows of `row_shape` values.
+
+    rows:           number of keys; key k is row k
+    row_shape:      () for a plain vector of elements
+    dtype:          one of ITEM_SIZES
+    merge:          how the pushes of one round are joined: `mean` is sum(w_i u_i) / sum(w_i)
+    fragment_rows:  rows in a fragment, fixed for the table's life; 0 lets `cut` choose
+    """
+
+    name: str
+    rows: int
+    row_shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    init: Init = Init()
+    access: Access = Access()
+    consistency: Consistency = Consistency()
+    merge: Literal["mean", "sum"] = "mean"
+    fragment_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 200:
+            raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
+        if self.rows < 1:
+            raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
+        if any(side < 1 for side in self.row_shape):
+            raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
+        if self.dtype not in ITEM_SIZES:
+            raise unknown("dtype", self.dtype, ITEM_SIZES)
+        if self.merge == "mean" and "int" in self.dtype:
+            raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
+        if self.fragment_rows < 0:
+            raise InvalidValue(f"table {self.name!r}: fragment_rows {self.fragment_rows} < 0")
+
+    @property
+    def width(self) -> int:
+        """Elements in a row."""
+        return prod(self.row_shape)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * ITEM_SIZES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def keys(self) -> KeyRange:
+        return KeyRange(0, self.rows)
+
+    def cut(self, servers: int) -> TableSpec:
+        """This table with its fragment size fixed: about 1 MiB, and enough for every server."""
+        if self.fragment_rows:
+            return self
+        spread = min(servers, max(1, self.nbytes // SMALLEST_FRAGMENT_BYTES))
+        pieces = min(self.rows, max(ceil(self.nbytes / FRAGMENT_BYTES), spread))
+        pieces = ceil(pieces / spread) * spread if pieces < self.rows else pieces
+        return msgspec.structs.replace(self, fragment_rows=ceil(self.rows / min(pieces, self.rows)))
+
+    def fragments(self) -> list[KeyRange]:
+        """The fragments, in key order. Only a table that was `cut` has them."""
+        if not self.fragment_rows:
+            raise InvalidValue(f"table {self.name!r} has not been cut into fragments yet")
+        edges = range(0, self.rows, self.fragment_rows)
+        return [KeyRange(start, min(start + self.fragment_rows, self.rows)) for start in edges]
+
+
+def contiguous(spec: TableSpec, servers: int) -> list[KeyRange]:
+    """The fragment indices of each server: contiguous, and balanced to within one fragment."""
+    return split_evenly(len(spec.fragments()), servers)

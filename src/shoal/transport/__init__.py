@@ -1,0 +1,1 @@
+"""How bytes move: frames, and the transports `inproc`, `local` and `tcp` behind one contract."""

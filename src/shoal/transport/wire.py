@@ -1,0 +1,58 @@
+"""Message <-> frame.
+
+    offset  size  what
+    0       4     magic "SHOL"
+    4       1     protocol version
+    5       3     zero
+    8       4     header bytes, little-endian
+    12      8     payload bytes
+    20      ...   header: a msgpack array, the message's class name first
+    ...     ...   payload: the parts that the message announces, one after the other
+
+The payload is never copied into the frame: it leaves from the buffers that were lent, and arrives
+in the sink that `Machine.arriving` names.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import msgspec
+
+from shoal.errors import BadLength, BadMagic, BadMessage, BadVersion, ShoalError
+from shoal.protocol.messages import PROTOCOL_VERSION, Message
+
+MAGIC = b"SHOL"
+PREFIX = Struct("<4sB3xIQ")
+HEADER_MAX = 4 << 20
+PAYLOAD_MAX = 1 << 40
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message, payload_bytes: int = 0) -> bytes:
+    """Prefix and header of a message; its payload follows from its own buffers."""
+    header = _encoder.encode(message)
+    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, len(header), payload_bytes) + header
+
+
+def read_prefix(data: memoryview | bytes) -> tuple[int, int]:
+    """(header bytes, payload bytes) from the first PREFIX.size bytes of a frame."""
+    magic, version, header_bytes, payload_bytes = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the other side Shoal?")
+    if version != PROTOCOL_VERSION:
+        raise BadVersion(f"protocol version {version}; this side speaks {PROTOCOL_VERSION}")
+    if header_bytes > HEADER_MAX or payload_bytes > PAYLOAD_MAX:
+        raise BadLength(f"a header of {header_bytes} bytes and a payload of {payload_bytes}")
+    return header_bytes, payload_bytes
+
+
+def decode(header: memoryview | bytes) -> Message:
+    """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
+    try:
+        message: Message = _decoder.decode(header)
+    except (msgspec.DecodeError, ShoalError, UnicodeDecodeError) as error:
+        raise BadMessage(f"not a message: {error}") from None
+    return message

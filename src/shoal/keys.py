@@ -7,7 +7,8 @@ are cut along them by binary search.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -65,6 +66,18 @@ def split_evenly(total: int, pieces: int) -> list[KeyRange]:
         ranges.append(KeyRange(start, stop))
         start = stop
     return ranges
+
+
+def cut_at_edges(whole: KeyRange, ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Cut `whole` wherever one of `ranges` begins or ends: each has all of a piece or none of it.
+
+    >>> [str(piece) for piece in cut_at_edges(KeyRange(0, 9), [KeyRange(0, 4), KeyRange(2, 20)])]
+    ['[0:2)', '[2:4)', '[4:9)']
+    """
+    edges = {whole.start, whole.stop}
+    for part in ranges:
+        edges.update(edge for edge in (part.start, part.stop) if whole.start < edge < whole.stop)
+    return [KeyRange(start, stop) for start, stop in pairwise(sorted(edges))]
 
 
 def cut_sorted(keys: Sequence[int], ranges: Sequence[KeyRange]) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,1 @@
+"""Agreeing on a tensor: collectives behind one contract."""

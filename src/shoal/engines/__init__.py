@@ -1,0 +1,1 @@
+"""Who starts processes: engines, and what the started processes do."""

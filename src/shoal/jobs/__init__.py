@@ -1,0 +1,1 @@
+"""Getting work onto machines. So far: what a job is (`spec`)."""

@@ -299,7 +299,10 @@ class SchedulerMachine:
 
     def _declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
         known = next((table for table in self._tables if table.name == spec.name), None)
-        if known is None:
+        if not self.options.servers:
+            reason = "this run has no servers to keep tables; start it with --servers 1 or more"
+            out.append(Send(sender, NotDeclared(spec.name, reason)))
+        elif known is None:
             try:
                 cut = spec.cut(self.options.servers)
             except ShoalError as error:
@@ -307,8 +310,7 @@ class SchedulerMachine:
                 return
             self._tables = (*self._tables, cut)
             self._propose(f"table {spec.name!r} was declared", now, out)
-            return
-        if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
+        elif msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
             reason = f"table {spec.name!r} exists with another specification"
             out.append(Send(sender, NotDeclared(spec.name, reason)))
         elif self.view is not None and self.view.named(spec.name) is not None:
@@ -332,6 +334,7 @@ class SchedulerMachine:
         self._proposal = ((self.term, self._number), reason)
         self._promises = {}
         self._freeze(now, out)
+        self._conclude(now, out)  # a run without servers has nobody to wait for
 
     def _freeze(self, now: float, out: Effects) -> None:
         if self._proposal is None:
@@ -346,6 +349,12 @@ class SchedulerMachine:
         if self._proposal is None or promise.view != self._proposal[0]:
             return
         self._promises[sender] = promise
+        self._conclude(now, out)
+
+    def _conclude(self, now: float, out: Effects) -> None:
+        """Make the view once every server has promised."""
+        if self._proposal is None:
+            return
         servers = [n for n, m in self.members.items() if m.role == "server"]
         if any(node not in self._promises for node in servers):
             return
@@ -447,7 +456,9 @@ _STRANGER = "you are not a member of this run (taken for dead?); join again"
 
 def check_options(options: SchedulerOptions) -> None:
     """Refuse options that could never make a cluster."""
-    if options.servers < 1:
-        raise InvalidValue(f"a cluster needs at least one server, not {options.servers}")
+    if options.servers < 0:
+        raise InvalidValue(
+            f"a cluster has 0 servers (for allreduce) or more, not {options.servers}"
+        )
     if options.workers < 1:
         raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")

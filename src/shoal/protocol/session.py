@@ -91,6 +91,10 @@ class Session:
     def name(self) -> str:
         return f"{self.role}-{self.rank}" if self.rank >= 0 else self.role
 
+    def announce(self, address: str) -> None:
+        """Where this member listens; said before it joins."""
+        self._join = msgspec.structs.replace(self._join, address=address)
+
     # ------------------------------------------------------------------ questions
 
     def enter_barrier(

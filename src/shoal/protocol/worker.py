@@ -118,6 +118,18 @@ class Cancel(msgspec.Struct, frozen=True):
     request_id: int
 
 
+class Start(msgspec.Struct, frozen=True):
+    """What a program yields to ask without waiting; it is sent a ticket."""
+
+    request: Exchange
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What a program yields to wait for a ticket; it is sent the outcome."""
+
+    ticket: int
+
+
 class WorkerOptions(msgspec.Struct, frozen=True):
     """
     sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails

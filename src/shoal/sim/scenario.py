@@ -31,6 +31,8 @@ from shoal.protocol.worker import (
     FinishWork,
     PullOp,
     PushOp,
+    Start,
+    Wait,
     WorkerMachine,
     WorkerOptions,
 )
@@ -46,7 +48,7 @@ from shoal.sim.checkers import (
     violated,
 )
 from shoal.sim.network import NetworkOptions
-from shoal.sim.world import Program, SimNode, Sleep, Start, Wait, World
+from shoal.sim.world import Program, SimNode, Sleep, World
 from shoal.tables.dense import DenseShard
 from shoal.tables.spec import Access, Consistency, TableSpec, asp, bsp, ssp
 

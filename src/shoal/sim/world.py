@@ -37,6 +37,7 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import Message, NodeId, describe
+from shoal.protocol.worker import Start, Wait
 from shoal.sim.network import Network, NetworkOptions
 from shoal.transport.wire import PREFIX, decode, encode
 
@@ -45,18 +46,6 @@ class Sleep(msgspec.Struct, frozen=True):
     """A program computes for this long."""
 
     seconds: float
-
-
-class Start(msgspec.Struct, frozen=True):
-    """Ask without waiting; the program is sent a ticket."""
-
-    request: Any
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """Wait for a ticket; the program is sent the outcome."""
-
-    ticket: int
 
 
 Program = Generator[Any, Any, None]

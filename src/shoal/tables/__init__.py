@@ -1,5 +1,5 @@
 """What servers store: table specifications, dense shards, access methods. No network, no time.
 
-`spec` is importable without torch, because schedulers and messages carry specifications;
-`access` and `dense` need it.
+`spec` and `schedules` import without torch, because schedulers and messages carry specifications;
+the others need it.
 """

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange
-from shoal.tables.access import AccessMethod, make
+from shoal.keys import KeyRange, cut_at_edges
+from shoal.tables.access import AccessMethod
+from shoal.tables.methods import make
 from shoal.tables.spec import Init, TableSpec
 
 DTYPES = {
@@ -27,14 +28,19 @@ _POOLED_PER_SIZE = 8
 
 
 class Staging:
-    """Memory for pushes under way, reused: a fresh buffer would page-fault on every message."""
+    """Memory for pushes under way, reused: a fresh buffer would page-fault on every message.
+
+    Sizes are powers of two, so that pushes of ever other key counts share a few buffers. What a
+    push does not fill of its buffer is never touched, and so takes no memory.
+    """
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
 
     def take(self, nbytes: int) -> np.ndarray:
-        free = self._free[nbytes]
-        return free.pop() if free else np.empty(nbytes, np.uint8)
+        size = 1 << (max(nbytes, 1) - 1).bit_length()
+        free = self._free[size]
+        return free.pop() if free else np.empty(size, np.uint8)
 
     def give(self, memory: np.ndarray) -> None:
         free = self._free[memory.nbytes]
@@ -163,19 +169,23 @@ class DenseShard:
     def merge(self, contributions: Sequence[tuple[float, float | None, StagedRows]]) -> None:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
-        `mean`: u = sum_i w_i u_i / sum_i w_i, over the pushes that name the rows; `sum`: the plain
+        `mean`: u = sum_i w_i u_i / sum_i w_i, over the pushes that name the row; `sum`: the plain
         sum. Rows that a push names and does not carry count as zeros in u; rows that nobody
         carries are not touched.
         """
+        ranges = [staged.rows for _, _, staged in contributions]
         for index, part in enumerate(self.fragments):
-            named = [c for c in contributions if len(c[2].rows & part)]
-            if not named:
-                continue
-            if all(s.keys is None and s.rows.covers(part) for _, _, s in named):
-                self._merge_whole(index, part, named)
-            else:
-                self._merge_some(index, part, named)
-            self.versions[index] += 1
+            updated = False
+            for piece in cut_at_edges(part, ranges):
+                named = [c for c in contributions if c[2].rows.covers(piece)]
+                if not named:
+                    continue
+                if all(staged.keys is None for _, _, staged in named):
+                    self._merge_whole(index, piece, named)
+                else:
+                    self._merge_some(index, piece, named)
+                updated = True
+            self.versions[index] += updated
         for _, _, staged in contributions:
             self.release(staged)
 
@@ -209,11 +219,9 @@ class DenseShard:
         for factor, (_, _, staged) in zip(factors, named, strict=True):
             values = staged.values.view(-1, self.spec.width)
             if staged.keys is None:
-                both = staged.rows & part
-                there = slice(both.start - part.start, both.stop - part.start)
-                here = slice(both.start - staged.rows.start, both.stop - staged.rows.start)
-                merged[there].add_(values[here], alpha=factor)
-                carried[there] = True
+                here = slice(part.start - staged.rows.start, part.stop - staged.rows.start)
+                merged.add_(values[here], alpha=factor)
+                carried.fill_(True)
             else:
                 inside = (staged.keys >= part.start) & (staged.keys < part.stop)
                 places = staged.keys[inside] - part.start
@@ -265,6 +273,8 @@ class DenseShard:
 
     def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
         """The fragments that a push names, each with its named part."""
+        if not len(rows):
+            return []
         size, base = self.spec.fragment_rows, self.held.start
         first = (rows.start - base) // size
         last = -(-(rows.stop - base) // size)

@@ -6,6 +6,7 @@ every table, and it is importable without torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import ceil, prod
 from typing import Literal
 
@@ -30,6 +31,12 @@ SMALLEST_FRAGMENT_BYTES = 4 << 10  # tables are spread over servers in pieces no
 Options = dict[str, float | int | bool | str]
 
 
+def _require_one_of(kind: str, name: str, known: Collection[str]) -> None:
+    """msgspec checks a Literal when it decodes, and not when a caller constructs."""
+    if name not in known:
+        raise unknown(kind, name, known)
+
+
 class Init(msgspec.Struct, frozen=True, array_like=True):
     """Where rows come from: `zeros`, `constant(a)`, `uniform(a, b)` or `normal(mean a, std b)`.
 
@@ -41,6 +48,9 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
     a: float = 0.0
     b: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_one_of("init", self.kind, ("zeros", "constant", "uniform", "normal"))
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +68,8 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
     settles: Literal["now", "close"] = "now"
 
     def __post_init__(self) -> None:
+        _require_one_of("consistency", self.name, ("bsp", "ssp", "asp"))
+        _require_one_of("settles", self.settles, ("now", "close"))
         if self.staleness < 0:
             raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
         if self.name != "ssp" and self.staleness:
@@ -110,8 +122,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
         if any(side < 1 for side in self.row_shape):
             raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
-        if self.dtype not in ITEM_SIZES:
-            raise unknown("dtype", self.dtype, ITEM_SIZES)
+        _require_one_of("dtype", self.dtype, ITEM_SIZES)
+        _require_one_of("merge", self.merge, ("mean", "sum"))
         if self.merge == "mean" and "int" in self.dtype:
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
         if self.fragment_rows < 0:
@@ -135,7 +147,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return KeyRange(0, self.rows)
 
     def cut(self, servers: int) -> TableSpec:
-        """This table with its fragment size fixed: about 1 MiB, and enough for every server."""
+        """This table with its fragment size fixed: about 1 MiB, less where servers share a table.
+
+        No server gets more than twice its even share of the rows. Tables smaller than
+        SMALLEST_FRAGMENT_BYTES times the servers are shared by fewer of them.
+        """
         if self.fragment_rows:
             return self
         spread = min(servers, max(1, self.nbytes // SMALLEST_FRAGMENT_BYTES))

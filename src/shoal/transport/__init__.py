@@ -1,1 +1,6 @@
 """How bytes move: frames, and the transports `inproc`, `local` and `tcp` behind one contract."""
+
+from shoal.transport import inproc, local, tcp
+from shoal.transport.base import Connection, Identity, Listener, transport_for
+
+__all__ = ["Connection", "Identity", "Listener", "inproc", "local", "tcp", "transport_for"]

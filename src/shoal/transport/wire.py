@@ -37,9 +37,9 @@ def encode(message: Message, payload_bytes: int = 0) -> bytes:
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, len(header), payload_bytes) + header
 
 
-def read_prefix(data: memoryview | bytes) -> tuple[int, int]:
-    """(header bytes, payload bytes) from the first PREFIX.size bytes of a frame."""
-    magic, version, header_bytes, payload_bytes = PREFIX.unpack_from(data)
+def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int]:
+    """(header bytes, payload bytes) from the first PREFIX.size bytes of the frame at `start`."""
+    magic, version, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
     if magic != MAGIC:
         raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the other side Shoal?")
     if version != PROTOCOL_VERSION:
@@ -53,6 +53,6 @@ def decode(header: memoryview | bytes) -> Message:
     """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
     try:
         message: Message = _decoder.decode(header)
-    except (msgspec.DecodeError, ShoalError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ShoalError, ValueError, RecursionError) as error:
         raise BadMessage(f"not a message: {error}") from None
     return message

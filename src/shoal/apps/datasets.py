@@ -1,0 +1,370 @@
+"""Data sets by name: where their files are looked for, and their samples as tensors.
+
+    digits         comes with scikit-learn, needs no file and no network
+    mnist          four IDX files, downloaded where they are nowhere
+    cifar10        the binary layout
+    cifar10-jpeg   the same training images from a tar of JPEGs (lossy)
+    csv:PATH       a numeric CSV file whose last column is the class
+
+Samples keep the dtype that they are stored in (images are bytes); `Dataset.transform` makes a batch
+of them what a model eats. Every worker process loads the data when it starts, so loading has to be
+quick: what takes long to decode is kept decoded in the cache folder, and mapped from there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shoal.apps.cache import kept
+from shoal.apps.places import search_path
+from shoal.apps.readers import (
+    check_labels,
+    corrupt,
+    read_cifar,
+    read_csv,
+    read_idx,
+    read_jpeg_tar,
+    split_records,
+)
+from shoal.apps.transforms import Scale, Standardise, Transform
+from shoal.errors import DataMissing, InvalidValue
+from shoal.registry import Registry
+
+__all__ = ["Dataset", "DatasetSource", "datasets", "find_source", "holdout", "search_path"]
+
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+DOWNLOAD_TIMEOUT_S = 20
+CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR_TEST = "test_batch.bin"
+CIFAR_TRAIN_HEAD, CIFAR_TEST_HEAD = "data_first4000_train.bin", "test_first1000.bin"
+CIFAR_JPEGS = "jpeg_train50000.tar"
+DIGITS_SPLIT_SEED = 0  # fixed: accuracies of different runs are of the same test samples
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test samples.
+
+    `x` has shape (n, ...) in its stored dtype, `y` shape (n,) int64 with 0 <= y < classes, and
+    `transform(x, y)` of a batch is what a model is given. The tensors may be mapped from a file:
+    a change to them stays in this process.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    transform: Transform
+    notes: tuple[str, ...] = ()  # what a user should know of this data, such as rows left out
+
+
+class Loader(Protocol):
+    """`load(data_dirs, seed)`, with `data_dirs` as from `search_path`."""
+
+    def __call__(
+        self, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
+    ) -> Dataset:
+        """Find the files, or download them unless `offline`, and read them."""
+        ...
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A data set that can be loaded, and the model that suits it by name."""
+
+    name: str
+    summary: str
+    load: Loader
+    default_model: str
+
+
+def find_source(name: str) -> DatasetSource:
+    """The source that `name` means; `csv:PATH` makes one for that file.
+
+    Raises:
+        UnknownName: no data set is called so; the text lists the known ones.
+    """
+    if name.startswith("csv:") and len(name) > len("csv:"):
+        listed = datasets["csv:PATH"]
+        load = partial(_load_csv, name.removeprefix("csv:"))
+        return DatasetSource(name, listed.summary, load, listed.default_model)
+    return datasets[name]
+
+
+# -- finding files -------------------------------------------------------------------------------
+
+
+def _places(data_dirs: Sequence[Path], *names: str) -> list[Path]:
+    """The folders that are looked in: each of `data_dirs` and its sub-folders of these names."""
+    return [place for folder in data_dirs for place in (folder, *(folder / name for name in names))]
+
+
+def _present(place: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Which of the files are in the folder, plain (preferred, it is quicker) or gzip."""
+    found = {}
+    for name in names:
+        for path in (place / name, place / f"{name}.gz"):
+            if path.is_file():
+                found[name] = path
+                break
+    return found
+
+
+def _find(places: Sequence[Path], *choices: Sequence[str]) -> dict[str, Path] | None:
+    """The files of the first of the `choices` that is whole in the first folder that has any.
+
+    A folder that has only a part is what the user meant, and damaged: going on to the next would
+    train on other data than were asked for.
+    """
+    for place in places:
+        part: tuple[dict[str, Path], list[str]] | None = None
+        for names in choices:
+            found = _present(place, names)
+            lacking = [name for name in names if name not in found]
+            if found and not lacking:
+                return found
+            if found and part is None:
+                part = found, lacking
+        if part is not None:
+            found, lacking = part
+            raise DataMissing(
+                f"{place} has {', '.join(path.name for path in found.values())}"
+                f" but not {', '.join(f'{name}[.gz]' for name in lacking)}"
+            )
+    return None
+
+
+def _missing(
+    name: str, places: Sequence[Path], files: Sequence[str], more: str = ""
+) -> DataMissing:
+    looked = "\n".join(
+        f"  {place}{'' if place.is_dir() else ' (no such folder)'}" for place in places
+    )
+    folder = name.removesuffix("-jpeg")
+    return DataMissing(
+        f"no files of {name} in any of the places looked at:\n{looked}\n{more}"
+        f"Give a folder that has {', '.join(files)} in it or in its sub-folder {folder}/:"
+        f" SHOAL_DATA=FOLDER in the environment or --data-dir FOLDER"
+    )
+
+
+def _decoded(cache: Path, path: Path, read: Callable[[Path], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """`read(path)`, through the cache where reading is more than copying."""
+    if path.suffix not in (".gz", ".tar"):
+        return read(path)
+    return kept(cache, path, read)
+
+
+# -- the data sets -------------------------------------------------------------------------------
+
+
+def _load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+    # Importing sklearn.datasets takes longer (seconds) than all the rest of a worker's start, so
+    # the file is read from where the package lies.
+    package = importlib.util.find_spec("sklearn")
+    folders = (package.submodule_search_locations if package else None) or []
+    places = [Path(folder) / "datasets" / "data" for folder in folders]
+    found = _find(places, ["digits.csv"])
+    if found is not None:
+        table = read_csv(found["digits.csv"], header=False)
+        pixels, labels = table.features, table.labels
+    else:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise DataMissing("digits comes with scikit-learn: pip install scikit-learn") from None
+        pixels, labels = load_digits(return_X_y=True)
+    images = pixels.astype(np.uint8).reshape(-1, 8, 8)  # whole numbers, 0 to 16
+    train, test = holdout(labels, TEST_FRACTION, DIGITS_SPLIT_SEED)
+    return _dataset(
+        "digits", (images[train], labels[train]), (images[test], labels[test]), 10, Scale(1 / 16)
+    )
+
+
+def _load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+    cache = data_dirs[-1] / "mnist"
+    given = _find(_places(data_dirs[:-1], "mnist"), list(MNIST_FILES))
+    # A part of the files in the cache is a download that was cut short; it goes on.
+    paths = given or _present(cache, list(MNIST_FILES))
+    if len(paths) < len(MNIST_FILES):
+        places = [*_places(data_dirs[:-1], "mnist"), cache]
+        if offline:
+            why = "It was not downloaded, because this run is offline.\n"
+            raise _missing("mnist", places, [f"{name}[.gz]" for name in MNIST_FILES], why)
+        paths = _download_mnist(cache, places)
+    parts = []
+    for part in ("train", "t10k"):
+        image_path, label_path = (
+            paths[f"{part}-images-idx3-ubyte"],
+            paths[f"{part}-labels-idx1-ubyte"],
+        )
+        images = _decoded(cache, image_path, _mnist_images)
+        labels = read_idx(label_path, dims=1)
+        check_labels(label_path, labels, 10, header=8)
+        if len(images) != len(labels):
+            corrupt(label_path, f"{len(labels)} labels for {len(images)} images", byte=4)
+        parts.append((images, labels))
+    return _dataset("mnist", parts[0], parts[1], 10, Scale(1 / 255))
+
+
+def _mnist_images(path: Path) -> npt.NDArray[Any]:
+    images = read_idx(path, dims=3)
+    if images.dtype != np.uint8:
+        corrupt(path, f"pixels of {images.dtype} where bytes must be", byte=2)
+    if images.shape[1:] != (28, 28):
+        corrupt(path, f"images of {images.shape[1:]} pixels, not 28x28", byte=8)
+    return images
+
+
+def _download_mnist(cache: Path, places: Sequence[Path]) -> dict[str, Path]:
+    import pooch  # only here: few runs download
+
+    try:
+        fetch = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S)
+        for name, sha256 in MNIST_FILES.items():
+            pooch.retrieve(
+                f"{MNIST_URL}{name}.gz",
+                known_hash=f"sha256:{sha256}",
+                fname=f"{name}.gz",
+                path=cache,
+                downloader=fetch,
+            )
+    except (OSError, ValueError) as error:  # ValueError: the checksum is another
+        why = f"Downloading it from {MNIST_URL} failed: {error}\n"
+        raise _missing("mnist", places, [f"{name}[.gz]" for name in MNIST_FILES], why) from None
+    return {name: cache / f"{name}.gz" for name in MNIST_FILES}
+
+
+def _load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+    places = _places(data_dirs, "cifar10", "cifar-10-batches-bin")
+    whole, head = [*CIFAR_TRAIN, CIFAR_TEST], [CIFAR_TRAIN_HEAD, CIFAR_TEST_HEAD]
+    found = _find(places, whole, head)
+    if found is None:
+        names = [f"{CIFAR_TRAIN[0]} to {CIFAR_TRAIN[-1]} and {CIFAR_TEST}"]
+        names.append(f"or {' and '.join(head)} (plain or .gz)")
+        raise _missing("cifar10", places, names)
+    cache = data_dirs[-1] / "cifar10"
+    parts = [_decoded(cache, path, read_cifar) for path in found.values()]
+    train = parts[0] if len(parts) == 2 else np.concatenate(parts[:-1])
+    notes = () if len(parts) > 2 else (f"the first {len(train)} training images only",)
+    return _cifar_dataset("cifar10", train, parts[-1], notes)
+
+
+def _load_cifar10_jpeg(
+    data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
+) -> Dataset:
+    places = _places(data_dirs, "cifar10")
+    train, cache = _find(places, [CIFAR_JPEGS]), data_dirs[-1] / "cifar10"
+    test = _find(places, [CIFAR_TEST], [CIFAR_TEST_HEAD])
+    if train is None or test is None:
+        files = [CIFAR_JPEGS, f"and {CIFAR_TEST} or {CIFAR_TEST_HEAD} (plain or .gz)"]
+        raise _missing("cifar10-jpeg", places, files)
+    train_path, test_path = train[CIFAR_JPEGS], *test.values()
+    return _cifar_dataset(
+        "cifar10-jpeg",
+        _decoded(cache, train_path, read_jpeg_tar),
+        _decoded(cache, test_path, read_cifar),
+        ("the training images are JPEGs: accuracies do not compare with published ones",),
+    )
+
+
+def _cifar_dataset(
+    name: str, train: npt.NDArray[Any], test: npt.NDArray[Any], notes: tuple[str, ...]
+) -> Dataset:
+    # The images stay views into the records: a batch of them is contiguous all the same.
+    return _dataset(name, split_records(train), split_records(test), 10, Scale(1 / 255), notes)
+
+
+def _load_csv(
+    path_text: str, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
+) -> Dataset:
+    places = [Path.cwd(), *_places(data_dirs, "csv")]
+    found = next((path for place in places if (path := place / path_text).is_file()), None)
+    if found is None:
+        looked = "\n".join(f"  {place / path_text}" for place in dict.fromkeys(places))
+        raise DataMissing(f"no such CSV file; looked at:\n{looked}")
+    table = read_csv(found)
+    if len(table.classes) < 2:
+        raise InvalidValue(
+            f"{found}: all rows are of class {table.classes[0]!r} (the last column is the class)"
+        )
+    train, test = holdout(table.labels, TEST_FRACTION, seed)
+    train_x = table.features[train]
+    notes = (f"{table.dropped} rows with missing values left out",) if table.dropped else ()
+    return _dataset(
+        f"csv:{path_text}",
+        (train_x, table.labels[train]),
+        (table.features[test], table.labels[test]),
+        len(table.classes),
+        Standardise.of(torch.from_numpy(train_x)),
+        notes,
+    )
+
+
+def holdout(
+    labels: npt.NDArray[np.int64], fraction: float, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(training, test) indices in ascending order: of each class, `fraction` at random for test."""
+    if seed < 0:
+        raise InvalidValue(f"seed {seed} must be >= 0")
+    generator = np.random.default_rng(seed)
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        chosen[members[: round(fraction * len(members))]] = True
+    if not chosen.any() or chosen.all():
+        raise InvalidValue(f"{len(labels)} samples are too few to hold {fraction:.0%} out for test")
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _dataset(
+    name: str,
+    train: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    test: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    classes: int,
+    transform: Transform,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    (train_x, train_y), (test_x, test_y) = (
+        (torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))) for x, y in (train, test)
+    )
+    return Dataset(name, train_x, train_y, test_x, test_y, classes, transform, notes)
+
+
+datasets: Registry[DatasetSource] = Registry("dataset")
+
+
+def _register(name: str, summary: str, load: Loader, default_model: str) -> None:
+    datasets.add(name, DatasetSource(name, summary, load, default_model))
+
+
+def _needs_path(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+    raise InvalidValue("csv:PATH: put the file's path after the colon")
+
+
+_register(
+    "digits", "8x8 handwritten digits, 1438 + 359; comes with scikit-learn", _load_digits, "mlp"
+)
+_register("mnist", "28x28 handwritten digits, 60000 + 10000", _load_mnist, "mlp")
+_register("cifar10", "32x32 colour images of 10 classes, binary layout", _load_cifar10, "cnn")
+_register("cifar10-jpeg", "CIFAR-10's 50000 training images as JPEGs", _load_cifar10_jpeg, "cnn")
+_register("csv:PATH", "a numeric CSV file (or .csv.gz), the class last", _needs_path, "mlp")

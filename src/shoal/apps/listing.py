@@ -1,0 +1,43 @@
+"""`shoal list`: what can be named, with options and defaults."""
+
+from __future__ import annotations
+
+Rows = list[tuple[str, ...]]
+
+
+def rows_of(what: str) -> tuple[tuple[str, ...], Rows]:
+    """(column names, rows) of a kind of thing."""
+    return {"strategies": _strategies, "tables": _tables, "data": _data}[what]()
+
+
+def _strategies() -> tuple[tuple[str, ...], Rows]:
+    from shoal.strategies import strategies
+
+    rows: Rows = [
+        (
+            name,
+            strategies[name].summary,
+            "yes" if strategies[name].uses_servers else "no",
+            "yes" if strategies[name].takes_copies else "no",
+        )
+        for name in strategies
+    ]
+    return ("strategy", "what it does", "servers", "redundancy"), rows
+
+
+def _tables() -> tuple[tuple[str, ...], Rows]:
+    from shoal.tables.methods import access_methods
+
+    rows: Rows = []
+    for name in access_methods:
+        options = access_methods[name].options
+        shown = ", ".join(f"{option}={default}" for option, default in options.items())
+        rows.append((name, shown or "no options"))
+    return ("access method", "options and defaults"), rows
+
+
+def _data() -> tuple[tuple[str, ...], Rows]:
+    from shoal.apps.datasets import datasets
+
+    rows: Rows = [(name, datasets[name].summary, datasets[name].default_model) for name in datasets]
+    return ("data set", "what it is", "default model"), rows

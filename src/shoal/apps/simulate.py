@@ -1,0 +1,88 @@
+"""`shoal simulate`: many seeds on all cores, their coverage, and how to replay a failure."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from shoal.sim.scenario import Report, simulate
+
+
+def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) -> dict[str, Any]:
+    """Simulate seeds [first, first + count); print what they covered; return the figures.
+
+    coverage counts, for each fault and phase, the seeds that hit it.
+    """
+    began = time.monotonic()
+    seeds = range(first, first + count)
+    reports = list(track(_simulate_all(seeds, jobs, trace), "simulating", count, console=console))
+    coverage: Counter[str] = Counter()
+    combined = blake2b(digest_size=16)
+    for report in reports:
+        coverage.update(report.coverage.keys())
+        combined.update(report.trace_hash.encode())
+    trace_hash = reports[0].trace_hash if count == 1 else combined.hexdigest()
+    found = [report for report in reports if report.violation]
+    _show(console, reports, coverage, trace_hash, trace)
+    for report in found:
+        console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
+        console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace")
+    return {
+        "seeds": count,
+        "first_seed": first,
+        "violations": [
+            {"seed": r.seed, "checker": r.checker, "violation": r.violation} for r in found
+        ],
+        "trace_hash": trace_hash,
+        "events": sum(report.events for report in reports),
+        "events_min": min(report.events for report in reports),
+        "faults_min": min(report.faults for report in reports),
+        "coverage": dict(sorted(coverage.items())),
+        "wall_s": time.monotonic() - began,
+    }
+
+
+def _simulate_all(seeds: range, jobs: int, trace: bool) -> Any:
+    torch.set_num_threads(1)
+    if jobs == 1 or len(seeds) == 1:
+        return (simulate(seed, trace) for seed in seeds)
+    return _in_processes(seeds, jobs, trace)
+
+
+def _in_processes(seeds: range, jobs: int, trace: bool) -> Any:
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(simulate, seeds, [trace] * len(seeds), chunksize=4)
+
+
+def _show(
+    console: Console,
+    reports: list[Report],
+    coverage: Counter[str],
+    trace_hash: str,
+    trace: bool,
+) -> None:
+    if trace:
+        for report in reports:
+            for line in report.lines:
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    table = Table("fault or event", "seeds", box=None, padding=(0, 2), header_style="bold")
+    for name, seeds in sorted(coverage.items()):
+        table.add_row(name, str(seeds))
+    console.print(table)
+    events = sum(report.events for report in reports)
+    least = min(report.events for report in reports)
+    faults = min(report.faults for report in reports)
+    console.print(
+        f"{len(reports)} seeds, {events:,} events (at least {least} events and {faults} faults a "
+        f"seed), trace {trace_hash}"
+    )

@@ -1,0 +1,222 @@
+"""`shoal train`: a job as processes on this machine, watched to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue
+from shoal.jobs.spec import JobSpec, dump_job, from_mapping
+from shoal.reports.events import read_events, time_to, write_tables
+from shoal.runtime import imports
+from shoal.runtime.folder import RunFolder
+from shoal.strategies import strategies
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Watcher(Protocol):
+    """Shows progress; `tick` is called several times a second."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: Any) -> None: ...
+    def tick(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """
+    metrics:  figures averaged over the workers: accuracy, loss, samples_per_s, ...
+    run_dir:  what the run left behind; `shoal.load_run` reads it
+    model:    the trained module, on this process's side
+    """
+
+    metrics: dict[str, Any]
+    run_dir: Path
+    model: nn.Module
+
+
+def run_job(
+    job: JobSpec,
+    data_dirs: Sequence[Path],
+    watch: Callable[[RunFolder], Watcher] | None = None,
+    started_at: float | None = None,
+) -> dict[str, Any]:
+    """Run a job here and return its summary.
+
+    started_at: `time.time()` when the command began, for honest wall times
+
+    Raises:
+        ProcessDied: a process was killed or ended early; the text names it
+        ShoalError: whatever a process of the run raised
+    """
+    started_at = time.time() if started_at is None else started_at
+    check_job(job)
+    folder = RunFolder.create(Path(job.out), job.title or Path(job.data).stem)
+    folder.job.write_text(dump_job(job))
+    with LocalEngine(folder) as engine:
+        for task in tasks_of(job, engine, data_dirs, started_at):
+            engine.start(task)
+        watcher = watch(folder) if watch is not None else None
+        with watcher if watcher is not None else nullcontext():
+            engine.join(watcher.tick if watcher is not None else lambda: None)
+    write_tables(folder)
+    summary = summarise(job, folder, started_at)
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def check_job(job: JobSpec) -> None:
+    """Refuse before anything starts what could only fail later. Imports no torch."""
+    traits = strategies[job.strategy]
+    if job.redundancy > 1 and not traits.takes_copies:
+        usable = ", ".join(name for name in strategies if strategies[name].takes_copies)
+        raise InvalidValue(
+            f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
+            f"{job.redundancy} (these can: {usable})"
+        )
+    if job.init and not Path(job.init).exists():
+        raise InvalidValue(f"init: no file {job.init}")
+
+
+def tasks_of(
+    job: JobSpec, engine: LocalEngine, data_dirs: Sequence[Path], started_at: float
+) -> list[Task]:
+    """The run's processes: a scheduler, servers, workers."""
+    servers = job.servers if strategies[job.strategy].uses_servers else 0
+    events = str(engine.folder.events)
+    scheduler = engine.address("scheduler")
+    common = {"events": events, "started_at": started_at}
+    threads = max(1, (os.cpu_count() or 1) // job.workers)
+    tasks = [
+        Task(
+            "scheduler",
+            "shoal.engines.roles:run_scheduler",
+            {"listen": scheduler, "servers": servers, "workers": job.workers, **common},
+            preload=False,
+        )
+    ]
+    for rank in range(servers):
+        unix = engine.address(f"server-{rank}")
+        listen = unix if job.transport == "unix" else "tcp://127.0.0.1:0"
+        tasks.append(
+            Task(
+                f"server-{rank}",
+                "shoal.engines.roles:run_server",
+                {"scheduler": scheduler, "listen": listen, "rank": rank, **common},
+            )
+        )
+    for rank in range(job.workers):
+        tasks.append(
+            Task(
+                f"worker-{rank}",
+                "shoal.apps.worker:run_worker",
+                {
+                    "job": msgspec.to_builtins(job),
+                    "scheduler": scheduler,
+                    "rank": rank,
+                    "folder": str(engine.folder.path.resolve()),
+                    "started_at": started_at,
+                    "data_dirs": [str(each) for each in data_dirs],
+                    "rendezvous": f"file://{engine.sockets}/rendezvous",
+                    "threads": threads,
+                },
+                env={"GLOO_SOCKET_IFNAME": "lo"},
+            )
+        )
+    return tasks
+
+
+def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
+    """The run's figures, averaged over the workers; bytes and samples are sums."""
+    results = [
+        json.loads((folder.worker(rank) / "result.json").read_text()) for rank in range(job.workers)
+    ]
+    mean = {
+        key: sum(result[key] for result in results) / len(results)
+        for key in ("accuracy", "loss", "best_accuracy", "staleness")
+    }
+    return {
+        **mean,
+        "samples_per_s": sum(r["samples"] / max(r["seconds"], 1e-9) for r in results),
+        "samples": sum(r["samples"] for r in results),
+        "steps": max(r["steps"] for r in results),
+        "wall_s": time.time() - started_at,
+        "time_to": time_to(list(read_events(folder.events))),
+        "bytes_pushed": sum(r["bytes_pushed"] for r in results),
+        "bytes_pulled": sum(r["bytes_pulled"] for r in results),
+        "run_dir": str(folder.path),
+        "title": job.title,
+        "strategy": job.strategy,
+        "workers": job.workers,
+        "servers": job.servers,
+        "by_worker": results,
+    }
+
+
+def train(
+    *,
+    model: Callable[..., nn.Module] | str = "",
+    data: Callable[..., Any] | str = "digits",
+    data_dirs: Sequence[str | Path] = (),
+    **options: Any,
+) -> TrainResult:
+    """Train a model on this machine through the parameter server.
+
+    model:      a name ("mlp", "cnn"), or a function without arguments that returns a module
+    data:       a name ("digits", "mnist" ...), or a function without arguments that returns
+                (train_x, train_y, test_x, test_y)
+    data_dirs:  where named data sets are looked for
+    options:    fields of `JobSpec`: workers, servers, strategy, epochs, batch_size, lr, ...
+
+    Functions have to be importable by other processes: at the top level of a module or script. A
+    script calls this under `if __name__ == "__main__":`.
+
+    Raises:
+        NotImportable: a lambda or a local function
+        UnknownName, InvalidValue: an option that is wrong, by name
+
+    >>> import shoal                                                      # doctest: +SKIP
+    >>> result = shoal.train(data="digits", workers=2, epochs=5)          # doctest: +SKIP
+    >>> result.metrics["accuracy"], result.run_dir                        # doctest: +SKIP
+    """
+    from shoal.apps.places import search_path
+
+    values = {key: value for key, value in options.items() if value is not None}
+    values["model"] = model if isinstance(model, str) else imports.name_of(model)
+    values["data"] = data if isinstance(data, str) else imports.name_of(data)
+    job = from_mapping(values)
+    folders = [Path(each) for each in data_dirs]
+    explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
+    searched = [*folders[1:], *search_path(explicit, {})]
+    summary = run_job(job, searched)
+    return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
+
+
+def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
+    """The module with the parameters that a run ended with."""
+    import torch
+    from safetensors.torch import load_file
+
+    from shoal.apps.worker import build_model, load_dataset
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, job.dtype))
+    try:
+        with torch.random.fork_rng():
+            module = build_model(job, load_dataset(job, list(data_dirs)))
+    finally:
+        torch.set_default_dtype(before)
+    module.load_state_dict(load_file(RunFolder(Path(summary["run_dir"])).model))
+    return module

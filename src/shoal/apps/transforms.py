@@ -1,0 +1,201 @@
+"""Pure functions on a batch `(x, y)`, applied when the batch is used.
+
+Data sets keep their stored dtype (images are bytes), which is small and quick to load; a transform
+turns a batch into what a model eats. Transforms are values: two with equal arguments are equal,
+they pickle, and they never change the tensors that they are given.
+
+>>> to_unit = Compose(Scale(1 / 255), Flatten())
+>>> x, y = to_unit(torch.full((2, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]))
+>>> x.shape, x.max().item()
+(torch.Size([2, 16]), 1.0)
+>>> to_unit.describe()
+'scale(0.00392157, 0) | flatten()'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shoal.errors import InvalidValue
+from shoal.registry import Registry
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Transform(Protocol):
+    """`transform(x, y) -> (x, y)`, with n samples along the first dimension of both."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        """The transformed batch; `x` and `y` are left as they are."""
+        ...
+
+    def describe(self) -> str:
+        """Name and arguments, for a person."""
+        ...
+
+
+class Compose:
+    """The transforms one after the other, the first first; `Compose()` changes nothing."""
+
+    def __init__(self, *steps: Transform) -> None:
+        self.steps = steps
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        for step in self.steps:
+            x, y = step(x, y)
+        return x, y
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compose) and self.steps == other.steps
+
+    def __hash__(self) -> int:
+        return hash((Compose, self.steps))
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.steps))})"
+
+    def describe(self) -> str:
+        return " | ".join(step.describe() for step in self.steps) or "as stored"
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """The samples of a batch in another order, a pure function of (seed, n).
+
+    Epochs are shuffled by `runtime.data`; this one is for an order inside the batch.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidValue(f"shuffle seed {self.seed} must be >= 0")
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(x), generator=generator)
+        return x[order.to(x.device)], y[order.to(y.device)]
+
+    def describe(self) -> str:
+        return f"shuffle({self.seed})"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`x * factor + offset`; whole numbers become torch's default dtype."""
+
+    factor: float
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.factor) and isfinite(self.offset)):
+            raise InvalidValue(f"scale({self.factor}, {self.offset}) must be finite")
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        return _as_real(x) * self.factor + self.offset, y
+
+    def describe(self) -> str:
+        return f"scale({self.factor:g}, {self.offset:g})"
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """Labels of shape (n,) as rows of shape (n, classes) of torch's default dtype."""
+
+    classes: int
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise InvalidValue(f"one-hot needs at least 1 class, not {self.classes}")
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        if y.ndim != 1 or y.is_floating_point():
+            raise InvalidValue(f"one-hot needs whole labels of shape (n,), not {y.dtype} {y.shape}")
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
+            raise InvalidValue(
+                f"one-hot of {self.classes} classes got labels {int(y.min())} to {int(y.max())}"
+            )
+        rows = torch.nn.functional.one_hot(y.long(), self.classes)
+        return x, rows.to(torch.get_default_dtype())
+
+    def describe(self) -> str:
+        return f"one_hot({self.classes})"
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Each sample as one row: shape (n, ...) to (n, features)."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        return x.flatten(1), y
+
+    def describe(self) -> str:
+        return "flatten()"
+
+
+@dataclass(frozen=True)
+class Standardise:
+    """`(x - mean) / std` per feature, x of shape (n, features).
+
+    The statistics are those of the training samples, for training and test batches alike. They are
+    tuples, not tensors, so that transforms compare, hash and pickle as values.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise InvalidValue(f"{len(self.mean)} means for {len(self.std)} standard deviations")
+        if not all(isfinite(mean) for mean in self.mean):
+            raise InvalidValue("means must be finite")
+        if not all(isfinite(std) and std > 0 for std in self.std):
+            raise InvalidValue("standard deviations must be finite and above 0")
+
+    @classmethod
+    def of(cls, x: Tensor) -> Standardise:
+        """The statistics of `x`, shape (n, features); a feature that never varies gets std 1."""
+        if x.ndim != 2 or len(x) == 0:
+            raise InvalidValue(f"statistics need x of shape (n, features), not {tuple(x.shape)}")
+        wide = x.double()
+        std = wide.std(0, correction=0)
+        # A constant column's deviation is 0 only up to the rounding of its mean.
+        constant = (wide == wide[0]).all(0)
+        std = torch.where(constant, torch.ones_like(std), std)
+        return cls(tuple(wide.mean(0).tolist()), tuple(std.tolist()))
+
+    @cached_property
+    def _tensors(self) -> Batch:
+        return torch.tensor(self.mean), torch.tensor(self.std)
+
+    def __call__(self, x: Tensor, y: Tensor) -> Batch:
+        if x.ndim != 2 or x.shape[1] != len(self.mean):
+            raise InvalidValue(
+                f"standardise of {len(self.mean)} features got x of shape {tuple(x.shape)}"
+            )
+        x = _as_real(x)
+        mean, std = (part.to(x.device, x.dtype) for part in self._tensors)
+        return (x - mean) / std, y
+
+    def describe(self) -> str:
+        return f"standardise({len(self.mean)} features)"
+
+
+def _as_real(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+transforms: Registry[Callable[..., Transform]] = Registry("transform")
+transforms.add("compose", Compose)
+transforms.add("shuffle", Shuffle)
+transforms.add("scale", Scale)
+transforms.add("one_hot", OneHot)
+transforms.add("flatten", Flatten)
+transforms.add("standardise", Standardise)

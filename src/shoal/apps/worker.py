@@ -1,0 +1,240 @@
+"""What a worker process of `shoal train` does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from shoal.apps.datasets import Dataset, find_source
+from shoal.apps.transforms import Compose
+from shoal.apps.vision import from_layers, models
+from shoal.collective.process_group import ProcessGroup
+from shoal.engines.roles import configure_log
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.jobs.spec import JobSpec, from_mapping
+from shoal.runtime import imports
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.data import Assignment, Batches, plan_splits
+from shoal.runtime.folder import RunFolder
+from shoal.runtime.learner import Learner
+from shoal.runtime.metrics import EventLog
+from shoal.strategies import StepResult, StrategyOptions, strategies, train_program
+from shoal.tables.spec import Access
+
+EVALUATIONS_AN_EPOCH = 5
+
+
+def run_worker(
+    job: dict[str, Any],
+    scheduler: str,
+    rank: int,
+    folder: str,
+    started_at: float,
+    data_dirs: list[str],
+    rendezvous: str,
+    threads: int,
+    token: str = "",
+) -> None:
+    """Join, train, leave results in the run's folder."""
+    configure_log()
+    spec = from_mapping(job)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(getattr(torch, spec.dtype))
+    paths = RunFolder(Path(folder))
+    dataset = load_dataset(spec, [Path(each) for each in data_dirs])
+    learner = Learner(build_model(spec, dataset), transform=dataset.transform)
+    split = splits_of(spec, dataset)[rank]
+    strategy = strategies[spec.strategy](
+        StrategyOptions(Access(spec.optimizer, spec.access_options), spec.staleness, spec.settles)
+    )
+    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
+    log = EventLog(paths.events, f"worker-{rank}", started_at)
+    with Client(scheduler, options) as client:
+        if not strategy.uses_servers:
+            client.collective = ProcessGroup(rank, spec.workers, rendezvous)
+        batches = _Batches(spec, dataset, split, rank)
+        progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)
+        log.write("begin", rank=rank, samples=len(split), batches=len(batches))
+        program = train_program(
+            strategy, learner, batches, spec.epochs, rank, progress, spec.max_steps
+        )
+        steps = client.drive(program)
+        result = progress.finish(steps)
+        if rank == 0:
+            state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
+            save_file(state, paths.model)
+        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+    log.write("end", rank=rank)
+    log.close()
+
+
+class Progress:
+    """The loop's hooks: events, evaluations, and this worker's figures."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        client: Client,
+        learner: Learner,
+        dataset: Dataset,
+        log: EventLog,
+        batches: int,
+        in_step: bool,
+    ) -> None:
+        self._client = client
+        self._learner = learner
+        self._log = log
+        self._in_step = in_step
+        # Workers in step evaluate at the same steps, so the period has to be the same for all.
+        longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
+        self._every = spec.eval_every or max(
+            1, (longest if in_step else batches) // EVALUATIONS_AN_EPOCH
+        )
+        self._test = dataset.transform(dataset.test_x, dataset.test_y)
+        self._samples = 0.0
+        self._steps = 0
+        self._staleness = 0
+        self._evaluated_at = -1
+        self._began = time.monotonic()
+        self._evaluating_s = 0.0
+        self._best: tuple[float, float] = (-1.0, 0.0)
+        self._last: tuple[float, float] = (0.0, 0.0)
+        self._losses: list[float] = []
+
+    def stepped(self, epoch: int, step: int, result: StepResult) -> None:
+        self._steps += 1
+        self._samples += result.weight
+        self._staleness += result.staleness
+        if not isnan(result.loss):
+            self._losses.append(result.loss)
+            self._log.write(
+                "step",
+                step=step,
+                epoch=epoch,
+                loss=result.loss,
+                samples=int(result.weight),
+                staleness=result.staleness,
+            )
+        if step % self._every == 0:
+            self.evaluate(epoch, step)
+
+    def epoch_done(self, epoch: int, step: int) -> None:
+        self.evaluate(epoch, step)
+
+    def evaluate(self, epoch: int, step: int) -> None:
+        if step == self._evaluated_at:
+            return
+        self._evaluated_at = step
+        begin = time.monotonic()
+        accuracy, loss = self._learner.evaluate(*self._test)
+        self._evaluating_s += time.monotonic() - begin
+        self._last = (accuracy, loss)
+        if accuracy > self._best[0]:
+            self._best = (accuracy, loss)
+        self._log.write("eval", step=step, epoch=epoch, accuracy=accuracy, loss=loss)
+
+    def finish(self, steps: int) -> dict[str, Any]:
+        """This worker's figures: of the final parameters, which are the same for all."""
+        seconds = time.monotonic() - self._began - self._evaluating_s
+        accuracy, loss = self._learner.evaluate(*self._test)
+        self._log.write("eval", step=steps, epoch=-1, accuracy=accuracy, loss=loss)
+        return {
+            "accuracy": accuracy,
+            "loss": loss,
+            "best_accuracy": max(accuracy, self._best[0]),
+            "train_loss": float(np.mean(self._losses[-20:])) if self._losses else None,
+            "samples": int(self._samples),
+            "steps": self._steps,
+            "seconds": seconds,
+            "staleness": self._staleness / max(1, self._steps),
+            "bytes_pushed": self._client.bytes_pushed,
+            "bytes_pulled": self._client.bytes_pulled,
+        }
+
+
+class _Batches:
+    """One worker's split as (x, y) batches."""
+
+    def __init__(self, spec: JobSpec, dataset: Dataset, split: Any, rank: int) -> None:
+        self._dataset = dataset
+        self._batches = Batches(split, spec.worker_batch, seed=spec.seed, rank=rank)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = self._dataset.train_x, self._dataset.train_y
+        for chosen in self._batches.batches(epoch):
+            index = torch.from_numpy(chosen)
+            yield x[index], y[index]
+
+
+def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
+    """The job's data: by name, or from an importable function."""
+    module, found, _ = spec.data.partition(":")
+    if not found or module == "csv":
+        return find_source(spec.data).load(data_dirs)
+    made = imports.load(spec.data)()
+    if isinstance(made, Dataset):
+        return made
+    try:
+        train_x, train_y, test_x, test_y = made
+        classes = int(torch.cat([train_y, test_y]).max()) + 1
+    except (TypeError, ValueError, DataCorrupt, DataMissing) as error:
+        raise InvalidValue(
+            f"{spec.data} has to return a Dataset or (train_x, train_y, test_x, test_y): {error}"
+        ) from None
+    return Dataset(spec.data, train_x, train_y, test_x, test_y, classes, Compose())
+
+
+def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
+    """The job's model, from its seed or its file of initial weights."""
+    torch.manual_seed(spec.seed)
+    sample, _ = dataset.transform(dataset.train_x[:1], dataset.train_y[:1])
+    if spec.layers:
+        module = from_layers(spec.layers, sample)
+    elif ":" in spec.model:
+        module = imports.load(spec.model)()
+        if not isinstance(module, nn.Module):
+            raise InvalidValue(
+                f"{spec.model} made a {type(module).__name__}, not a torch.nn.Module"
+            )
+        module = module.to(torch.get_default_dtype())
+    else:
+        name = spec.model or default_model(spec.data)
+        module = models[name](tuple(sample.shape[1:]), dataset.classes)
+    if spec.init:
+        path = Path(spec.init)
+        if not path.exists():
+            raise DataMissing(f"no initial weights at {path}")
+        try:
+            module.load_state_dict(load_file(path))
+        except Exception as error:
+            raise DataCorrupt(f"{path} does not fit the model: {error}") from None
+    return module
+
+
+def default_model(data: str) -> str:
+    module, found, _ = data.partition(":")
+    return find_source(data).default_model if not found or module == "csv" else "mlp"
+
+
+def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
+    """Every worker's samples: a pure function of the job."""
+    return plan_splits(
+        dataset.train_y.numpy(),
+        spec.workers,
+        assignment=Assignment.parse(spec.assignment),
+        block_size=spec.block_size,
+        redundancy=spec.redundancy,
+        seed=spec.seed,
+    )

@@ -1,0 +1,30 @@
+"""What a collective is, and how a strategy asks for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum `tensor` over all workers, in place. What a strategy yields."""
+
+    tensor: Tensor
+
+
+class Collective(Protocol):
+    """Every member calls the same operations in the same order."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace `tensor` by its sum over the members."""
+        ...
+
+    def barrier(self) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,51 @@
+"""A collective on torch.distributed (gloo on CPUs)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import PeerError
+
+
+class ProcessGroup:
+    """torch.distributed as a `Collective`.
+
+    rendezvous: a torch init method, such as file:///PATH or tcp://HOST:PORT
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, rendezvous: str, timeout_s: float = 60.0
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._mine = not dist.is_initialized()
+        if self._mine:
+            dist.init_process_group(
+                "gloo",
+                init_method=rendezvous,
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            raise PeerError(f"allreduce of {self.world_size} workers failed: {error}") from error
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        if self._mine and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def file_rendezvous(folder: Path) -> str:
+    """A rendezvous for processes that share a folder."""
+    return f"file://{folder / 'rendezvous'}"

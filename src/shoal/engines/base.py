@@ -1,0 +1,32 @@
+"""What an engine is: it starts named processes, watches them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process to start: "module:function" with keyword arguments that JSON can carry."""
+
+    name: str
+    entry: str
+    args: dict[str, Any] = field(default_factory=dict)
+    preload: bool = True
+    env: dict[str, str] = field(default_factory=dict)
+    inherit_output: bool = False
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process has ended: `code` is its exit status, or minus the signal that killed it."""
+
+    name: str
+    code: int
+
+
+class Engine(Protocol):
+    def start(self, task: Task) -> None: ...
+    def exits(self, timeout_s: float) -> list[Exit]: ...
+    def stop(self) -> None: ...

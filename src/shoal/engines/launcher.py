@@ -1,0 +1,165 @@
+"""The launcher: a small process that forks the run's others.
+
+It imports torch once and forks servers and workers from there, so that four processes start in the
+time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON lines
+on a socket pair; nothing is unpickled. When the process that started it dies, so do it and all of
+its children, and the run's sockets are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PRELOAD = ("torch", "shoal.runtime.client", "shoal.tables.dense", "shoal.protocol.server")
+
+
+def die_with_parent(number: int) -> None:
+    """Ask Linux for a signal when the parent ends, however it ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def entry_point(name: str) -> Callable[..., object]:
+    """The function that "module:function" names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., object] = getattr(importlib.import_module(module), function)
+    return found
+
+
+class Launcher:
+    """Forks on command, reports exits."""
+
+    def __init__(self, commands: socket.socket, sockets: str) -> None:
+        self._commands = commands
+        self._sockets = sockets
+        self._pending = b""
+        self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (name, pid)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(commands, selectors.EVENT_READ)
+        self._preloaded = False
+
+    def run(self) -> None:
+        die_with_parent(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._commands:
+                    self._read()
+                else:
+                    self._reap(key.fd)
+
+    def _read(self) -> None:
+        data = self._commands.recv(1 << 16)
+        if not data:
+            self._end()
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            if command.get("preload") and not self._preloaded:
+                self._preloaded = True
+                for module in PRELOAD:
+                    importlib.import_module(module)
+            self._fork(command)
+
+    def _fork(self, command: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._become(command)
+                code = run_entry(command)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (command["name"], pid)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._report({"started": command["name"], "pid": pid})
+
+    def _become(self, command: dict[str, Any]) -> None:
+        """In the child: a signal table, files and an environment of its own."""
+        die_with_parent(signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self._selector.close()
+        self._commands.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if not command.get("inherit_output"):
+            os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(command.get("env", {}))
+
+    def _reap(self, pidfd: int) -> None:
+        name, pid = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._report({"exited": name, "code": os.waitstatus_to_exitcode(status)})
+
+    def _report(self, report: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._commands.sendall(json.dumps(report).encode() + b"\n")
+
+    def _end(self) -> None:
+        """Nobody needs us any more: leave nothing behind."""
+        for _, pid in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for _, pid in self._children.values():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        os._exit(0)
+
+
+def run_entry(command: dict[str, Any]) -> int:
+    """Call the command's function; a typed error goes to the error file, in one line of JSON."""
+    from shoal.errors import ShoalError
+
+    try:
+        entry_point(command["entry"])(**command["args"])
+    except ShoalError as error:
+        traceback.print_exc()
+        report = {"type": type(error).__name__, "message": error.message, "story": error.story}
+        Path(command["error"]).write_text(json.dumps(report))
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        traceback.print_exc()
+        report = {"type": "RunAborted", "message": f"{type(error).__name__}: {error}", "story": ()}
+        Path(command["error"]).write_text(json.dumps(report))
+        return 1
+    return 0
+
+
+def main() -> None:
+    fileno, sockets = int(sys.argv[1]), sys.argv[2]
+    Launcher(socket.socket(fileno=fileno), sockets).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""LocalEngine: a run's processes on this machine.
+
+    with LocalEngine(folder) as engine:
+        engine.start(Task("server-0", "shoal.engines.roles:run_server", {...}))
+        engine.join(progress)
+
+`join` names the process that died and why; leaving the `with` ends all the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+from shoal.engines.base import Exit, Task
+from shoal.errors import ProcessDied, RunAborted, ShoalError, by_name
+from shoal.runtime.folder import RunFolder
+
+GRACE_S = 1.0  # after the first death, for the others to say what they saw
+
+
+class LocalEngine:
+    """Starts processes through a launcher; `sockets` is their private directory."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.sockets = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self.running: dict[str, int] = {}  # name -> pid, 0 until it is known
+        ours, theirs = socket.socketpair()
+        self._commands = ours
+        self._pending = b""
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # Ctrl-C reaches us alone; we end the others
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def address(self, name: str) -> str:
+        """Where a process of this run listens."""
+        return f"unix://{self.sockets / name}.sock"
+
+    def start(self, task: Task) -> None:
+        self.running[task.name] = 0
+        command = {
+            "name": task.name,
+            "entry": task.entry,
+            "args": task.args,
+            "preload": task.preload,
+            "env": task.env,
+            "inherit_output": task.inherit_output,
+            "log": str(self.folder.log(task.name)),
+            "error": str(self.folder.error(task.name)),
+        }
+        self._commands.sendall(json.dumps(command).encode() + b"\n")
+
+    def exits(self, timeout_s: float) -> list[Exit]:
+        """Processes that ended, waiting for one for `timeout_s` at most."""
+        if not select.select([self._commands], [], [], timeout_s)[0]:
+            return []
+        data = self._commands.recv(1 << 16)
+        if not data:
+            raise ProcessDied(
+                "the launcher died, and with it every process of the run; "
+                f"see {self.folder.path / 'logs'}"
+            )
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        ended = []
+        for line in lines:
+            report = json.loads(line)
+            if "started" in report:
+                self.running[report["started"]] = report["pid"]
+            else:
+                self.running.pop(report["exited"], None)
+                ended.append(Exit(report["exited"], report["code"]))
+        return ended
+
+    def join(self, tick: Callable[[], None] = lambda: None, tick_s: float = 0.1) -> None:
+        """Wait for every process; raises for the first that did not end well.
+
+        tick: called every `tick_s` meanwhile, for progress displays
+        """
+        failed: list[Exit] = []
+        give_up_at = float("inf")
+        while self.running and monotonic() < give_up_at:
+            for each in self.exits(tick_s):
+                if each.code:
+                    failed.append(each)
+                    give_up_at = min(give_up_at, monotonic() + GRACE_S)
+                    if each.code < 0:
+                        give_up_at = monotonic()  # killed: nobody else knows more
+            tick()
+        if failed:
+            raise self._cause(failed)
+
+    def _cause(self, failed: list[Exit]) -> ShoalError:
+        """The most telling error: a killed process first, then the first typed report."""
+        killed = next((each for each in failed if each.code < 0), None)
+        if killed is not None:
+            name = signal.Signals(-killed.code).name
+            return ProcessDied(
+                f"{killed.name} was killed by {name}; the run cannot go on without it "
+                f"(its log: {self.folder.log(killed.name)})"
+            )
+        told = [(each, report) for each in failed if (report := self._report(each)) is not None]
+        # Those that were told of the end know less than the one that caused it.
+        told.sort(key=lambda pair: isinstance(pair[1], RunAborted))
+        if told:
+            each, report = told[0]
+            return type(report)(f"{each.name}: {report.message}", report.story)
+        each = failed[0]
+        log = self.folder.log(each.name)
+        return ProcessDied(f"{each.name} ended with status {each.code}; its log: {log}")
+
+    def _report(self, each: Exit) -> ShoalError | None:
+        path = self.folder.error(each.name)
+        if not path.exists():
+            return None
+        report = json.loads(path.read_text())
+        return by_name(report["type"])(report["message"], report["story"])
+
+    def stop(self) -> None:
+        """End whatever still runs, and remove the sockets."""
+        self._commands.close()  # the launcher takes this as its order to end everything
+        try:
+            self._launcher.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._launcher.pid, signal.SIGKILL)
+            self._launcher.wait()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,151 @@
+"""What the processes of a cluster do: the scheduler's and the servers' whole lives.
+
+Importable without torch, so that a scheduler is up in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from shoal.protocol.machine import Note
+from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions, check_options
+from shoal.protocol.session import Session, SessionOptions
+from shoal.runtime.metrics import EventLog
+from shoal.runtime.node import Journal, Node
+from shoal.transport import Identity
+
+NOTED = ("joined", "view", "lost", "released", "refused", "ending", "no view")
+
+
+def run_scheduler(
+    listen: str,
+    servers: int,
+    workers: int,
+    join_timeout_s: float = 120.0,
+    token: str = "",
+    state: str = "",
+    events: str = "",
+    started_at: float = 0.0,
+) -> None:
+    """Be the scheduler until the run ends; raises the error that ended it."""
+    options = SchedulerOptions(servers, workers, join_timeout_s=join_timeout_s)
+    check_options(options)
+    configure_log()
+    journal = Journal(Path(state)) if state else None
+    log = _event_log(events, "scheduler", started_at)
+
+    def note(each: Note) -> None:
+        if each.kind in NOTED:
+            fields = {key: value for key, value in each.fields.items() if key != "node"}
+            logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)
+            if log is not None:
+                log.write(
+                    each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()}
+                )
+
+    machine = SchedulerMachine(options, journal.read() if journal else None)
+    me = Identity(SCHEDULER, "scheduler", token=token)
+    node = Node(machine, me, journal=journal, on_note=note)
+    try:
+        address = node.listen(listen)
+        logging.getLogger("shoal.scheduler").info("listening at %s", address)
+        node.run()
+    finally:
+        node.close()
+
+
+def run_server(
+    scheduler: str,
+    listen: str,
+    rank: int = -1,
+    advertise: str = "",
+    init_timeout_s: float = 60.0,
+    token: str = "",
+    events: str = "",
+    started_at: float = 0.0,
+    threads: int = 1,
+) -> None:
+    """Be a server until the run ends."""
+    import torch
+
+    from shoal.protocol.server import ServerMachine
+    from shoal.tables.dense import DenseShard
+
+    configure_log()
+    torch.set_num_threads(threads)
+    name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
+    options = SessionOptions(join_timeout_s=init_timeout_s)
+    session = Session(name, "server", host=socket.gethostname(), rank=rank, options=options)
+    log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
+
+    def note(each: Note) -> None:
+        if each.kind == "joined" and log is not None:
+            log.write("joined", role="server", rank=session.rank)
+
+    node = Node(
+        ServerMachine(session, DenseShard),
+        Identity(name, "server", token=token),
+        scheduler=scheduler,
+        on_note=note,
+    )
+    try:
+        session.announce(advertise or node.listen(listen))
+        node.run()
+    finally:
+        if node.counters:
+            logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))
+        node.close()
+
+
+def configure_log() -> None:
+    """Plain lines on standard error, which the engine sends to the run's folder."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _event_log(events: str, node: str, started_at: float) -> EventLog | None:
+    return EventLog(Path(events), node, started_at) if events else None
+
+
+def own_address(scheduler: str, interface: str = "") -> str:
+    """An address for this host that the others can reach, on any free port.
+
+    For a scheduler on this host it stays on loopback; otherwise it is the address of the
+    interface that leads to the scheduler, or of the one that is named.
+    """
+    from shoal.transport.tcp import endpoint_of, tcp_address
+
+    if interface:
+        return tcp_address(_address_of(interface), 0)
+    host, port = endpoint_of(scheduler)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port or 1))  # sends nothing; asks the routing table
+        return tcp_address(probe.getsockname()[0], 0)
+
+
+def _address_of(interface: str) -> str:
+    import fcntl
+    import struct
+
+    from shoal.errors import InvalidValue
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request: Any = struct.pack("256s", interface[:15].encode())
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise InvalidValue(
+                f"no interface {interface!r} with an IPv4 address (known: {known})"
+            ) from None
+    return socket.inet_ntoa(answer[20:24])

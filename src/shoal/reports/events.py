@@ -1,0 +1,108 @@
+"""A run as tables, from its event log alone.
+
+>>> run = load_run("shoal-runs/demo-20260101-120000")    # doctest: +SKIP
+>>> run.evals[0]["accuracy"], len(run.steps[0]["loss"])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import DataCorrupt, DataMissing
+from shoal.runtime.folder import RunFolder
+
+Table = dict[str, list[Any]]  # column -> values
+STEP_COLUMNS = ("t", "epoch", "step", "loss", "samples", "staleness")
+EVAL_COLUMNS = ("t", "epoch", "step", "accuracy", "loss")
+THRESHOLDS = (0.5, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind.
+
+    summary:  the figures of `summary.json`, {} for a run that did not end
+    steps:    by rank, the columns t, epoch, step, loss, samples, staleness
+    evals:    by rank, the columns t, epoch, step, accuracy, loss
+    events:   every event, in the order of writing
+    """
+
+    path: Path
+    summary: dict[str, Any]
+    steps: dict[int, Table]
+    evals: dict[int, Table]
+    events: list[dict[str, Any]]
+
+
+def load_run(path: str | Path) -> Run:
+    """A run's tables.
+
+    Raises:
+        DataMissing: no run there
+        DataCorrupt: a line of its event log that is no event
+    """
+    folder = RunFolder(Path(path))
+    if not folder.events.exists():
+        raise DataMissing(f"no run at {path}: {folder.events} does not exist")
+    events = list(read_events(folder.events))
+    summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
+    return Run(
+        folder.path,
+        summary,
+        _tables(events, "step", STEP_COLUMNS),
+        _tables(events, "eval", EVAL_COLUMNS),
+        events,
+    )
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events in a log; a last line without its end is still being written and left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise DataCorrupt(f"{path}, line {number}: {error}") from None
+
+
+def write_tables(folder: RunFolder) -> None:
+    """Each worker's train.csv and eval.csv."""
+    events = list(read_events(folder.events))
+    for name, kind, columns in (
+        ("train.csv", "step", STEP_COLUMNS),
+        ("eval.csv", "eval", EVAL_COLUMNS),
+    ):
+        for rank, table in _tables(events, kind, columns).items():
+            with (folder.worker(rank) / name).open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*(table[column] for column in columns), strict=True))
+
+
+def time_to(events: list[dict[str, Any]]) -> dict[str, float]:
+    """For each accuracy threshold that was reached: seconds from the start to its evaluation."""
+    reached: dict[str, float] = {}
+    for event in events:
+        if event["kind"] == "eval":
+            for threshold in THRESHOLDS:
+                if event["accuracy"] >= threshold:
+                    reached.setdefault(str(threshold), event["t"])
+    return reached
+
+
+def _tables(events: list[dict[str, Any]], kind: str, columns: tuple[str, ...]) -> dict[int, Table]:
+    tables: dict[int, Table] = {}
+    for event in events:
+        if event["kind"] == kind:
+            rank = int(event["node"].rpartition("-")[2])
+            table = tables.setdefault(rank, {column: [] for column in columns})
+            for column in columns:
+                table[column].append(event.get(column))
+    return dict(sorted(tables.items()))

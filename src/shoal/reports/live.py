@@ -1,0 +1,121 @@
+"""A run as it goes, and its summary, on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """The course of `values` in one line of text, means of equal pieces.
+
+    >>> sparkline([1, 2, 3, 4])
+    '▁▃▆█'
+    """
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [len(values) * i // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
+
+
+class Live:
+    """Follows an event log and shows a bar per worker. `tick` reads what is new."""
+
+    def __init__(self, console: Console, events: Path, workers: int, epochs: int) -> None:
+        self._events = events
+        self._offset = 0
+        self._rest = b""
+        self._epochs = epochs
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("epoch {task.fields[epoch]:>3}  step {task.completed:>6}"),
+            TextColumn("loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>6}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {
+            f"worker-{rank}": self._progress.add_task(
+                f"worker-{rank}", total=None, epoch="-", loss="-", accuracy="-"
+            )
+            for rank in range(workers)
+        }
+
+    def __enter__(self) -> Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tick()
+        self._progress.stop()
+
+    def tick(self) -> None:
+        if not self._events.exists():
+            return
+        with self._events.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        latest: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            event = json.loads(line)
+            if event["node"] in self._tasks:
+                latest.setdefault(event["node"], {})[event["kind"]] = event
+        for node, events in latest.items():
+            self._show(self._tasks[node], events)
+
+    def _show(self, task: TaskID, events: dict[str, Any]) -> None:
+        if "begin" in events:
+            self._progress.update(task, total=events["begin"]["batches"] * self._epochs)
+        if "step" in events:
+            step = events["step"]
+            self._progress.update(
+                task,
+                completed=step["step"],
+                epoch=step["epoch"] + 1,
+                loss=f"{step['loss']:.4f}",
+            )
+        if "eval" in events:
+            self._progress.update(task, accuracy=f"{events['eval']['accuracy']:.4f}")
+
+
+def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[float]) -> None:
+    """The figures of a run in one table, with the loss's course above."""
+    if losses:
+        console.print(f"loss  {sparkline(losses)}  {losses[0]:.3f} -> {losses[-1]:.3f}")
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    rows = {
+        "test accuracy": f"{summary['accuracy']:.4f}",
+        "test loss": f"{summary['loss']:.4f}",
+        "samples/s": f"{summary['samples_per_s']:,.0f}",
+        "wall time": f"{summary['wall_s']:.1f} s",
+        "pushed": _bytes(summary["bytes_pushed"]),
+        "pulled": _bytes(summary["bytes_pulled"]),
+        "staleness": f"{summary['staleness']:.2f} clocks on average",
+        "run": summary["run_dir"],
+    }
+    for name, value in rows.items():
+        table.add_row(name, value, style="bold" if name == "test accuracy" else None)
+    console.print(table)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.1f} TB"

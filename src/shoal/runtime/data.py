@@ -1,0 +1,276 @@
+"""In what order a worker sees its samples, batch by batch and epoch by epoch.
+
+`plan_splits` (from `runtime.splits`) gives each worker its split of the samples; `Batches` walks a
+split, and `Sampler` does both for a user's own `torch.utils.data.DataLoader`. All are pure
+functions of their seeds, and the two that walk can stop and go on in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data
+
+from shoal.errors import InvalidValue
+from shoal.runtime.splits import (
+    BATCH_STREAM,
+    SAMPLER_STREAM,
+    Assignment,
+    Indices,
+    plan_splits,
+    seeded,
+)
+
+State = dict[str, int | bool]
+
+__all__ = [
+    "Assignment",
+    "Batches",
+    "Indices",
+    "Sampler",
+    "State",
+    "current_membership",
+    "plan_splits",
+    "set_membership",
+]
+
+
+class Batches:
+    """One worker's split as batches of indices, shuffled anew every epoch, resumable in the middle.
+
+    The order of an epoch is a pure function of (seed, rank, epoch). Iterating goes through the
+    current epoch and then moves on to the next. A batch counts as seen when it is handed out, so a
+    state that is saved in the loop's body, after the step, resumes with the batch after it.
+
+    Args:
+        split: sample indices, shape (n,), as from `plan_splits`; may be empty.
+        batch_size: indices per batch; the last of an epoch may be shorter unless `drop_last`.
+        seed: >= 0.
+        rank: this worker's, >= 0; workers with the same seed shuffle independently.
+
+    >>> batches = Batches(np.arange(5), 2, shuffle=False)
+    >>> [batch.tolist() for batch in batches]
+    [[0, 1], [2, 3], [4]]
+    >>> batches.epoch
+    1
+    """
+
+    epoch: int  # the epoch that iterating goes on with
+    position: int  # batches of it that were handed out: 0 <= position <= len(self)
+
+    def __init__(
+        self,
+        split: npt.NDArray[np.integer[Any]],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise InvalidValue(f"batch size {batch_size} must be >= 1")
+        if seed < 0 or rank < 0:
+            raise InvalidValue(f"seed {seed} and rank {rank} must be >= 0")
+        self.split = np.ascontiguousarray(split, dtype=np.int64)
+        self.batch_size = batch_size
+        self.epoch = 0
+        self.position = 0
+        self._resuming = False
+        self._seed, self._rank = seed, rank
+        self._shuffle, self._drop_last = shuffle, drop_last
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        extra = 0 if self._drop_last else self.batch_size - 1
+        return (len(self.split) + extra) // self.batch_size
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self.batches(self.epoch)
+
+    def batches(self, epoch: int) -> Iterator[Indices]:
+        """The batches of `epoch`: all, or where a state of this epoch was loaded, the remaining."""
+        if epoch < 0:
+            raise InvalidValue(f"epoch {epoch} must be >= 0")
+        start = self.position if self._resuming and epoch == self.epoch else 0
+        self._resuming = False
+        self.epoch, self.position = epoch, start
+        return self._walk(epoch, start)
+
+    def _walk(self, epoch: int, start: int) -> Iterator[Indices]:
+        order = self.split
+        if self._shuffle:
+            order = seeded(BATCH_STREAM, self._seed, self._rank, epoch).permutation(order)
+        for index in range(start, len(self)):
+            self.epoch, self.position = epoch, index + 1
+            yield order[index * self.batch_size : (index + 1) * self.batch_size]
+        self.epoch, self.position = epoch + 1, 0
+
+    def state_dict(self) -> State:
+        """Where this is, and what has to be equal for the remaining batches to be the same."""
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from a saved `state`; one of other data or another order is refused."""
+        self.epoch, self.position = _resume(state, self._identity(), len(self), "batches")
+        self._resuming = True
+
+    def _identity(self) -> State:
+        return {
+            "seed": self._seed,
+            "rank": self._rank,
+            "shuffle": self._shuffle,
+            "drop_last": self._drop_last,
+            "batch_size": self.batch_size,
+            "split_crc32": zlib.crc32(self.split.data),
+        }
+
+
+@dataclass
+class _Membership:
+    rank: int = 0
+    world_size: int = 1
+
+
+_membership = _Membership()
+
+
+def set_membership(rank: int, world_size: int) -> None:
+    """Say which worker this process is: the default of every `Sampler`. The runtime calls it."""
+    _check_membership(rank, world_size)
+    _membership.rank, _membership.world_size = rank, world_size
+
+
+def current_membership() -> tuple[int, int]:
+    """(rank, world size) of this process: (0, 1) until the runtime says otherwise."""
+    return _membership.rank, _membership.world_size
+
+
+def _check_membership(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise InvalidValue(f"rank {rank} of world size {world_size}: needs 0 <= rank < world size")
+
+
+class Sampler(torch.utils.data.Sampler[int]):
+    """This worker's part of a dataset, for `DataLoader(dataset, sampler=Sampler(dataset))`.
+
+    Unlike `torch.utils.data.DistributedSampler` it repeats no sample to make the parts equal: the
+    parts of all ranks are disjoint and complete, and their sizes differ by at most one. (A worker
+    of Shoal whose data end first keeps taking part with weight 0, so nothing waits for it.)
+
+    The order is a pure function of (seed, epoch). Iterating again after the end of an epoch begins
+    the next; `set_epoch` is there for loops that count epochs themselves.
+
+    Args:
+        dataset: anything with a length.
+        rank, world_size: which part; both or neither. Without them they are the process's own, as
+            `shoal.init()` set them, read when iterating starts.
+        seed: >= 0, the same on all ranks.
+        shuffle: a new order each epoch; otherwise rank r has samples r, r + world_size, ...
+
+    >>> list(Sampler(range(5), rank=1, world_size=2, shuffle=False))
+    [1, 3]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise InvalidValue("give a Sampler both rank and world_size, or neither")
+        if seed < 0:
+            raise InvalidValue(f"seed {seed} must be >= 0")
+        self._given = None
+        if rank is not None and world_size is not None:
+            _check_membership(rank, world_size)
+            self._given = rank, world_size
+        self.dataset = dataset
+        self.epoch = 0
+        self.position = 0  # samples of this epoch that were handed out
+        self._resuming = False
+        # A DataLoader meets the end before the loop has had the last, shorter batch. So the end
+        # moves nothing: a state that is saved in that batch is still one of this epoch.
+        self._ended = False
+        self._seed, self._shuffle = seed, shuffle
+
+    def __len__(self) -> int:
+        """Samples of this rank per epoch (more than a resumed epoch still has to give)."""
+        rank, world_size = self._given or current_membership()
+        return len(range(rank, len(self.dataset), world_size))
+
+    def __iter__(self) -> Iterator[int]:
+        rank, world_size = self._given or current_membership()
+        epoch, start = self.epoch + self._ended, self.position if self._resuming else 0
+        self.epoch, self.position = epoch, start
+        self._resuming = self._ended = False
+        order = np.arange(len(self.dataset))
+        if self._shuffle:
+            order = seeded(SAMPLER_STREAM, self._seed, epoch).permutation(order)
+        for index, sample in enumerate(order[rank::world_size][start:].tolist(), start + 1):
+            self.position = index
+            yield sample
+        if self.epoch == epoch:  # not, if set_epoch was called meanwhile
+            self._ended = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` at the next iteration; setting the epoch of a loaded state keeps it."""
+        if epoch < 0:
+            raise InvalidValue(f"epoch {epoch} must be >= 0")
+        if epoch != self.epoch:
+            self.epoch, self.position, self._resuming = epoch, 0, False
+        self._ended = False
+
+    def state_dict(self, *, consumed: int | None = None) -> State:
+        """Where this is.
+
+        A DataLoader with `num_workers` above 0 draws samples ahead of the loop: `consumed` then
+        says how many samples of this epoch the loop has really used.
+        """
+        position = self.position if consumed is None else consumed
+        return {"epoch": self.epoch, "position": position, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from a saved `state`; one of other data or another order is refused."""
+        self.epoch, self.position = _resume(state, self._identity(), len(self), "samples")
+        self._resuming, self._ended = True, False
+
+    def _identity(self) -> State:
+        rank, world_size = self._given or current_membership()
+        return {
+            "seed": self._seed,
+            "rank": rank,
+            "world_size": world_size,
+            "shuffle": self._shuffle,
+            "samples": len(self.dataset),
+        }
+
+
+def _resume(
+    state: Mapping[str, int | bool], identity: State, length: int, unit: str
+) -> tuple[int, int]:
+    """The (epoch, position) of a saved state, if it is one of the same order over the same data."""
+    wanting = sorted({"epoch", "position", *identity} - set(state))
+    if wanting:
+        raise InvalidValue(f"a saved data state lacks {', '.join(wanting)}")
+    for name, mine in identity.items():
+        if state[name] != mine:
+            raise InvalidValue(
+                f"a saved data state has {name} {state[name]}, this run has {mine}:"
+                f" the remaining {unit} would not be the same"
+            )
+    epoch, position = int(state["epoch"]), int(state["position"])
+    if epoch < 0 or not 0 <= position <= length:
+        raise InvalidValue(
+            f"a saved data state is at {unit} {position} of {length} in epoch {epoch}"
+        )
+    return epoch, position

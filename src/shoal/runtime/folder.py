@@ -1,0 +1,65 @@
+"""RunFolder: every path of a run, built here and nowhere else.
+
+events.jsonl        what happened, from all processes
+job.toml            the resolved configuration
+summary.json        the figures at the end
+model.safetensors   the trained parameters
+workers/N/train.csv, eval.csv
+logs/NAME.log       standard output and error of each process
+logs/NAME.error     the typed error that ended it, where one did
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+
+class RunFolder:
+    """The directory that a run leaves behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, parent: Path, title: str) -> RunFolder:
+        """A fresh folder named by title and time."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", title) or "run"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for attempt in range(1000):
+            path = parent / (f"{name}-{stamp}" + (f"-{attempt}" if attempt else ""))
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            (path / "logs").mkdir()
+            return cls(path)
+        raise FileExistsError(f"no free run folder beside {path}")
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.toml"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    def worker(self, rank: int) -> Path:
+        folder = self.path / "workers" / str(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def log(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
+
+    def error(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.error"

@@ -1,0 +1,41 @@
+"""The event log of a run: JSON lines, appended, the single source of every table and plot.
+
+All processes of one machine append to the same file. A line is one `write` to a file opened for
+appending, so lines of several processes do not mix.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_encoder = msgspec.json.Encoder()
+
+
+class EventLog:
+    """Appends events of one node.
+
+    started_at: the run's beginning (`time.time()`); events carry seconds since then as `t`
+    """
+
+    def __init__(self, path: Path, node: str, started_at: float) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._node = node
+        self._started_at = started_at
+
+    def write(self, kind: str, **fields: Any) -> None:
+        event = {"t": round(self.elapsed(), 6), "kind": kind, "node": self._node, **fields}
+        os.write(self._file, _encoder.encode(event) + b"\n")
+
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.time() - self._started_at
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

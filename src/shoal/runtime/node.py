@@ -1,0 +1,296 @@
+"""Node: the shell that gives one machine a transport, a clock and a disk.
+
+One loop, no threads of its own: whoever calls `poll` does the socket work. A server or scheduler
+process is `Node.run()`; a worker's caller polls while it waits (`runtime.client`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from shoal.errors import ShoalError, WireError
+from shoal.protocol.machine import (
+    Arrival,
+    Effects,
+    Event,
+    Machine,
+    Note,
+    Outcome,
+    PeerLost,
+    Persist,
+    Received,
+    Resolve,
+    Send,
+    Sink,
+    Stop,
+    Ticked,
+)
+from shoal.protocol.messages import SCHEDULER, Malformed, Message, NodeId
+from shoal.transport import Connection, Identity, Listener, transport_for
+
+log = logging.getLogger("shoal.node")
+
+CONNECT_TIMEOUT_S = 2.0
+RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
+RECONNECT_MAX_S = 2.0
+
+
+class Journal:
+    """The newest record of a machine, on disk: written whole, flushed, then renamed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> bytes | None:
+        return self.path.read_bytes() if self.path.exists() else None
+
+    def write(self, record: bytes) -> None:
+        fresh = self.path.with_suffix(".new")
+        with fresh.open("wb") as file:
+            file.write(record)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self.path)
+
+
+class Node:
+    """Runs one machine.
+
+    scheduler:  the address of the scheduler, for members
+    resolve:    where answers to `Asked` go
+    on_note:    where the machine's notes go (event log, counters)
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        me: Identity,
+        scheduler: str = "",
+        journal: Journal | None = None,
+        resolve: Callable[[int, Outcome], None] = lambda request_id, outcome: None,
+        on_note: Callable[[Note], None] = lambda note: None,
+    ) -> None:
+        self.machine = machine
+        self.me = me
+        self.counters: Counter[str] = Counter()
+        self.stopped = False
+        self.error: ShoalError | None = None
+        self._scheduler = scheduler
+        self._journal = journal
+        self._resolve = resolve
+        self._on_note = on_note
+        self._epoll = select.epoll()
+        self._listener: Listener | None = None
+        self._connections: dict[int, Connection] = {}
+        self._peers: dict[NodeId, Connection] = {}
+        self._writing: set[int] = set()
+        self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._closed = False
+
+    # ------------------------------------------------------------------ the public side
+
+    def listen(self, address: str) -> str:
+        """Let peers connect; returns the address that they use."""
+        self._listener = transport_for(address).listen(address, self.me)
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        return self._listener.address
+
+    def handle(self, event: Event) -> None:
+        """Give the machine an event and carry its effects out."""
+        self._perform(self.machine.handle(event, monotonic()))
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait for work for `timeout_s` at most, and do what there is."""
+        due = self.machine.deadline()
+        if due is not None:
+            timeout_s = min(timeout_s, max(0.0, due - monotonic()))
+        for fileno, mask in self._epoll.poll(timeout_s):
+            connection = self._connections.get(fileno)
+            if connection is not None:
+                self._serve(connection, mask)
+            elif fileno == self._wake:
+                os.eventfd_read(self._wake)
+            elif self._listener is not None and fileno == self._listener.fileno():
+                self._accept()
+        due = self.machine.deadline()
+        if due is not None and due <= monotonic() and not self.stopped:
+            self.handle(Ticked())
+
+    def run(self) -> None:
+        """Poll until the machine stops; raises its error."""
+        self.handle(Ticked())
+        while not self.stopped:
+            self.poll(3600.0)
+        self.linger()
+        if self.error is not None:
+            raise self.error
+
+    def wake(self) -> None:
+        """Make a `poll` of another thread return."""
+        os.eventfd_write(self._wake, 1)
+
+    def linger(self, limit_s: float = 1.0) -> None:
+        """Send what still waits to be sent."""
+        until = monotonic() + limit_s
+        waiting = [c for c in self._connections.values() if c.backlog]
+        while waiting and monotonic() < until:
+            self._epoll.poll(0.01)
+            for connection in waiting:
+                connection.flush()
+            waiting = [c for c in waiting if c.backlog]
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.stopped = True
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._connections.clear()
+        if self._listener is not None:
+            self._listener.close()
+        self._epoll.close()
+        os.close(self._wake)
+
+    # ------------------------------------------------------------------ connections
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        connection = self._listener.accept()
+        if connection is not None:
+            self._add(connection)
+
+    def _add(self, connection: Connection) -> None:
+        self._connections[connection.fileno()] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        if connection.peer:
+            self._meet(connection)
+
+    def _meet(self, connection: Connection) -> None:
+        """A peer is known by name now; an older connection of its is closed."""
+        old = self._peers.get(connection.peer)
+        if old is not None and old is not connection:
+            self._drop(old)
+        self._peers[connection.peer] = connection
+
+    def _drop(self, connection: Connection) -> None:
+        fileno = connection.fileno()
+        if self._connections.pop(fileno, None) is None:
+            return
+        self._writing.discard(fileno)
+        self._epoll.unregister(fileno)
+        connection.close()
+        if self._peers.get(connection.peer) is connection:
+            del self._peers[connection.peer]
+            self.handle(PeerLost(connection.peer))
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            connection.flush()
+            self._watch(connection)
+        if not mask & ~select.EPOLLOUT:
+            return
+        known = connection.peer
+        try:
+            alive = connection.receive(self._arriving, self._deliver, self._malformed)
+        except WireError as error:
+            self._count(error, connection)
+            alive = False
+        except ShoalError as error:  # a handshake that failed
+            self._count(error, connection)
+            connection.flush()
+            alive = False
+        if not alive:
+            self._drop(connection)
+        elif connection.peer and not known:
+            self._meet(connection)
+
+    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        return self.machine.arriving(sender, message, nbytes)
+
+    def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
+        if not self.stopped:
+            self.handle(Received(sender, message, payload))
+
+    def _malformed(self, sender: NodeId, error: Exception) -> None:
+        self._count(error, self._peers.get(sender))
+        peer = self._peers.get(sender)
+        if peer is not None:
+            peer.send(Malformed(str(error)[:500]), (), False)
+
+    def _count(self, error: Exception, connection: Connection | None) -> None:
+        """Typed counters; the log has the first of each kind and then every power of two."""
+        kind = type(error).__name__
+        self.counters[kind] += 1
+        seen = self.counters[kind]
+        if seen & (seen - 1) == 0:
+            who = connection.peer if connection is not None and connection.peer else "a stranger"
+            log.warning("%s x%d from %s: %s", kind, seen, who, error)
+
+    # ------------------------------------------------------------------ effects
+
+    def _perform(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message, buffers, volatile):
+                    self._send(to, message, buffers, volatile)
+                case Resolve(request_id, outcome):
+                    self._resolve(request_id, outcome)
+                case Note():
+                    self._on_note(effect)
+                case Persist(record):
+                    if self._journal is not None:
+                        self._journal.write(record)
+                case Stop(error):
+                    self.stopped = True
+                    self.error = error
+
+    def _send(
+        self, to: NodeId, message: Message, buffers: tuple[memoryview, ...], volatile: bool
+    ) -> None:
+        connection = self._peers.get(to) or self._reach(to)
+        if connection is None:
+            self.counters["unreachable"] += 1  # the protocol asks again
+            return
+        connection.send(message, buffers, volatile)
+        if connection.backlog:
+            self._watch(connection)
+
+    def _reach(self, to: NodeId) -> Connection | None:
+        """Connect to a peer that has an address, not too often."""
+        address = self._scheduler if to == SCHEDULER else self.machine.address_of(to)
+        if not address:
+            return None
+        now = monotonic()
+        not_before, delay = self._retry.get(to, (0.0, RECONNECT_S))
+        if now < not_before:
+            return None
+        try:
+            connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
+        except ShoalError as error:
+            self._retry[to] = (monotonic() + delay, min(2 * delay, RECONNECT_MAX_S))
+            self._count(error, None)
+            return None
+        self._retry.pop(to, None)
+        # A listener names itself; what counts is whom we meant to reach.
+        connection.peer = to
+        self._add(connection)
+        return connection
+
+    def _watch(self, connection: Connection) -> None:
+        """Ask for writability exactly while something waits to be sent."""
+        fileno = connection.fileno()
+        if connection.backlog and fileno not in self._writing:
+            self._writing.add(fileno)
+            self._epoll.modify(fileno, select.EPOLLIN | select.EPOLLOUT)
+        elif not connection.backlog and fileno in self._writing:
+            self._writing.discard(fileno)
+            self._epoll.modify(fileno, select.EPOLLIN)

@@ -1,0 +1,71 @@
+"""FlatParams: a module's parameters and gradients as views of flat buffers, one per dtype.
+
+A pull lands in the model and a push leaves from the gradient, uncopied: `values[dtype]` and
+`grads[dtype]` are one-dimensional tensors whose pieces are the module's own `.data` and `.grad`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import InvalidValue
+
+ALIGN = 16  # elements: every parameter starts where vector instructions like it
+
+
+class FlatParams:
+    """The trainable parameters of a module, flattened in their registration order.
+
+    >>> flat = FlatParams(nn.Linear(2, 3))
+    >>> flat.values["float32"].shape, flat.sizes
+    (torch.Size([32]), {'float32': 32})
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.values: dict[str, Tensor] = {}
+        self.grads: dict[str, Tensor] = {}
+        groups: dict[str, list[nn.Parameter]] = {}
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                groups.setdefault(str(parameter.dtype).removeprefix("torch."), []).append(parameter)
+        if not groups:
+            raise InvalidValue(f"{type(module).__name__} has no trainable parameters")
+        self._parameters = groups
+        for dtype, parameters in groups.items():
+            total = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)
+            values = torch.zeros(total, dtype=parameters[0].dtype)
+            grads = torch.zeros_like(values)
+            offset = 0
+            for parameter in parameters:
+                stop = offset + parameter.numel()
+                values[offset:stop] = parameter.detach().reshape(-1)
+                parameter.data = values[offset:stop].view(parameter.shape)
+                parameter.grad = grads[offset:stop].view(parameter.shape)
+                offset += -(-parameter.numel() // ALIGN) * ALIGN
+            self.values[dtype] = values
+            self.grads[dtype] = grads
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {dtype: len(values) for dtype, values in self.values.items()}
+
+    def zero_grads(self) -> None:
+        for grads in self.grads.values():
+            grads.zero_()
+        self.attach_grads()
+
+    def attach_grads(self) -> None:
+        """Make every `.grad` a view of the flat buffer again (`zero_grad` sets them to None)."""
+        for dtype, parameters in self._parameters.items():
+            grads = self.grads[dtype]
+            offset = 0
+            for parameter in parameters:
+                view = grads[offset : offset + parameter.numel()].view(parameter.shape)
+                held = parameter.grad
+                if held is None or held.data_ptr() != view.data_ptr():
+                    if held is not None:
+                        view.copy_(held)
+                    parameter.grad = view
+                offset += -(-parameter.numel() // ALIGN) * ALIGN

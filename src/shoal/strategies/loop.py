@@ -1,0 +1,61 @@
+"""The training loop, as one generator for every strategy and every shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from shoal.protocol.worker import DeclareTable
+from shoal.strategies.base import Model, Program, StepResult, Strategy
+
+
+class Hooks(Protocol):
+    """What the loop tells its caller."""
+
+    def stepped(self, epoch: int, step: int, result: StepResult) -> None: ...
+    def epoch_done(self, epoch: int, step: int) -> None: ...
+
+
+class Batches(Protocol):
+    """One worker's data: the batches of an epoch, in order."""
+
+    def epoch(self, epoch: int) -> Iterator[Any]: ...
+
+
+def train_program(
+    strategy: Strategy,
+    model: Model,
+    batches: Batches,
+    epochs: int,
+    rank: int,
+    hooks: Hooks,
+    max_steps: int = 0,
+) -> Program:
+    """Train; yields exchanges, returns the number of steps taken.
+
+    Strategies in step: a worker whose data end first goes on with weight 0 until a round has no
+    weight at all, so that uneven splits neither hang nor skew anybody. Others: a worker goes on to
+    its next epoch, and when all are done the final parameters are read.
+    """
+    for spec in strategy.tables(model):
+        yield DeclareTable(spec)
+    yield from strategy.begin(model, rank)
+    step = 0
+    for epoch in range(epochs):
+        for batch in batches.epoch(epoch):
+            result = yield from strategy.step(model, batch)
+            step += 1
+            hooks.stepped(epoch, step, result)
+            if step == max_steps:
+                break
+        while strategy.in_step:
+            result = yield from strategy.step(model, None)
+            step += 1
+            if not result.others:
+                break
+            hooks.stepped(epoch, step, result)
+        hooks.epoch_done(epoch, step)
+        if max_steps and step >= max_steps:
+            break
+    yield from strategy.end(model)
+    return step

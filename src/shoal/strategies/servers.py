@@ -1,0 +1,101 @@
+"""Gradients to servers, parameters back: `sync`, `ssp` and `asgd`.
+
+One step is one exchange: push the gradient, advance the clock, pull the parameters. The three
+differ only in the tables' consistency.
+
+    sync   BSP: everybody reads the same parameters at the same clock. On n workers with batches of
+           b it equals one process with batches of n b (weights by batch size).
+    ssp    SSP(s): a worker runs at most s clocks ahead of the slowest (Ho et al. 2013).
+    asgd   ASP: nobody waits (Dean et al. 2012, Downpour with n_fetch = n_push = 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import nan
+from typing import Any, ClassVar
+
+from shoal.errors import InvalidValue
+from shoal.protocol.machine import Outcome
+from shoal.protocol.worker import EnterBarrier, Exchange
+from shoal.strategies.base import (
+    Model,
+    Program,
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    TableOps,
+    strategies,
+    table_specs,
+)
+from shoal.tables.spec import Consistency, TableSpec, asp, bsp, ssp
+
+
+class ServerStrategy(Strategy):
+    """Push, advance, pull in one exchange; leaves give the consistency."""
+
+    consistency: Consistency
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self._ops: TableOps | None = None
+        self.lr: float | None = None  # overrides the tables' rate, for torch's lr_schedulers
+        self.clock = 0
+
+    def tables(self, model: Model) -> list[TableSpec]:
+        return table_specs(model, self.options.access, self.consistency)
+
+    def begin(self, model: Model, rank: int) -> Program:
+        self._ops = TableOps(model)
+        if rank == 0:
+            yield Exchange(self._ops.assigns, assign=True)
+        yield EnterBarrier("parameters written")
+        yield Exchange(pulls=self._ops.pulls)
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        assert self._ops is not None, "begin comes first"
+        loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        pushes = self._ops.pushes if weight else ()
+        outcome: Outcome = yield Exchange(
+            pushes, advance=True, pulls=self._ops.pulls, weight=weight or 1.0, lr=self.lr
+        )
+        self.clock += 1
+        behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
+        return StepResult(loss, weight, outcome.round_weight, behind)
+
+    def end(self, model: Model) -> Program:
+        """After everybody has finished, so that all leave with the same parameters."""
+        assert self._ops is not None
+        yield Exchange(advance=True, last=True)  # nobody waits for this worker any more
+        yield EnterBarrier("training done")
+        yield Exchange(pulls=self._ops.pulls)
+
+
+class Sync(ServerStrategy):
+    name: ClassVar[str] = "sync"
+    summary: ClassVar[str] = "synchronous SGD through servers (BSP)"
+    in_step: ClassVar[bool] = True
+    consistency = bsp()
+
+
+class StaleSync(ServerStrategy):
+    name: ClassVar[str] = "ssp"
+    summary: ClassVar[str] = "stale synchronous: at most --staleness clocks ahead of the slowest"
+    takes_copies: ClassVar[bool] = True
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        if options.settles not in ("now", "close"):
+            raise InvalidValue(f"settles is 'now' or 'close', not {options.settles!r}")
+        self.consistency = ssp(options.staleness, "close" if options.settles == "close" else "now")
+
+
+class Async(ServerStrategy):
+    name: ClassVar[str] = "asgd"
+    summary: ClassVar[str] = "asynchronous SGD: nobody waits (Downpour)"
+    takes_copies: ClassVar[bool] = True
+    consistency = asp()
+
+
+for each in (Sync, StaleSync, Async):
+    strategies.add(each.name, each)

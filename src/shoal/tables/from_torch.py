@@ -1,0 +1,95 @@
+"""From a torch.optim optimizer to the access method that computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.errors import InvalidValue, UnknownName
+from shoal.tables.access import AccessMethod
+from shoal.tables.methods import make
+from shoal.tables.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
+from shoal.tables.spec import Access, Options
+
+# The optimizers that a table can be, each with the access method that computes the same.
+_SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adagrad: Adagrad,
+    torch.optim.RMSprop: RMSprop,
+    torch.optim.Adadelta: Adadelta,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: Adam,
+}
+_HOW_NOT_WHAT = {"foreach", "fused", "capturable"}  # which kernels torch uses: the result is one
+_INSTEAD = 'an optimizer that no table can be runs on the workers: strategy="allreduce"'
+
+
+def from_torch(optimizer: torch.optim.Optimizer) -> Access:
+    """The access method, with its options, that computes what `optimizer` computes.
+
+    The rate is the optimizer's present one, without a schedule: a worker whose rate is changed by
+    a torch.optim.lr_scheduler sends it with each push. State that the optimizer has gathered is
+    not read; the table's slots start as those of a new optimizer do.
+
+    Raises:
+        UnknownName: the class is not one of SGD, Adagrad, RMSprop, Adadelta, Adam and AdamW
+            itself (a subclass may compute anything).
+        InvalidValue: parameter groups that differ in more than their parameters, or an option
+            that no access method has.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> from_torch(torch.optim.Adagrad(model.parameters(), lr=0.5)).name
+    'adagrad'
+    """
+    kind = type(optimizer)
+    if kind not in _SAME:
+        supported = ", ".join(each.__name__ for each in _SAME)
+        raise UnknownName(
+            f"no access method computes what {kind.__module__}.{kind.__qualname__} does "
+            f"(supported: torch.optim's {supported}); {_INSTEAD}"
+        )
+    first, *others = [
+        {name: _plain(group[name]) for name in optimizer.defaults}
+        for group in optimizer.param_groups
+    ]
+    for other in others:
+        for name, value in first.items():
+            if other[name] != value:
+                raise InvalidValue(
+                    f"{kind.__name__} has parameter groups with {name}={value!r} and "
+                    f"{name}={other[name]!r}, and a table has one access method; use one "
+                    f"group, or a table for each; {_INSTEAD}"
+                )
+    access = Access(_SAME[kind].name, _options(kind, first))
+    make(access)  # torch admits values that make no sense (alpha > 1); refuse them here, by name
+    return access
+
+
+def _plain(value: object) -> Any:
+    """A number that torch keeps in a tensor (a rate, a beta), as a number."""
+    if isinstance(value, Tensor):
+        return value.item()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Options:
+    """A parameter group's hyper-parameters as options of the access method that `kind` is."""
+    method = _SAME[kind]
+    options: Options = {}
+    if method is Adam:
+        # torch before 2.6 has no decoupled_weight_decay: there the class alone tells
+        is_adamw = kind is torch.optim.AdamW
+        options["decoupled"] = group.pop("decoupled_weight_decay", is_adamw)
+        options["beta1"], options["beta2"] = group.pop("betas")
+    for name, value in group.items():
+        if name in method.options:
+            as_default = type(method.options[name])  # momentum=0 is an int in torch, 0.0 here
+            options[name] = as_default(value)
+        elif value and name not in _HOW_NOT_WHAT:
+            raise InvalidValue(
+                f"the access method {method.name} has no {name}, which this {kind.__name__} sets "
+                f"to {value!r} (known: {', '.join(method.options)}); {_INSTEAD}"
+            )
+    return options

@@ -1,0 +1,28 @@
+"""Every access method by its name.
+
+Another package adds one through the entry-point group `shoal.access_methods`: an AccessMethod.
+"""
+
+from __future__ import annotations
+
+from shoal.registry import Registry
+from shoal.tables.access import AccessMethod, Assign, Sum
+from shoal.tables.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
+from shoal.tables.spec import Access
+
+access_methods: Registry[type[AccessMethod]] = Registry("access method")
+for _method in (Sum, Assign, SGD, Adagrad, RMSprop, Adadelta, Adam):
+    access_methods.add(_method.name, _method)
+
+
+def make(access: Access) -> AccessMethod:
+    """The access method that a table's specification names.
+
+    Raises:
+        UnknownName: no such method, or it has no such option.
+        InvalidValue: an option's value is out of its range.
+
+    >>> make(Access("adam", {"lr": 0.5, "amsgrad": True})).slots()
+    ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')
+    """
+    return access_methods[access.name](access.options)

@@ -1,0 +1,171 @@
+"""Two ends of a connection, driven by hand as a node drives them: for the laws of transports."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic
+
+from shoal.errors import HandshakeFailed, ShoalError
+from shoal.protocol.machine import Accept, Arrival, Discard, Sink
+from shoal.protocol.messages import Message, NodeId
+from shoal.transport.base import Connection, Identity, Listener, Transport
+
+Make = Callable[[], tuple[Transport, str]]
+
+TIMEOUT_S = 20.0  # a law that takes this long hangs
+TOKEN = "a token that nobody may see"
+LISTENER = Identity("server-a", "server", "job-1")
+CALLER = Identity("worker-b", "worker", "job-1")
+
+
+class End:
+    """One end of a connection, and all that it was given.
+
+    sinks:  called with each announced payload's size; None discards it
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.sinks: Callable[[int], Sink | None] = lambda nbytes: Sink(
+            [memoryview(bytearray(nbytes))]
+        )
+        self.announced: list[int] = []
+        self.delivered: list[tuple[Message, Sink | None]] = []
+        self.malformed: list[Exception] = []
+        self.senders: set[NodeId] = set()
+        self.ended = False
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for message, _ in self.delivered]
+
+    def send(self, message: Message, *buffers: memoryview, volatile: bool = False) -> None:
+        self.connection.send(message, buffers, volatile)
+
+    def receive(self) -> None:
+        """Receive once."""
+        alive = self.connection.receive(self._arriving, self._deliver, self._malformed)
+        self.ended = not alive
+
+    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        self.senders.add(sender)
+        self.announced.append(nbytes)
+        sink = self.sinks(nbytes)
+        return Discard("a law said so") if sink is None else Accept(sink)
+
+    def _deliver(self, sender: NodeId, message: Message, sink: Sink | None) -> None:
+        self.senders.add(sender)
+        self.delivered.append((message, sink))
+
+    def _malformed(self, sender: NodeId, error: Exception) -> None:
+        self.senders.add(sender)
+        self.malformed.append(error)
+
+
+class Pair:
+    """Both ends of a connection, whose handshake is over."""
+
+    def __init__(self, caller: End, callee: End) -> None:
+        self.caller = caller
+        self.callee = callee
+
+    def pump(self, until: Callable[[], bool]) -> None:
+        """Do the work of both ends until something is so."""
+        deadline = monotonic() + TIMEOUT_S
+        while not until():
+            if monotonic() > deadline:
+                raise AssertionError(f"nothing more came within {TIMEOUT_S} s")
+            poll_once(self.caller, self.callee)
+
+
+def poll_once(*ends: End, timeout_s: float = 0.05) -> None:
+    """Flush and receive wherever a poll says that it is time."""
+    poll = select.poll()
+    by_fileno = {end.connection.fileno(): end for end in ends if not end.ended}
+    by_fileno.pop(-1, None)  # closed
+    for fileno, end in by_fileno.items():
+        poll.register(fileno, select.POLLIN | (select.POLLOUT if end.connection.backlog else 0))
+    for fileno, mask in poll.poll(timeout_s * 1000):
+        end = by_fileno[fileno]
+        if mask & select.POLLOUT:
+            end.connection.flush()
+        if mask & ~select.POLLOUT:
+            end.receive()
+
+
+def meet(transport: Transport, listener: Listener, me: Identity) -> tuple[Connection, End]:
+    """Connect to a listener and serve it meanwhile: both ends, once both have shaken hands.
+
+    Raises what `connect` raises, once the listener's side has seen the failure as well. Others may
+    call at the same time and go again, such as somebody who looks whether the address is taken.
+    """
+    accepted: list[End] = []
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(transport.connect, listener.address, me, TIMEOUT_S)
+        deadline = monotonic() + TIMEOUT_S
+        while monotonic() < deadline:
+            if readable(listener.fileno(), 0.005):
+                connection = listener.accept()
+                accepted += [End(connection)] if connection is not None else []
+            strangers = [end for end in accepted if not (end.ended or end.connection.peer)]
+            for end in strangers:
+                try:
+                    poll_once(end, timeout_s=0)
+                except HandshakeFailed:
+                    end.ended = True
+            if calling.done() and not strangers and not readable(listener.fileno(), 0):
+                break
+        for end in accepted:
+            if end.ended:
+                end.connection.close()
+                assert not end.delivered, "the message of a refused caller was delivered"
+        met = [end for end in accepted if end.connection.peer]
+        if calling.exception() is not None:
+            assert not met, "the caller failed, and the listener believes in the connection"
+        caller = calling.result()
+        assert len(met) == 1, f"one has connected, and {len(met)} were accepted"
+        return caller, met[0]
+
+
+@contextmanager
+def listening(make: Make, me: Identity = LISTENER) -> Iterator[tuple[Transport, Listener]]:
+    transport, address = make()
+    listener = transport.listen(address, me)
+    try:
+        yield transport, listener
+    finally:
+        listener.close()
+
+
+@contextmanager
+def connected(make: Make, token: str = "") -> Iterator[Pair]:
+    """A pair of ends; whatever a law does with them, they are closed."""
+    there = Identity(LISTENER.node, LISTENER.role, LISTENER.job, token)
+    here = Identity(CALLER.node, CALLER.role, CALLER.job, token)
+    with listening(make, there) as (transport, listener):
+        caller, callee = meet(transport, listener, here)
+    try:
+        yield Pair(End(caller), callee)
+    finally:
+        caller.close()
+        callee.connection.close()
+
+
+@contextmanager
+def raises(kind: type[ShoalError]) -> Iterator[list[ShoalError]]:
+    caught: list[ShoalError] = []
+    try:
+        yield caught
+    except kind as error:
+        caught.append(error)
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def readable(fileno: int, timeout_s: float = 0.005) -> bool:
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

@@ -1,0 +1,254 @@
+"""The laws of messages and payloads between two ends; `testing.transports` has them all."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from time import monotonic
+
+from shoal.errors import WireError
+from shoal.protocol.machine import Sink
+from shoal.protocol.messages import Message, Nudge
+from shoal.testing.connections import CALLER, LISTENER, Make, Pair, connected, raises
+from shoal.testing.messages import EXAMPLES
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+# ---------------------------------------------------------------------------- messages
+
+
+def messages_arrive_in_order_and_intact(make: Make) -> None:
+    """Every kind of message, both ways."""
+    with connected(make) as pair:
+        for _ in range(3):
+            for message in EXAMPLES:
+                pair.caller.send(message)
+            for message in reversed(EXAMPLES):
+                pair.callee.send(message)
+        count = 3 * len(EXAMPLES)
+        pair.pump(lambda: min(len(pair.caller.messages), len(pair.callee.messages)) == count)
+        assert pair.callee.messages == 3 * EXAMPLES
+        assert pair.caller.messages == 3 * EXAMPLES[::-1]
+        assert pair.callee.senders == {CALLER.node}
+        assert pair.caller.senders == {LISTENER.node}
+
+
+def many_small_messages_do_not_deadlock(make: Make) -> None:
+    """Both ends send more than any buffer holds before either reads; and nothing is left unread."""
+    count = 20_000
+    with connected(make) as pair:
+        for number in range(count):
+            pair.caller.send(nudge(number))
+            pair.callee.send(nudge(-number))
+        ends = (pair.caller, pair.callee)
+        pair.pump(lambda: all(len(end.delivered) == count for end in ends))
+        assert pair.callee.messages == [nudge(number) for number in range(count)]
+        assert pair.caller.messages == [nudge(-number) for number in range(count)]
+
+
+def large_headers_arrive(make: Make) -> None:
+    """Headers around and beyond any inbox, with small messages and payloads between them."""
+    with connected(make) as pair:
+        sent: list[Message] = []
+        for size in (60, 64, 66, 100, 200, 3000):
+            around = [Nudge("x" * (size * KIB)), nudge(size), Nudge("y" * (size * KIB - 1))]
+            for message in around:
+                pair.caller.send(message, memoryview(noise(size)))
+                sent.append(message)
+        pair.pump(lambda: len(pair.callee.delivered) == len(sent))
+        assert pair.callee.messages == sent
+        for _, sink in pair.callee.delivered:
+            assert sink is not None, "a payload is missing"
+            assert sink.views[0].tobytes() == noise(sink.nbytes)
+
+
+def a_message_that_makes_no_sense_is_reported(make: Make) -> None:
+    """Its payload is drained, nothing is delivered, and the next message is intact."""
+    nonsense = Nudge(7)  # type: ignore[arg-type]
+    with connected(make) as pair:
+        pair.caller.send(nudge(1))
+        pair.caller.send(nonsense)
+        pair.caller.send(nonsense, memoryview(noise(300 * KIB)))
+        pair.caller.send(nudge(2), memoryview(b"abc"))
+        pair.pump(lambda: len(pair.callee.delivered) == 2)
+        assert pair.callee.messages == [nudge(1), nudge(2)]
+        assert len(pair.callee.malformed) == 2
+        assert all(isinstance(error, WireError) for error in pair.callee.malformed)
+        assert pair.callee.announced == [3]
+
+
+def receiving_does_not_wait(make: Make) -> None:
+    with connected(make) as pair:
+        began = monotonic()
+        for end in (pair.caller, pair.callee):
+            end.receive()
+            assert not end.ended
+            assert not end.delivered
+        assert monotonic() - began < 1
+
+
+# ---------------------------------------------------------------------------- payloads
+
+
+def payloads_land_in_their_sinks(make: Make) -> None:
+    """From several buffers into several views, cut elsewhere; nothing beyond them is touched."""
+    with connected(make) as pair:
+        for size in (0, 1, 64, 64 * KIB, MIB):
+            for pieces in (1, 3, 40):
+                _one_payload(pair, size, pieces)
+        _one_payload(pair, 40 * MIB, 3)
+
+
+def _one_payload(pair: Pair, size: int, pieces: int) -> None:
+    data, into = noise(size, pieces), bytearray(b"\xaa" * (size + 16))
+    pair.callee.delivered.clear()
+    pair.callee.announced.clear()
+    views = _cut(into, pieces)
+    edge = 0
+    kept = []
+    for view in views:  # only as far as the payload reaches
+        kept.append(view[: max(0, size - edge)])
+        edge += view.nbytes
+    pair.callee.sinks = lambda nbytes: Sink(kept)
+    pair.caller.send(nudge(size), *_cut(data, pieces + 1))
+    pair.caller.send(nudge(-1))
+    pair.pump(lambda: len(pair.callee.delivered) == 2)
+    (first, sink), (second, nothing) = pair.callee.delivered
+    assert (first, second, nothing) == (nudge(size), nudge(-1), None)
+    assert pair.callee.announced == ([size] if size else [])
+    assert (sink is not None) == bool(size), "an empty payload has no sink, another has one"
+    assert into[:size] == data, f"a payload of {size} bytes arrived damaged"
+    assert into[size:] == b"\xaa" * 16, "bytes were written beyond the payload"
+
+
+def many_buffers_leave_and_land(make: Make) -> None:
+    """More buffers and views than one system call takes."""
+    data, into = noise(5000), bytearray(5000)
+    with connected(make) as pair:
+        pair.callee.sinks = lambda nbytes: Sink([memoryview(into)[i : i + 1] for i in range(5000)])
+        pair.caller.send(nudge(0), *(memoryview(data)[i : i + 1] for i in range(5000)))
+        pair.pump(lambda: bool(pair.callee.delivered))
+        assert into == data
+
+
+def a_discarded_payload_is_drained(make: Make) -> None:
+    """And the message is delivered without it; what follows is intact."""
+    with connected(make) as pair:
+        for size in (1, 64 * KIB, 5 * MIB):
+            pair.callee.delivered.clear()
+            pair.callee.sinks = lambda nbytes: None if nbytes != 7 else Sink([_memory(nbytes)])
+            pair.caller.send(nudge(1), memoryview(noise(size)))
+            pair.caller.send(nudge(2), memoryview(b"1234567"))
+            pair.pump(lambda: len(pair.callee.delivered) == 2)
+            (first, nothing), (second, sink) = pair.callee.delivered
+            assert (first, second, nothing) == (nudge(1), nudge(2), None)
+            assert sink is not None
+            assert sink.views[0].tobytes() == b"1234567"
+
+
+def a_revoked_sink_is_not_written_to(make: Make) -> None:
+    """Revoked while its payload is underway: the rest goes nowhere, and what follows is intact."""
+    with connected(make) as pair:
+        into = bytearray(40 * MIB)
+        sink = Sink([memoryview(into)[: MIB + 1], memoryview(into)[MIB + 1 :]])
+        pair.callee.sinks = lambda nbytes: sink if nbytes == len(into) else Sink([_memory(nbytes)])
+        pair.caller.send(nudge(1), memoryview(noise(len(into))))
+        pair.caller.send(nudge(2), memoryview(b"1234567"))
+        pair.pump(lambda: bool(pair.callee.announced))
+        sink.revoke()
+        into[:] = bytes(len(into))  # it has a new owner
+        pair.pump(lambda: len(pair.callee.delivered) == 2)
+        assert into == bytes(len(into)), "a sink was written to after it was revoked"
+        (first, revoked), (second, intact) = pair.callee.delivered
+        assert (first, second) == (nudge(1), nudge(2))
+        assert revoked is None or revoked.revoked
+        assert intact is not None
+        assert intact.views[0].tobytes() == b"1234567"
+
+
+def a_sink_of_another_size_is_refused(make: Make) -> None:
+    for size in (99, 101):
+        with connected(make) as pair:
+            into = bytearray(b"\xaa" * size)
+            pair.callee.sinks = lambda nbytes, into=into: Sink(  # type: ignore[misc]
+                [memoryview(into)]
+            )
+            pair.caller.send(nudge(1), memoryview(bytes(100)))
+            pair.caller.send(nudge(2))
+            with raises(WireError):
+                pair.pump(lambda pair=pair: bool(pair.callee.delivered))  # type: ignore[misc]
+            assert into == b"\xaa" * size, "it was written to all the same"
+            assert not pair.callee.delivered
+
+
+def volatile_buffers_may_change_after_send(make: Make) -> None:
+    """Also where the message is far larger than what leaves at once."""
+    with connected(make) as pair:
+        source = bytearray(noise(20 * MIB))
+        for _ in range(2):
+            pair.caller.send(nudge(1), *_cut(source, 5), volatile=True)
+        source[:] = bytes(len(source))
+        pair.pump(lambda: len(pair.callee.delivered) == 2)
+        for _, sink in pair.callee.delivered:
+            assert sink is not None
+            assert sink.views[0].tobytes() == noise(20 * MIB), "a volatile buffer was not copied"
+
+
+def the_backlog_is_what_was_given_and_not_sent(make: Make) -> None:
+    with connected(make) as pair:
+        connection = pair.caller.connection
+        assert connection.backlog == 0
+        given, data = 0, noise(3 * MIB)
+        for number in range(4):
+            pair.caller.send(nudge(number), memoryview(data))
+            given += len(data) + 100  # a small header
+            assert connection.backlog <= given, "more waits than was given"
+            before = connection.backlog
+            connection.flush()
+            assert connection.backlog <= before, "a flush made it more"
+        pair.pump(lambda: len(pair.callee.delivered) == 4)
+        assert connection.backlog == 0, "all has arrived, and something still waits"
+        assert all(sink and sink.views[0].tobytes() == data for _, sink in pair.callee.delivered)
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _memory(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))
+
+
+def noise(nbytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+def _cut(data: bytes | bytearray, pieces: int) -> list[memoryview]:
+    """Uneven consecutive views of `data`, the first of one byte, an empty one among them."""
+    view = memoryview(data)
+    draw = random.Random(pieces)
+    inner = sorted(draw.randrange(len(data) + 1) for _ in range(pieces - 1))
+    edges = [0, min(1, len(data)), *inner, len(data)] if pieces > 1 else [0, len(data)]
+    edges.sort()
+    views = [view[a:b] for a, b in pairwise(edges)]
+    return [*views[:1], view[:0], *views[1:]]
+
+
+def nudge(number: int) -> Nudge:
+    return Nudge(f"number {number}")
+
+
+MESSAGE_LAWS = (
+    messages_arrive_in_order_and_intact,
+    many_small_messages_do_not_deadlock,
+    large_headers_arrive,
+    a_message_that_makes_no_sense_is_reported,
+    receiving_does_not_wait,
+    payloads_land_in_their_sinks,
+    many_buffers_leave_and_land,
+    a_discarded_payload_is_drained,
+    a_revoked_sink_is_not_written_to,
+    a_sink_of_another_size_is_refused,
+    volatile_buffers_may_change_after_send,
+    the_backlog_is_what_was_given_and_not_sent,
+)

@@ -1,0 +1,53 @@
+"""One example of every message, with values at their limits, for round trips of any kind."""
+
+from __future__ import annotations
+
+from shoal.protocol import messages as m
+from shoal.tables.spec import Access, Init, TableSpec, ssp
+
+_SERVER = m.Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
+_WORKER = m.Member("node-b", "worker", 1, (1 << 63) - 1, first_clock=3, last_clock=9)
+_SPEC = TableSpec(
+    "weights éß漢",
+    rows=10,
+    row_shape=(2, 3),
+    dtype="bfloat16",
+    init=Init("normal", a=-0.5, b=1e-300, seed=(1 << 63) - 1),
+    access=Access("momentum", {"lr": 0.1, "nesterov": True, "steps": -3, "kind": "x"}),
+    consistency=ssp(3),
+)
+_VIEW = m.View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), (_WORKER,), "server-1 died")
+
+EXAMPLES: list[m.Message] = [
+    m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),
+    m.Hello(m.PROTOCOL_VERSION, "job", "node-b", "worker", 0, b"", b"proof"),
+    m.Welcome("node-a", b""),
+    m.Denied("wrong token"),
+    m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a"),
+    m.Joined(7, 0),
+    m.NotJoined("the run is complete"),
+    m.Heartbeat(7, 123456789, (2, 5)),
+    m.HeartbeatSeen(123456789),
+    m.Freeze((2, 6)),
+    m.Frozen((2, 6), ((1, 4), (2, m.FOREVER)), -1),
+    m.NewView(_VIEW),
+    m.Declare(7, _SPEC),
+    m.NotDeclared("weights", "another table has that name"),
+    m.Enter(7, "epoch", 3, ("workers", "servers")),
+    m.Released("epoch", 3),
+    m.Finish(7),
+    m.Finished(),
+    m.End(),
+    m.End("a worker aborted"),
+    m.Abort("loss is nan"),
+    m.Request((2, 5), 7, 1, 0, 0),
+    m.Request(
+        (2, 5), 7, 9, 8, 3, (m.Part(0, 0, 10), m.Part(0, 4, 9, 2)), m.FOREVER,
+        (m.Part(0, 0, 1 << 62),), 0.25, 1e-3, True,
+    ),
+    m.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
+    m.Reply(7, 9, (2, 5), "parked", "waits for worker-1 (clock 2)"),
+    m.Probe((2, 5), 7, 9, True),
+    m.Nudge("worker-1 waits for your push"),
+    m.Malformed("not a message"),
+]  # fmt: skip

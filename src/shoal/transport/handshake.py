@@ -1,0 +1,81 @@
+"""Who is there: version, job and token, proved in both directions before anything else is read.
+
+    listener -> Challenge(version, nonce)
+    caller   -> Hello(..., proof = HMAC(token, "caller" nonce nonce'))
+    listener -> Welcome(proof = HMAC(token, "listener" nonce' nonce)) or Denied(reason)
+
+The token itself never travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from shoal.errors import HandshakeFailed
+from shoal.protocol.messages import (
+    PROTOCOL_VERSION,
+    SCHEDULER,
+    Challenge,
+    Denied,
+    Hello,
+    Message,
+    Welcome,
+)
+from shoal.transport.base import Identity
+
+
+def challenge(me: Identity) -> Challenge:
+    return Challenge(PROTOCOL_VERSION, secrets.token_bytes(16), bool(me.token))
+
+
+def hello(me: Identity, asked: Message) -> Hello:
+    """The caller's answer to a challenge."""
+    if not isinstance(asked, Challenge):
+        raise HandshakeFailed(f"expected a challenge, not {type(asked).__name__}")
+    if asked.version != PROTOCOL_VERSION:
+        raise HandshakeFailed(
+            f"the other side speaks protocol version {asked.version}, this one {PROTOCOL_VERSION}"
+        )
+    if asked.token_needed and not me.token:
+        raise HandshakeFailed("the other side asks for a token; pass --token or set SHOAL_TOKEN")
+    nonce = secrets.token_bytes(16)
+    proof = _proof(me.token, b"caller", asked.nonce, nonce)
+    return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)
+
+
+def judge(me: Identity, asked: Challenge, answer: Message) -> Welcome | Denied:
+    """The listener's verdict on an answer."""
+    if not isinstance(answer, Hello):
+        return Denied(f"expected a hello, not {type(answer).__name__}")
+    if answer.version != PROTOCOL_VERSION:
+        return Denied(f"it speaks protocol version {PROTOCOL_VERSION}, not {answer.version}")
+    if me.token and not hmac.compare_digest(
+        answer.proof, _proof(me.token, b"caller", asked.nonce, answer.nonce)
+    ):
+        return Denied("wrong token")
+    if me.job and answer.job and me.job != answer.job:
+        return Denied(f"it belongs to job {me.job!r}, not {answer.job!r}")
+    if not answer.node or answer.node == SCHEDULER or answer.role == "scheduler":
+        return Denied("members connect to the scheduler, it connects to nobody")
+    return Welcome(me.node, _proof(me.token, b"listener", answer.nonce, asked.nonce))
+
+
+def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> str:
+    """The caller's check of the verdict; returns the listener's node id."""
+    if isinstance(verdict, Denied):
+        raise HandshakeFailed(f"the other side refused the connection: {verdict.reason}")
+    if not isinstance(verdict, Welcome):
+        raise HandshakeFailed(f"expected a welcome, not {type(verdict).__name__}")
+    if me.token and not hmac.compare_digest(
+        verdict.proof, _proof(me.token, b"listener", said.nonce, asked.nonce)
+    ):
+        raise HandshakeFailed("the other side does not know our token")
+    return verdict.node
+
+
+def _proof(token: str, who: bytes, first: bytes, second: bytes) -> bytes:
+    if not token:
+        return b""
+    return hmac.new(token.encode(), who + first + second, hashlib.sha256).digest()

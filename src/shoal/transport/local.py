@@ -1,0 +1,123 @@
+"""The `unix` transport: sockets of this host, in a directory that only its owner may enter."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
+from shoal.transport.base import (
+    Connection,
+    Identity,
+    Listener,
+    Transport,
+    place_of,
+    transports,
+)
+from shoal.transport.stream import StreamListener, shake
+
+PATH_BYTES_MAX = 107  # of sockaddr_un
+
+
+def path_of(address: str) -> Path:
+    """The socket's path in a unix:///PATH address."""
+    path = place_of(address, "unix")
+    if not path.startswith("/"):
+        raise AddressInvalid(f"{address!r}: a unix address has an absolute path, unix:///PATH")
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise AddressInvalid(f"{address!r}: a socket's path has at most {PATH_BYTES_MAX} bytes")
+    return Path(path)
+
+
+class LocalTransport(Transport):
+    """Unix sockets. The directory's mode 0700 is the protection; a token works here too."""
+
+    def listen(self, address: str, me: Identity) -> Listener:
+        path = path_of(address)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not me.token:
+                _check_private(path.parent)
+            with _locked(path.parent):
+                _bind(sock, path)
+                sock.listen(512)
+            return StreamListener(sock, address, me, partial(_remove, path, path.stat().st_ino))
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"{address} is taken: another process listens there") from None
+            raise AddressInvalid(f"cannot listen at {address}: {error.strerror}") from None
+        except AddressInvalid:
+            sock.close()
+            raise
+
+    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
+        path = path_of(address)
+        until = monotonic() + timeout_s
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            sock.close()
+            raise HandshakeFailed(f"nobody answers at {address}: {error.strerror}") from None
+        return shake(sock, me, until)
+
+
+def _check_private(directory: Path) -> None:
+    held = directory.stat()
+    mode = stat.S_IMODE(held.st_mode)
+    if mode & 0o077 or held.st_uid != os.getuid():
+        raise AddressInvalid(
+            f"{directory} is open to other users (mode {mode:o}); use a directory of your own with "
+            "mode 0700, or a token"
+        )
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One process at a time binds here: a socket that does not listen yet looks abandoned."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bind(sock: socket.socket, path: Path) -> None:
+    """Bind, over a socket file that a killed process left behind; over no other file."""
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not _abandoned(path):
+            raise
+        path.unlink()
+        sock.bind(str(path))
+
+
+def _remove(path: Path, inode: int) -> None:
+    """Before its listener closes: then whoever finds the file may take it over."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:  # nobody else's by now
+            path.unlink()
+
+
+def _abandoned(path: Path) -> bool:
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise AddressInvalid(f"{path} is a file that is no socket; use another path")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a full queue of callers is somebody's
+        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
+transports.add("unix", LocalTransport)

@@ -1,0 +1,360 @@
+"""Frames over a stream socket: what Unix and TCP connections share.
+
+Headers and small payloads are read in gulps into one inbox; the rest of a large payload is
+received straight into its sink. Sends leave from the lent buffers with `sendmsg`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from shoal.errors import BadMessage, HandshakeFailed
+from shoal.protocol.machine import Sink
+from shoal.protocol.messages import Challenge, Denied, Hello, Message
+from shoal.transport import handshake
+from shoal.transport.base import (
+    Arriving,
+    Connection,
+    Deliver,
+    Identity,
+    Listener,
+    Malformed,
+    sink_for,
+)
+from shoal.transport.wire import PREFIX, decode, encode, read_prefix
+
+INBOX_BYTES = 64 << 10
+SCRATCH_BYTES = 64 << 10
+STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
+TURN_BYTES = 4 << 20  # then the other connections have theirs
+BUFFERS_A_CALL = 512  # below IOV_MAX
+HANDSHAKE_BYTES_MAX = 4 << 10
+
+_scratch = memoryview(bytearray(SCRATCH_BYTES))
+
+
+class StreamConnection(Connection):
+    """A connected, non-blocking socket. With `asked`, the peer still has to answer a challenge.
+
+    Invariant, whenever `receive` returns: the inbox holds less than one frame's prefix and header,
+    at its front, and nothing at all while a payload is underway. So no message waits in it while
+    the socket, which a poll looks at, is empty.
+    """
+
+    def __init__(
+        self, sock: socket.socket, me: Identity, peer: str = "", asked: Challenge | None = None
+    ) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self._sock = sock
+        self._me = me
+        self._asked = asked
+        self._inbox = memoryview(bytearray(INBOX_BYTES))
+        self._start = self._stop = 0  # of what is in the inbox and not taken yet
+        # The payload underway: its message (None where that could not be understood), its sink
+        # (None where it is discarded), its bytes read and in all, and the view to fill next with
+        # the place in the payload where that begins.
+        self._message: Message | None = None
+        self._sink: Sink | None = None
+        self._read = self._expected = 0
+        self._view = self._edge = 0
+        self._outbox: deque[memoryview] = deque()
+        self._backlog = 0
+        if asked is not None:
+            self.send(asked, (), False)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def backlog(self) -> int:
+        return self._backlog
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, message: Message, buffers: Sequence[memoryview], volatile: bool) -> None:
+        nbytes = 0
+        for buffer in buffers:
+            nbytes += buffer.nbytes
+        head = encode(message, nbytes)
+        sent = 0
+        if not self._outbox:
+            try:
+                if buffers:
+                    sent = self._sock.sendmsg((head, *buffers[: BUFFERS_A_CALL - 1]))
+                else:
+                    sent = self._sock.send(head)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._broken()
+                return
+            if sent == len(head) + nbytes:
+                return
+        for view in (memoryview(head), *buffers):
+            if sent >= view.nbytes:
+                sent -= view.nbytes
+                continue
+            rest = view[sent:]
+            sent = 0
+            self._outbox.append(memoryview(bytes(rest)) if volatile else rest)
+            self._backlog += rest.nbytes
+
+    def flush(self) -> None:
+        outbox = self._outbox
+        while outbox:
+            batch = [outbox[i] for i in range(min(len(outbox), BUFFERS_A_CALL))]
+            try:
+                sent = self._sock.sendmsg(batch)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._broken()
+                return
+            self._backlog -= sent
+            while sent:
+                first = outbox[0]
+                if sent < first.nbytes:
+                    outbox[0] = first[sent:]
+                    break
+                sent -= first.nbytes
+                outbox.popleft()
+
+    def _broken(self) -> None:
+        """A send failed, perhaps within a frame: nothing more may follow it.
+
+        What has come can still be read; then `receive` reports the end.
+        """
+        self._outbox.clear()
+        self._backlog = 0
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------------ receiving
+
+    def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
+        turn = 0
+        while turn < TURN_BYTES:
+            into, straight = self._inbox[self._stop :], False
+            if self._expected:
+                target = self._target()
+                if target.nbytes >= STRAIGHT_BYTES:
+                    into, straight = target, True
+            try:
+                count = self._sock.recv_into(into)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not count:
+                return False
+            if straight:
+                self._read += count
+            else:
+                self._stop += count
+            self._take(arriving, deliver, malformed)
+            if count < into.nbytes:
+                return True  # the socket was empty; what came since makes it readable again
+            turn += count
+        return True
+
+    def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
+        """Take everything whole out of the inbox."""
+        needed = PREFIX.size
+        while True:
+            if self._expected:
+                if not self._pour():
+                    break
+                message, sink = self._message, self._sink
+                self._message = self._sink = None
+                self._expected = 0
+                if message is not None:
+                    deliver(self.peer, message, sink)
+            held = self._stop - self._start
+            if held < needed:
+                break
+            header_bytes, payload_bytes = read_prefix(self._inbox, self._start)
+            if self._asked is not None and header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
+                raise HandshakeFailed("a caller that has not said hello sends too much")
+            if held < PREFIX.size + header_bytes:
+                needed = PREFIX.size + header_bytes
+                break
+            first = self._start + PREFIX.size
+            self._start = first + header_bytes
+            header = self._inbox[first : self._start]
+            self._begin(header, payload_bytes, arriving, deliver, malformed)
+        self._make_room(needed)
+
+    def _begin(
+        self,
+        header: memoryview,
+        payload_bytes: int,
+        arriving: Arriving,
+        deliver: Deliver,
+        malformed: Malformed,
+    ) -> None:
+        """A header is whole: shake hands, deliver, or find out where its payload goes."""
+        if self._asked is not None:
+            self._answer(decode(header), self._asked)
+            return
+        sink = message = None
+        try:
+            message = decode(header)
+        except BadMessage as error:
+            malformed(self.peer, error)
+        else:
+            if not payload_bytes:
+                deliver(self.peer, message, None)
+                return
+            sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
+        self._message, self._sink = message, sink
+        self._read, self._expected = 0, payload_bytes
+        self._view = self._edge = 0
+
+    def _answer(self, message: Message, asked: Challenge) -> None:
+        verdict = handshake.judge(self._me, asked, message)
+        self.send(verdict, (), False)
+        if isinstance(verdict, Denied):
+            raise HandshakeFailed(f"a caller was refused: {verdict.reason}")
+        if self._start != self._stop:
+            raise HandshakeFailed("a caller spoke on before it was welcome")
+        assert isinstance(message, Hello)
+        self.peer = message.node
+        self._asked = None
+
+    def _pour(self) -> bool:
+        """Move what the inbox holds of the payload to its place; True when that is whole."""
+        while self._read < self._expected:
+            if self._start == self._stop:
+                return False
+            target = self._target()
+            count = min(target.nbytes, self._stop - self._start)
+            target[:count] = self._inbox[self._start : self._start + count]
+            self._start += count
+            self._read += count
+        return True
+
+    def _target(self) -> memoryview:
+        """Where the next bytes of the payload go; scratch where nobody wants them (any more)."""
+        sink = self._sink
+        if sink is None or sink.revoked:
+            return _scratch[: self._expected - self._read]
+        while True:
+            view = sink.views[self._view]
+            filled = self._read - self._edge
+            if filled < view.nbytes:
+                return view[filled:] if filled else view
+            self._edge += view.nbytes
+            self._view += 1
+
+    def _make_room(self, nbytes: int) -> None:
+        """Bring what the inbox holds to its front, with room for `nbytes` and no more than usual.
+
+        It grows for one large header, exactly, and is its old size again after that.
+        """
+        size = max(nbytes, INBOX_BYTES)
+        held = self._stop - self._start
+        if len(self._inbox) != size:
+            inbox = memoryview(bytearray(size))
+        elif held and self._start:
+            inbox = self._inbox
+        else:
+            self._start, self._stop = 0, held
+            return
+        inbox[:held] = self._inbox[self._start : self._stop]
+        self._inbox, self._start, self._stop = inbox, 0, held
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.revoke()
+        self._message = self._sink = None
+        self._expected = self._start = self._stop = 0
+        self._outbox.clear()
+        self._backlog = 0
+        self._sock.close()
+
+
+class StreamListener(Listener):
+    """A listening socket. `before_close` removes what else there is at its address."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        me: Identity,
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        sock.setblocking(False)
+        self.address = address
+        self._sock = sock
+        self._me = me
+        self._before_close = before_close
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def accept(self) -> Connection | None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return None
+        tune(sock)
+        return StreamConnection(sock, self._me, asked=handshake.challenge(self._me))
+
+    def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._before_close()
+        self._sock.close()
+
+
+def shake(sock: socket.socket, me: Identity, until: float) -> StreamConnection:
+    """The caller's side of the handshake on a connected socket; closes it on failure."""
+    try:
+        asked = _read_message(sock, until)
+        said = handshake.hello(me, asked)
+        sock.sendall(encode(said))
+        assert isinstance(asked, Challenge)
+        peer = handshake.conclude(me, asked, said, _read_message(sock, until))
+    except TimeoutError:
+        sock.close()
+        raise HandshakeFailed("the other side did not finish its greeting in time") from None
+    except OSError as error:
+        sock.close()
+        raise HandshakeFailed(f"the other side closed the connection: {error}") from None
+    except BaseException:
+        sock.close()
+        raise
+    tune(sock)
+    return StreamConnection(sock, me, peer)
+
+
+def _read_message(sock: socket.socket, until: float) -> Message:
+    header_bytes, payload_bytes = read_prefix(_read_exactly(sock, PREFIX.size, until))
+    if header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
+        raise HandshakeFailed("the other side's greeting is too long")
+    return decode(_read_exactly(sock, header_bytes, until))
+
+
+def _read_exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        left = until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
+        more = sock.recv(nbytes - len(data))
+        if not more:
+            raise HandshakeFailed("the other side closed the connection during the greeting")
+        data += more
+    return data
+
+
+def tune(sock: socket.socket) -> None:
+    """No delays for small TCP messages; the kernel sizes the buffers."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

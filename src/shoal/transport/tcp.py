@@ -1,0 +1,94 @@
+"""The `tcp` transport: between hosts. Beyond this host it listens only with a token."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from time import monotonic
+
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
+from shoal.transport.base import (
+    Connection,
+    Identity,
+    Listener,
+    Transport,
+    place_of,
+    transports,
+)
+from shoal.transport.stream import StreamListener, shake
+
+
+def endpoint_of(address: str) -> tuple[str, int]:
+    """(host, port) of a tcp://HOST:PORT address; IPv6 hosts in brackets.
+
+    >>> endpoint_of("tcp://[::1]:4000")
+    ('::1', 4000)
+    """
+    match = _ENDPOINT.fullmatch(place_of(address, "tcp"))
+    if match is None or int(match["port"]) > 65535:
+        raise AddressInvalid(
+            f"{address!r}: use tcp://HOST:PORT or tcp://[IPv6]:PORT, with port 0 for any free one"
+        )
+    return match["v6"] or match["host"], int(match["port"])
+
+
+_ENDPOINT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
+
+
+def stays_here(host: str) -> bool:
+    """Whether only this host can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tcp_address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+class TcpTransport(Transport):
+    """Plain TCP."""
+
+    def listen(self, address: str, me: Identity) -> Listener:
+        host, port = endpoint_of(address)
+        if not stays_here(host) and not me.token:
+            raise AddressInvalid(
+                f"{address} can be reached from other hosts: pass --token (or set SHOAL_TOKEN) so "
+                "that only members connect, or listen at tcp://127.0.0.1:PORT"
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(512)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                text = f"{address} is taken; choose another port, or 0 for any free one"
+                raise AddressInUse(text) from None
+            raise AddressInvalid(f"cannot listen at {address}: {error.strerror}") from None
+        except ValueError as error:  # of a host name that cannot be one
+            sock.close()
+            raise AddressInvalid(f"cannot listen at {address}: {error}") from None
+        return StreamListener(sock, tcp_address(host, sock.getsockname()[1]), me)
+
+    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
+        until = monotonic() + timeout_s
+        endpoint = endpoint_of(address)
+        try:
+            sock = socket.create_connection(endpoint, timeout_s)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise HandshakeFailed(f"nobody answers at {address}: {reason}") from None
+        except ValueError as error:  # of a host name that cannot be one
+            raise AddressInvalid(f"cannot connect to {address}: {error}") from None
+        return shake(sock, me, until)
+
+
+transports.add("tcp", TcpTransport)

@@ -1,0 +1,603 @@
+"""DenseShard against `Plain`: the same table as numpy float64, row by row."""
+
+from collections.abc import Sequence
+from math import cos, log1p, pi, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
+from shoal.tables.dense import DTYPES, DenseShard, StagedRows, fill
+from shoal.tables.spec import Access, Init, TableSpec, contiguous
+
+WIDTH = 2
+INTEGERS = ("int32", "int64", "uint8")
+EPS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+class Push(NamedTuple):
+    """What one worker pushes: the named rows, the carried keys (None: all), their values."""
+
+    rows: KeyRange
+    keys: list[int] | None
+    values: list[list[float]]
+    weight: float = 1.0
+    lr: float | None = None
+
+    @property
+    def carried(self) -> dict[int, np.ndarray]:
+        keys = range(self.rows.start, self.rows.stop) if self.keys is None else self.keys
+        return {key: np.array(row, float) for key, row in zip(keys, self.values, strict=True)}
+
+
+class Plain:
+    """The dumb shard: a dictionary of rows, a loop over keys, steps by fragment."""
+
+    def __init__(self, spec: TableSpec, held: KeyRange) -> None:
+        self.spec = spec
+        self.rows = {key: np.full(WIDTH, spec.init.a) for key in range(held.start, held.stop)}
+        self.moments = {key: (np.zeros(WIDTH), np.zeros(WIDTH)) for key in self.rows}
+        self.fragment_of = {key: key // spec.fragment_rows for key in self.rows}
+        self.versions = dict.fromkeys(sorted(set(self.fragment_of.values())), 0)
+
+    def write(self, push: Push) -> None:
+        self.rows.update(push.carried)
+        self._count([push])
+
+    def apply(self, push: Push) -> None:
+        for key, row in push.carried.items():
+            self._update(key, row, push.lr)
+        self._count([push])
+
+    def merge(self, pushes: Sequence[Push]) -> None:
+        for key in self.rows:
+            named = [push for push in pushes if key in push.rows]
+            carriers = [push for push in named if key in push.carried]
+            if not carriers:
+                continue
+            if self.spec.merge == "sum":
+                update = sum(push.carried[key] for push in carriers)
+            else:
+                update = sum(push.weight * push.carried[key] for push in carriers)
+                update = update / sum(push.weight for push in named)
+            self._update(key, update, named[0].lr)
+        self._count(pushes)
+
+    def _update(self, key: int, update: np.ndarray, lr: float | None) -> None:
+        name, options = self.spec.access.name, self.spec.access.options
+        rate = options.get("lr", 0.0) if lr is None else lr
+        if name == "sum":
+            self.rows[key] = self.rows[key] + update
+        elif name == "assign":
+            self.rows[key] = update
+        elif name == "sgd":
+            self.rows[key] = self.rows[key] - rate * update
+        elif name == "adam":  # Kingma & Ba 2015, algorithm 1
+            t = self.versions[self.fragment_of[key]] + 1
+            m, v = self.moments[key]
+            m, v = 0.9 * m + 0.1 * update, 0.999 * v + 0.001 * update**2
+            self.moments[key] = m, v
+            mean, square = m / (1 - 0.9**t), v / (1 - 0.999**t)
+            self.rows[key] = self.rows[key] - rate * mean / (np.sqrt(square) + 1e-8)
+        else:
+            raise NotImplementedError(name)
+
+    def _count(self, pushes: Sequence[Push]) -> None:
+        for index in self.versions:
+            if any(self.fragment_of[k] == index and k in p.rows for p in pushes for k in self.rows):
+                self.versions[index] += 1
+
+
+def encoded(shard: DenseShard, values: Sequence) -> bytes:
+    tensor = torch.tensor(values, dtype=torch.float64).to(shard.dtype).reshape(-1)
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+def stage(shard: DenseShard, push: Push) -> StagedRows:
+    """A push as it comes in: into the views that the shard offers, byte by byte."""
+    staged = shard.stage(push.rows, -1 if push.keys is None else len(push.keys))
+    payload = [] if push.keys is None else [np.array(push.keys, np.int64).tobytes()]
+    if push.values:
+        payload.append(encoded(shard, push.values))
+    for view, data in zip(staged.views, payload, strict=True):
+        assert view.nbytes == len(data)
+        view[:] = data
+    assert staged.problem() == ""
+    return staged
+
+
+def send(shard: DenseShard, how: str, push: Push) -> StagedRows:
+    """Stage a push and hand it on as `how` says; what it was staged in."""
+    staged = stage(shard, push)
+    if how == "merge":
+        shard.merge([(push.weight, push.lr, staged)])
+    elif how == "apply":
+        shard.apply(staged, push.lr)
+    elif how == "write":
+        shard.write(staged)
+    else:
+        shard.release(staged)
+    return staged
+
+
+def staged_keys(shard: DenseShard, rows: KeyRange, keys: list[int]) -> StagedRows:
+    staged = shard.stage_keys(rows, len(keys))
+    (view,) = staged.views
+    view[:] = np.array(keys, np.int64).tobytes()
+    return staged
+
+
+def decoded(shard: DenseShard, data: memoryview) -> list[list[float]]:
+    rows = torch.frombuffer(bytearray(data), dtype=shard.dtype) if len(data) else torch.empty(0)
+    return rows.double().view(-1, shard.spec.width).tolist()
+
+
+def table(
+    rows: int = 10,
+    fragment_rows: int = 4,
+    access: Access | str = "sum",
+    dtype: str = "float32",
+    merge: str = "sum",
+    init: Init | None = None,
+    row_shape: tuple[int, ...] = (WIDTH,),
+) -> TableSpec:
+    return TableSpec(
+        "t",
+        rows,
+        row_shape,
+        dtype,
+        init or Init("constant", 1.0),
+        Access(access) if isinstance(access, str) else access,
+        merge=merge,
+        fragment_rows=fragment_rows,
+    )
+
+
+def one(rows: KeyRange, value: float, **more) -> Push:
+    return Push(rows, None, [[value] * WIDTH] * len(rows), **more)
+
+
+def some(rows: KeyRange, keys: list[int], value: float, **more) -> Push:
+    return Push(rows, keys, [[value] * WIDTH] * len(keys), **more)
+
+
+def column(shard: DenseShard) -> list[float]:
+    return shard.rows[:, 0].tolist()
+
+
+# --- any program, against the oracle ---------------------------------------------------------
+
+
+@st.composite
+def pushes(draw, held: KeyRange) -> Push:
+    start = draw(st.integers(held.start, held.stop - 1))
+    rows = KeyRange(start, draw(st.integers(start + 1, held.stop)))
+    keys = draw(st.none() | st.sets(st.integers(rows.start, rows.stop - 1)).map(sorted))
+    count = len(rows) if keys is None else len(keys)
+    row = st.lists(st.integers(0, 5), min_size=WIDTH, max_size=WIDTH)
+    values = draw(st.lists(row, min_size=count, max_size=count))
+    return Push(rows, keys, values, draw(st.sampled_from([1.0, 2.0, 0.5, 3.0])))
+
+
+@st.composite
+def programs(draw):
+    """A cut table, one server's part of it, and a few operations on that part."""
+    rows, fragment_rows = draw(st.integers(1, 12)), draw(st.integers(1, 5))
+    servers = draw(st.integers(1, 3))
+    spec = table(rows, fragment_rows)
+    parts = [part for part in contiguous(spec, servers) if len(part)]
+    part, fragments = draw(st.sampled_from(parts)), spec.fragments()
+    held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
+    push = pushes(held)
+    operation = st.one_of(
+        st.tuples(st.sampled_from(["apply", "write"]), push),
+        st.tuples(st.just("merge"), st.lists(push, min_size=1, max_size=4)),
+    )
+    return rows, fragment_rows, held, draw(st.lists(operation, min_size=1, max_size=4))
+
+
+METHODS = [
+    *((Access(name), dtype, "sum") for name in ("sum", "assign") for dtype in DTYPES),
+    *(
+        (Access("sgd", {"lr": 0.5}), dtype, merge)
+        for dtype in ("float16", "bfloat16", "float32", "float64")
+        for merge in ("sum", "mean")
+    ),
+    (Access("sum"), "float64", "mean"),
+    (Access("adam", {"lr": 0.5}), "float64", "mean"),
+    (Access("adam", {"lr": 0.5}), "float32", "sum"),
+]
+
+
+@pytest.mark.parametrize(
+    ("access", "dtype", "merge"),
+    METHODS,
+    ids=[f"{access.name}-{dtype}-{merge}" for access, dtype, merge in METHODS],
+)
+@settings(max_examples=40, deadline=None)
+@given(programs())
+def test_equals_the_plain_table(access, dtype, merge, program):
+    """Every operation in any order: rows, versions, and both ways to read. Exact for integers."""
+    rows, fragment_rows, held, operations = program
+    spec = table(rows, fragment_rows, access, dtype, merge)
+    shard, plain = DenseShard(spec, held), Plain(spec, held)
+    for name, what in operations:
+        if name == "merge":
+            shard.merge([(push.weight, push.lr, stage(shard, push)) for push in what])
+            plain.merge(what)
+        else:
+            send(shard, name, what)
+            getattr(plain, name)(what)
+        expected = np.stack([plain.rows[key] for key in range(held.start, held.stop)])
+        whole = decoded(shard, shard.read(held))
+        if dtype in INTEGERS:
+            assert whole == expected.tolist()
+        else:
+            scale = max(1.0, float(np.abs(expected).max()))
+            np.testing.assert_allclose(whole, expected, rtol=0, atol=EPS[dtype] * scale)
+        assert shard.versions == list(plain.versions.values())
+        chosen = list(range(held.start, held.stop, 2))
+        data = shard.read_keys(staged_keys(shard, held, chosen))
+        assert decoded(shard, data) == [whole[key - held.start] for key in chosen]
+
+
+# --- by hand ---------------------------------------------------------------------------------
+
+
+def test_a_whole_push_reaches_every_fragment():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    assert shard.fragments == [KeyRange(0, 4), KeyRange(4, 8), KeyRange(8, 10)]
+    shard.apply(stage(shard, one(KeyRange(0, 10), 2.0)), None)
+    assert column(shard) == [3.0] * 10
+    assert shard.versions == [1, 1, 1]
+
+
+def test_a_push_of_a_part_starts_and_ends_inside_fragments():
+    shard = DenseShard(table(), KeyRange(4, 10))
+    values = [[k, -k] for k in range(5, 9)]
+    shard.apply(stage(shard, Push(KeyRange(5, 9), None, values)), None)
+    assert shard.rows.tolist() == [[1, 1], *([1 + k, 1 - k] for k in range(5, 9)), [1, 1]]
+    shard.apply(stage(shard, one(KeyRange(8, 9), 0.0)), None)
+    assert shard.versions == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["apply", "write", "merge"])
+def test_a_push_counts_where_it_names_not_where_it_carries(how):
+    """Row 5 alone is carried, fragments 0 to 2 are named; a reader of any must see the clock."""
+    shard = DenseShard(table(14), KeyRange(0, 14))
+    send(shard, how, some(KeyRange(0, 10), [5], 7.0))
+    assert shard.versions == [1, 1, 1, 0]
+    carried = 7.0 if how == "write" else 8.0
+    assert column(shard) == [*[1.0] * 5, carried, *[1.0] * 8]
+
+
+@pytest.mark.parametrize("how", ["apply", "write", "merge"])
+@pytest.mark.parametrize("at", [0, 3, 4, 10])
+def test_a_push_that_names_nothing_counts_nowhere(how, at):
+    shard = DenseShard(table(), KeyRange(0, 10))
+    send(shard, how, Push(KeyRange(at, at), None, []))
+    assert shard.versions == [0, 0, 0]
+    assert column(shard) == [1.0] * 10
+
+
+def test_a_push_without_keys_counts_and_changes_nothing():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    shard.apply(stage(shard, some(KeyRange(0, 10), [], 7.0)), None)
+    shard.merge([(1.0, None, stage(shard, some(KeyRange(0, 4), [], 7.0)))])
+    assert shard.versions == [2, 1, 1]
+    assert column(shard) == [1.0] * 10
+
+
+def test_a_merge_is_one_update():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), value) for value in (1.0, 2.0, 4.0)]
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [8.0] * 10
+    assert shard.versions == [1, 1, 1]
+
+
+def test_a_mean_weighs_its_pushes():
+    """(1 x 8 + 3 x 4) / (1 + 3) = 5."""
+    shard = DenseShard(table(merge="mean"), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), 8.0, weight=1.0), one(KeyRange(0, 10), 4.0, weight=3.0)]
+    shard.merge([(push.weight, push.lr, stage(shard, push)) for push in pushed])
+    assert column(shard) == [6.0] * 10
+
+
+def test_a_row_that_is_named_and_not_carried_counts_as_zero():
+    shard = DenseShard(table(4, merge="mean"), KeyRange(0, 4))
+    pushed = [some(KeyRange(0, 4), [1, 2], 8.0), some(KeyRange(0, 4), [2, 3], 4.0)]
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [1.0, 5.0, 7.0, 3.0]
+
+
+@pytest.mark.parametrize("fragment_rows", [1, 2, 4, 8])
+def test_the_divisor_of_a_row_does_not_depend_on_its_fragment(fragment_rows):
+    """Rows 0 to 2 are named by one push, 2 to 4 by two, 4 to 8 by the other."""
+    shard = DenseShard(table(8, fragment_rows, merge="mean"), KeyRange(0, 8))
+    pushed = [one(KeyRange(0, 4), 8.0), some(KeyRange(2, 8), [2, 4, 5], 4.0)]
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [9.0, 9.0, 7.0, 5.0, 5.0, 5.0, 1.0, 1.0]
+
+
+def test_a_fragment_counts_a_round_once_however_it_is_named():
+    shard = DenseShard(table(8, 8), KeyRange(0, 8))
+    pushed = [one(KeyRange(0, 3), 1.0), one(KeyRange(2, 5), 1.0), some(KeyRange(6, 8), [7], 1.0)]
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [2.0, 2.0, 3.0, 2.0, 2.0, 1.0, 1.0, 2.0]
+    assert shard.versions == [1]
+
+
+def test_whole_and_keyed_pushes_mix():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), 1.0), some(KeyRange(0, 10), [0, 9], 10.0)]
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [12.0, *[2.0] * 8, 12.0]
+
+
+@pytest.mark.parametrize("keys", [None, list(range(10))])
+def test_a_workers_rate_beats_the_tables(keys):
+    shard = DenseShard(table(access=Access("sgd", {"lr": 99.0})), KeyRange(0, 10))
+    push = Push(KeyRange(0, 10), keys, [[2.0] * WIDTH] * 10)
+    shard.apply(stage(shard, push), 0.5)
+    shard.merge([(1.0, 0.25, stage(shard, push)), (1.0, 99.0, stage(shard, push))])
+    assert column(shard) == [1.0 - 0.5 * 2.0 - 0.25 * 4.0] * 10
+
+
+@pytest.mark.parametrize("how", ["apply", "merge"])
+def test_adam_moves_the_rows_that_are_carried_and_no_other(how):
+    """A row with a moment keeps moving under dense Adam; a sparse push leaves it where it is."""
+    shard = DenseShard(table(access=Access("adam", {"lr": 0.5})), KeyRange(0, 10))
+    shard.apply(stage(shard, one(KeyRange(0, 10), 1.0)), None)
+    before = {name: slot.clone() for name, slot in (("rows", shard.rows), *shard.slots.items())}
+    send(shard, how, some(KeyRange(0, 10), [2, 9], 1.0))
+    after = {"rows": shard.rows, **shard.slots}
+    for name, old in before.items():
+        changed = (after[name] != old).any(dim=1).nonzero().view(-1).tolist()
+        assert changed == [2, 9], name
+    # a constant gradient: Adam's step is the rate, at step 0 and at step 1 (Kingma & Ba, section 3)
+    assert shard.rows[2].tolist() == pytest.approx([0.0, 0.0], abs=1e-5)
+
+
+def test_a_write_leaves_the_optimizers_state():
+    shard = DenseShard(table(access=Access("adam", {"lr": 0.5})), KeyRange(0, 10))
+    shard.apply(stage(shard, one(KeyRange(0, 10), 1.0)), None)
+    moments = {name: slot.clone() for name, slot in shard.slots.items()}
+    shard.write(stage(shard, one(KeyRange(0, 10), 3.0)))
+    shard.write(stage(shard, some(KeyRange(0, 10), [0, 4], 5.0)))
+    assert column(shard) == [5.0, 3.0, 3.0, 3.0, 5.0, 3.0, 3.0, 3.0, 3.0, 3.0]
+    assert all(torch.equal(moments[name], slot) for name, slot in shard.slots.items())
+    assert shard.versions == [3, 3, 3]
+
+
+def test_slots_start_where_the_method_says():
+    access = Access("adagrad", {"initial_accumulator_value": 0.5})
+    shard = DenseShard(table(access=access, dtype="bfloat16"), KeyRange(0, 10))
+    assert (shard.slots["sum"].dtype, shard.slots["sum"].shape) == (torch.bfloat16, (10, WIDTH))
+    assert (shard.slots["sum"] == 0.5).all()
+
+
+def test_a_server_without_fragments():
+    """More servers than fragments: it holds [0:0), and every operation on that is nothing."""
+    shard = DenseShard(table(), KeyRange(0, 0))
+    shard.apply(stage(shard, Push(KeyRange(0, 0), None, [])), None)
+    shard.merge([])
+    assert (shard.fragments, shard.versions, shard.read(KeyRange(0, 0)).nbytes) == ([], [], 0)
+
+
+@pytest.mark.parametrize("row_shape", [(), (1,), (2, 3)])
+def test_rows_of_any_shape_are_flat(row_shape):
+    shard = DenseShard(table(row_shape=row_shape, dtype="int32"), KeyRange(4, 10))
+    width = shard.spec.width
+    values = [[10 * k + c for c in range(width)] for k in range(5, 7)]
+    shard.write(stage(shard, Push(KeyRange(5, 7), None, values)))
+    assert shard.rows.shape == (6, width)
+    assert decoded(shard, shard.read(KeyRange(5, 7))) == values
+
+
+# --- reads -----------------------------------------------------------------------------------
+
+
+def test_read_is_live_and_read_keys_is_a_copy():
+    shard = DenseShard(table(), KeyRange(4, 10))
+    live = shard.read(KeyRange(5, 7))
+    copied = shard.read_keys(staged_keys(shard, KeyRange(4, 10), [5, 6]))
+    assert decoded(shard, live) == decoded(shard, copied) == [[1.0, 1.0]] * 2
+    shard.write(stage(shard, one(KeyRange(5, 6), 9.0)))
+    assert decoded(shard, live) == [[9.0, 9.0], [1.0, 1.0]]
+    assert decoded(shard, copied) == [[1.0, 1.0]] * 2
+
+
+def test_read_of_no_rows():
+    shard = DenseShard(table(), KeyRange(4, 10))
+    assert shard.read(KeyRange(7, 7)).nbytes == 0
+    assert shard.read_keys(staged_keys(shard, KeyRange(4, 10), [])).nbytes == 0
+
+
+# --- arrival ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ([], ""),
+        ([4], ""),
+        ([4, 6, 7], ""),
+        ([3, 5], "keys outside the named range [4:8)"),
+        ([5, 8], "keys outside the named range [4:8)"),
+        ([-1], "keys outside the named range [4:8)"),
+        ([4, 9, 7], "keys are not strictly increasing"),  # 9 hides between two good ones
+        ([4, 6, 5, 7], "keys are not strictly increasing"),
+        ([4, 5, 5], "keys are not strictly increasing"),
+    ],
+)
+def test_problem(keys, problem):
+    shard = DenseShard(table(), KeyRange(0, 10))
+    for staged in (
+        shard.stage(KeyRange(4, 8), len(keys)),
+        shard.stage_keys(KeyRange(4, 8), len(keys)),
+    ):
+        staged.views[0][:] = np.array(keys, np.int64).tobytes()
+        assert staged.problem() == problem
+
+
+def test_a_whole_push_has_no_problem():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    assert shard.stage(KeyRange(4, 8), -1).problem() == ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_views_are_as_long_as_what_comes_in(dtype):
+    """Odd counts too: values follow the keys where their dtype may be read from."""
+    shard = DenseShard(table(dtype=dtype, row_shape=(3,)), KeyRange(0, 10))
+    size = 3 * shard.dtype.itemsize
+    whole, keyed = shard.stage(KeyRange(1, 8), -1), shard.stage(KeyRange(1, 8), 5)
+    assert [view.nbytes for view in whole.views] == [7 * size]
+    assert [view.nbytes for view in keyed.views] == [40, 5 * size]
+    assert [view.nbytes for view in shard.stage_keys(KeyRange(1, 8), 5).views] == [40]
+    assert [view.nbytes for view in shard.stage(KeyRange(1, 8), 0).views] == [0]
+    assert keyed.values.data_ptr() % 16 == 0
+
+
+def test_nothing_changes_before_a_push_is_whole():
+    """DESIGN section 4, rule 1: a sender that dies half-way changes nothing."""
+    shard = DenseShard(table(), KeyRange(0, 10))
+    stage(shard, one(KeyRange(0, 10), 7.0))
+    assert column(shard) == [1.0] * 10
+    assert shard.versions == [0, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["apply", "write", "merge", "release"])
+def test_staging_memory_is_used_again(how):
+    shard = DenseShard(table(), KeyRange(0, 10))
+
+    def run(push: Push) -> int:
+        return send(shard, how, push).values.data_ptr()
+
+    assert run(one(KeyRange(0, 10), 1.0)) == run(one(KeyRange(0, 10), 2.0))
+    assert run(some(KeyRange(0, 10), [1, 2, 3], 1.0)) == run(some(KeyRange(0, 10), [4, 5, 6], 1.0))
+
+
+def test_pushes_under_way_do_not_share_memory():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), float(value)) for value in range(5)]
+    for _ in range(2):  # the second time, from the pool
+        shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert column(shard) == [21.0] * 10
+
+
+def test_pushes_of_many_sizes_do_not_gather_memory():
+    """A thousand key counts, one after the other: a few buffers, each at most twice too large."""
+    shard = DenseShard(table(1000, 100), KeyRange(0, 1000))
+    for count in range(1, 1000):
+        shard.apply(stage(shard, some(KeyRange(0, 1000), list(range(count)), 1.0)), None)
+    kept = [memory.nbytes for free in shard._staging._free.values() for memory in free]
+    assert sum(kept) <= 4 * 1000 * (8 + 4 * WIDTH)
+
+
+def test_a_burst_of_pushes_does_not_stay():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), 1.0)] * 50
+    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
+    assert len([memory for free in shard._staging._free.values() for memory in free]) <= 8
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("access", "dtype"), [("adam", "float16"), ("sgd", "int32"), ("adagrad", "uint8")]
+)
+def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
+    expected = f"'t': access method '{access}' cannot work on {dtype} rows"
+    with pytest.raises(InvalidValue, match=expected):
+        DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
+
+
+# --- initial values --------------------------------------------------------------------------
+
+INITS = [
+    Init("zeros"),
+    Init("constant", 3.0),
+    Init("uniform", -2.0, 5.0, seed=3),
+    Init("normal", 1.0, 2.0, seed=3),
+]
+
+
+def initial(
+    spec_init: Init, start: int, stop: int, width: int, dtype: str = "float64"
+) -> torch.Tensor:
+    rows = torch.empty(stop - start, width, dtype=DTYPES[dtype])
+    fill(rows, spec_init, KeyRange(start, stop))
+    return rows
+
+
+def dumb_uniform(counter: int, seed: int, stream: int) -> float:
+    """SplitMix64 (Steele et al. 2014, figure 16) in Python's integers."""
+    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
+    z = (counter + (seed * 2 + stream) * 0x632BE59BD9B4E019 + 1) * gamma & mask
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+@pytest.mark.parametrize("seed", [0, 3, -1, 2**40])
+def test_random_rows_are_those_of_splitmix(seed):
+    width, start = 3, 1000
+    uniform = initial(Init("uniform", -2.0, 5.0, seed), start, start + 4, width)
+    normal = initial(Init("normal", 1.0, 2.0, seed), start, start + 4, width)
+    for (row, column), value in np.ndenumerate(uniform.numpy()):
+        counter = (start + row) * width + column
+        first, second = (dumb_uniform(counter, seed, stream) for stream in (0, 1))
+        assert value == -2.0 + 7.0 * first
+        expected = 1.0 + 2.0 * sqrt(-2.0 * log1p(-first)) * cos(2.0 * pi * second)
+        assert normal[row, column].item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_splitmix_itself():
+    """Seed 0's first number is 0xE220A8397B1DCDAF, in every published implementation."""
+    assert dumb_uniform(0, 0, 0) == (0xE220A8397B1DCDAF >> 11) / 2**53
+
+
+@pytest.mark.parametrize("init", INITS, ids=lambda init: init.kind)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 5))
+def test_initial_rows_do_not_depend_on_the_servers(init, rows, fragment_rows, servers):
+    """DESIGN section 4, rule 7: bit for bit, as a replica or a hand-off would create them."""
+    spec = table(rows, fragment_rows, init=init, row_shape=(3,))
+    whole = DenseShard(spec, KeyRange(0, rows)).rows
+    fragments, pieces = spec.fragments(), []
+    for part in contiguous(spec, servers):
+        if len(part):
+            held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
+            pieces.append(DenseShard(spec, held).rows)
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_initial_rows_have_the_tables_dtype(dtype):
+    exact = initial(Init("uniform", 0.0, 100.0, seed=1), 0, 50, 2)
+    assert torch.equal(
+        initial(Init("uniform", 0.0, 100.0, seed=1), 0, 50, 2, dtype), exact.to(DTYPES[dtype])
+    )
+    assert (initial(Init("constant", 3.0), 0, 5, 2, dtype) == 3).all()
+    assert (initial(Init("zeros"), 0, 5, 2, dtype) == 0).all()
+
+
+def test_random_rows_look_random():
+    """20,000 draws: means within 4 standard errors, within [a, b), columns and seeds unrelated."""
+    uniform = initial(Init("uniform", -2.0, 5.0, seed=1), 0, 10_000, 2)
+    normal = initial(Init("normal", 1.0, 2.0, seed=1), 0, 10_000, 2)
+    other = initial(Init("normal", 1.0, 2.0, seed=2), 0, 10_000, 2)
+    assert -2.0 <= uniform.min() < -1.99
+    assert 4.99 < uniform.max() < 5.0
+    assert uniform.mean().item() == pytest.approx(1.5, abs=4 * 7 / sqrt(12 * 20_000))
+    assert normal.mean().item() == pytest.approx(1.0, abs=4 * 2 / sqrt(20_000))
+    assert normal.std().item() == pytest.approx(2.0, rel=0.02)
+    for pair in (normal.T, uniform.T, torch.stack([normal[:, 0], other[:, 0]])):
+        assert abs(torch.corrcoef(pair)[0, 1].item()) < 4 / sqrt(10_000)

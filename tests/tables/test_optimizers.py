@@ -1,0 +1,426 @@
+"""Gradient methods against torch.optim, whose results are the oracle, and small numbers by hand."""
+
+import threading
+from itertools import product
+
+import pytest
+import torch
+
+from shoal.errors import InvalidValue, UnknownName
+from shoal.tables.access import AccessMethod
+from shoal.tables.from_torch import from_torch
+from shoal.tables.methods import access_methods, make
+from shoal.tables.optimizers import BLOCK, SMALL, GradientMethod
+from shoal.tables.spec import Access
+
+STEPS = 100
+GRADIENT_METHODS = [
+    name for name in access_methods if issubclass(access_methods[name], GradientMethod)
+]
+
+
+def combinations(**choices) -> list[dict]:
+    """Every way to take one value for each option."""
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+CASES = [
+    *(
+        (torch.optim.SGD, options)
+        for options in combinations(
+            lr=[0.1],
+            momentum=[0, 0.9],
+            dampening=[0, 0.5],
+            nesterov=[False, True],
+            weight_decay=[0, 0.01],
+            maximize=[False, True],
+        )
+        if not options["nesterov"] or (options["momentum"] and not options["dampening"])
+    ),
+    *(
+        (torch.optim.Adagrad, options)
+        for options in combinations(
+            lr=[0.1],
+            lr_decay=[0, 0.1],
+            weight_decay=[0, 0.01],
+            initial_accumulator_value=[0, 0.5],
+            eps=[1e-10, 0.1],
+        )
+    ),
+    *(
+        (torch.optim.RMSprop, options)
+        for options in combinations(
+            lr=[0.01],
+            alpha=[0.9, 0.99],
+            eps=[1e-8, 0.1],
+            weight_decay=[0, 0.01],
+            momentum=[0, 0.9],
+            centered=[False, True],
+        )
+    ),
+    *(
+        (torch.optim.Adadelta, options)
+        for options in combinations(
+            lr=[1.0, 0.1], rho=[0.9, 0.5], eps=[1e-6, 0.1], weight_decay=[0, 0.01]
+        )
+    ),
+    *(
+        (optimizer, options)
+        for optimizer in (torch.optim.Adam, torch.optim.AdamW)
+        for options in combinations(
+            lr=[0.01],
+            betas=[(0.9, 0.999), (0.5, 0.6), (0.0, 0.9)],
+            eps=[1e-8, 0.1],
+            weight_decay=[0, 0.1],
+            amsgrad=[False, True],
+        )
+    ),
+]
+
+
+def gradients(dtype: torch.dtype, shape=(3, 5), steps: int = STEPS) -> list[torch.Tensor]:
+    """Seeded gradients that differ in size from element to element by a factor of hundreds."""
+    generator = torch.Generator().manual_seed(2011)
+    scale = torch.logspace(-2, 0.5, torch.Size(shape).numel()).reshape(shape)
+    noise = (torch.randn(shape, generator=generator) + 0.3 for _ in range(steps))
+    return [(scale * each).to(dtype) for each in noise]
+
+
+def new_slots(method: AccessMethod, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(rows, method.initial(name)) for name in method.slots()}
+
+
+def by_torch(optimizer_class, options: dict, grads: list[torch.Tensor]) -> torch.Tensor:
+    """What the optimizer's plain implementation makes of ones."""
+    parameter = torch.nn.Parameter(torch.ones_like(grads[0]))
+    optimizer = optimizer_class([parameter], **options, foreach=False)
+    for grad in grads:
+        parameter.grad = grad.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def by_table(access: Access, grads: list[torch.Tensor]) -> torch.Tensor:
+    method = make(access)
+    rows = torch.ones_like(grads[0])
+    slots = new_slots(method, rows)
+    for step, grad in enumerate(grads):
+        method.apply(rows, slots, grad, step)
+    return rows
+
+
+def access_of(optimizer_class, options: dict) -> Access:
+    return from_torch(optimizer_class([torch.nn.Parameter(torch.ones(1))], **options))
+
+
+def show(value) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, dict):
+        return "-".join(f"{key}={each}" for key, each in value.items() if each)
+    return str(value).removeprefix("torch.")
+
+
+# --- the same result as torch.optim ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=show)
+@pytest.mark.parametrize(("optimizer_class", "options"), CASES, ids=show)
+def test_equals_torch(optimizer_class, options, dtype):
+    """A hundred steps; the options reach the table by way of `from_torch`.
+
+    SGD: Sutskever et al. 2013, section 2. Adagrad: Duchi et al. 2011, figure 1. RMSprop:
+    Tieleman & Hinton 2012, lecture 6.5. Adadelta: Zeiler 2012, algorithm 1. Adam: Kingma & Ba
+    2015, algorithm 1. AdamW: Loshchilov & Hutter 2019, algorithm 2.
+    """
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    grads = gradients(dtype)
+    ours = by_table(access_of(optimizer_class, options), grads)
+    theirs = by_torch(optimizer_class, options, grads)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "name"),
+    [
+        (torch.optim.Adagrad, "adagrad"),
+        (torch.optim.RMSprop, "rmsprop"),
+        (torch.optim.Adadelta, "adadelta"),
+        (torch.optim.Adam, "adam"),
+    ],
+    ids=show,
+)
+def test_defaults_are_torchs(optimizer_class, name):
+    assert make(access_of(optimizer_class, {})).settings == make(Access(name)).settings
+
+
+def test_defaults_of_sgd_are_torchs_but_for_the_rate():
+    theirs = make(access_of(torch.optim.SGD, {"lr": 0.01})).settings
+    assert make(Access("sgd")).settings == theirs
+
+
+def test_bfloat16_is_close_to_float32():
+    """Eight bits of mantissa: rows of about 1 may be off by some hundredths after ten steps."""
+    for name in GRADIENT_METHODS:
+        access = Access(name, {"lr": 0.01})
+        exact = by_table(access, gradients(torch.float32, steps=10))
+        short = by_table(access, gradients(torch.bfloat16, steps=10))
+        torch.testing.assert_close(short.float(), exact, rtol=0, atol=0.05, msg=name)
+
+
+# --- by hand ---------------------------------------------------------------------------------
+
+
+def test_momentum_is_not_damped_at_first():
+    """As in torch, the first velocity is the gradient itself, whatever the dampening."""
+    method = make(Access("sgd", {"lr": 1.0, "momentum": 0.5, "dampening": 0.5}))
+    rows = torch.zeros(1)
+    slots = {"momentum": torch.full((1,), 99.0)}  # what a slot held before step 0 does not matter
+    velocity = []
+    for step in range(3):
+        method.apply(rows, slots, torch.tensor([4.0]), step)
+        velocity.append(slots["momentum"].item())
+    assert velocity == [4.0, 4.0, 4.0]
+    assert rows.item() == -12.0
+
+
+def test_nesterov_looks_ahead():
+    """Sutskever et al. 2013, equation 3: the step is taken from where the velocity leads."""
+    method = make(Access("sgd", {"lr": 1.0, "momentum": 0.5, "nesterov": True}))
+    rows, slots = torch.zeros(1), {"momentum": torch.zeros(1)}
+    method.apply(rows, slots, torch.tensor([4.0]), step=0)
+    assert rows.item() == -(4.0 + 0.5 * 4.0)
+
+
+def test_adagrad_weighs_by_the_root_of_all_squares():
+    """Duchi et al. 2011, section 1: H_t = δI + diag(Σ g²)^(1/2); rare features step far."""
+    method = make(Access("adagrad", {"lr": 60.0, "eps": 0.0}))
+    rows = torch.zeros(2, dtype=torch.float64)
+    slots = new_slots(method, rows)
+    for step, grad in enumerate([[3.0, 1.0], [4.0, 0.0]]):
+        method.apply(rows, slots, torch.tensor(grad, dtype=torch.float64), step)
+    assert slots["sum"].tolist() == [25.0, 1.0]
+    assert rows.tolist() == [-60 - 60 * 4 / 5, -60.0]
+
+
+def test_rmsprop_divides_by_the_recent_magnitude():
+    """Tieleman & Hinton 2012, slide 29: MeanSquare(t) = 0.9 MeanSquare(t-1) + 0.1 g²."""
+    method = make(Access("rmsprop", {"lr": 1.0, "alpha": 0.75, "eps": 0.0}))
+    rows = torch.zeros(1, dtype=torch.float64)
+    slots = {"square_avg": torch.full_like(rows, 16.0)}
+    method.apply(rows, slots, torch.full_like(rows, 4.0), step=7)
+    assert (slots["square_avg"].item(), rows.item()) == (16.0, -1.0)
+
+
+def test_adadelta_is_indifferent_to_the_scale_of_the_gradient():
+    """Zeiler 2012, section 3.2: the units of the update are those of the parameters."""
+    method = make(Access("adadelta", {"eps": 0.0}))
+    ends = []
+    for scale in (1, 1000):
+        rows = torch.zeros(3, 5, dtype=torch.float64)
+        slots = {"square_avg": torch.zeros_like(rows), "acc_delta": torch.ones_like(rows)}
+        for step, grad in enumerate(gradients(torch.float64)):
+            method.apply(rows, slots, scale * grad, step)
+        ends.append(rows)
+    assert (ends[0].abs() > 1).all()
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
+
+
+def test_adam_corrects_the_bias_of_its_first_steps():
+    """Kingma & Ba 2015, section 3: without the correction, the first steps would be far larger."""
+    method = make(Access("adam", {"lr": 1.0, "eps": 0.0}))
+    for step in (0, 1, 10):
+        rows = torch.zeros(1, dtype=torch.float64)
+        slots = new_slots(method, rows)
+        for earlier in range(step + 1):
+            rows.zero_()
+            method.apply(rows, slots, torch.full_like(rows, 5.0), earlier)
+        # a constant gradient has mean g and root mean square |g| at every step: |Δ| is the rate
+        assert rows.item() == pytest.approx(-1.0, rel=1e-12)
+
+
+def test_decoupled_decay_does_not_pass_through_the_moments():
+    """Loshchilov & Hutter 2019, section 2: the decay is η λ θ, however large the gradients are."""
+    method = make(Access("adam", {"lr": 0.5, "weight_decay": 0.5, "decoupled": True}))
+    rows = torch.full((1,), 8.0)
+    slots = new_slots(method, rows)
+    method.apply(rows, slots, torch.zeros(1), step=0)
+    assert rows.item() == 6.0
+    assert slots["exp_avg"].item() == 0.0
+
+
+# --- the rate --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRADIENT_METHODS)
+def test_the_schedule_gives_the_rate_of_each_step(name):
+    scheduled = Access(
+        name, {"lr": 0.1, "schedule": "step", "schedule_every": 2, "schedule_warmup": 3}
+    )
+    method = make(Access(name, {"lr": 99.0}))
+    rates = [0.025, 0.05, 0.075, 0.1, 0.1, 0.01, 0.01]
+    grads = gradients(torch.float64, steps=len(rates))
+    rows = torch.ones_like(grads[0])
+    slots = new_slots(method, rows)
+    for step, (grad, lr) in enumerate(zip(grads, rates, strict=True)):
+        method.apply(rows, slots, grad, step, lr=lr)
+    torch.testing.assert_close(by_table(scheduled, grads), rows, rtol=1e-12, atol=1e-12)
+
+
+def test_the_rate_that_a_worker_sends_beats_the_schedule():
+    """A worker under a torch.optim.lr_scheduler sends its present rate."""
+    grads = gradients(torch.float64)
+    parameter = torch.nn.Parameter(torch.ones_like(grads[0]))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=STEPS + 1, cycle_momentum=False
+    )
+    method = make(from_torch(optimizer))
+    rows = torch.ones_like(grads[0])
+    slots = new_slots(method, rows)
+    for step, grad in enumerate(grads):
+        parameter.grad = grad.clone()
+        method.apply(rows, slots, grad, step, lr=optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    torch.testing.assert_close(rows, parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_rate_of_zero_is_a_rate():
+    rows = torch.ones(2)
+    make(Access("sgd", {"lr": 1.0})).apply(rows, {}, torch.ones(2), step=0, lr=0.0)
+    assert rows.tolist() == [1.0, 1.0]
+
+
+# --- blocks and scratch ----------------------------------------------------------------------
+
+
+def test_strided_rows_larger_than_a_block():
+    method = make(Access("adam"))
+    side = BLOCK // 512
+    rows = torch.ones(side, 1024)[:, ::2].t()  # 512 x side = BLOCK
+    rows = torch.cat([rows, rows]).t()
+    dense = torch.ones(rows.shape)
+    update = torch.full(rows.shape, 2.0)
+    for each in (rows, dense):
+        method.apply(each, new_slots(method, each), update, step=0)
+    assert not rows.is_contiguous()
+    assert rows.numel() > BLOCK
+    assert torch.equal(rows, dense)
+
+
+def test_threads_may_share_a_method():
+    """Scratch belongs to the thread: four of them at once, and each gets what one alone gets."""
+    method = make(Access("adam", {"amsgrad": True, "weight_decay": 0.1}))
+    grads = gradients(torch.float32, (SMALL, 8), steps=20)
+    expected = by_table(Access("adam", {"amsgrad": True, "weight_decay": 0.1}), grads)
+    results: list[torch.Tensor] = [torch.ones_like(grads[0]) for _ in range(4)]
+
+    def work(rows: torch.Tensor) -> None:
+        slots = new_slots(method, rows)
+        for step, grad in enumerate(grads):
+            method.apply(rows, slots, grad, step)
+
+    threads = [threading.Thread(target=work, args=(rows,)) for rows in results]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for rows in results:
+        torch.testing.assert_close(rows, expected)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "option"), [("sgd", "beta1"), ("adam", "alpha")])
+def test_unknown_option(name, option):
+    with pytest.raises(UnknownName, match=f"unknown option of {name} '{option}' .known: "):
+        make(Access(name, {option: 0.5}))
+
+
+def test_options_of_the_schedule_are_checked():
+    with pytest.raises(UnknownName, match="unknown option of schedule 'step' 'schedule_decay'"):
+        make(Access("sgd", {"schedule": "step", "schedule_every": 2, "schedule_decay": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "allowed"),
+    [
+        ("sgd", "lr", -0.1, "0 <= value"),
+        ("sgd", "lr", float("nan"), "0 <= value"),
+        ("sgd", "lr", "0.1", "0 <= value"),
+        ("sgd", "lr", True, "0 <= value"),
+        ("sgd", "momentum", -1, "0 <= value"),
+        ("sgd", "dampening", float("inf"), "any finite number"),
+        ("sgd", "weight_decay", -1e-9, "0 <= value"),
+        ("sgd", "maximize", 1, "true, false"),
+        ("adagrad", "lr_decay", -1, "0 <= value"),
+        ("adagrad", "initial_accumulator_value", -1, "0 <= value"),
+        ("rmsprop", "alpha", 1.5, "0 <= value <= 1"),
+        ("rmsprop", "centered", "yes", "true, false"),
+        ("adadelta", "rho", -0.1, "0 <= value <= 1"),
+        ("adam", "beta1", 1.0, "0 <= value < 1"),
+        ("adam", "beta2", -0.1, "0 <= value < 1"),
+        ("adam", "eps", -1e-8, "0 <= value"),
+    ],
+)
+def test_out_of_range_names_method_option_value_and_range(name, option, value, allowed):
+    with pytest.raises(InvalidValue, match=f"{name}: {option}={value!r} .*; allowed: {allowed}$"):
+        make(Access(name, {option: value}))
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "dampening": 0.1}])
+def test_nesterov_needs_momentum_without_dampening(extra):
+    with pytest.raises(InvalidValue, match="nesterov=True needs momentum > 0 and dampening = 0"):
+        make(Access("sgd", {"nesterov": True, **extra}))
+
+
+@pytest.mark.parametrize("name", GRADIENT_METHODS)
+def test_gradients_of_integers_are_not_supported(name):
+    method = make(Access(name))
+    assert all(method.supports(dtype) for dtype in ("bfloat16", "float32", "float64"))
+    assert not any(method.supports(dtype) for dtype in ("int32", "int64", "uint8", "complex64"))
+
+
+@pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name != "sgd"])
+def test_squares_of_gradients_do_not_fit_a_float16(name):
+    """Why it is refused: torch's own Adam is lost at its first step, as the second half shows."""
+    assert not access_methods[name].supports("float16")
+    assert access_methods["sgd"].supports("float16")
+    grads = [torch.full((1,), 1e-4, dtype=torch.float16)]
+    assert not by_torch(torch.optim.Adam, {}, grads).isfinite().any()
+
+
+# --- slots and options -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "slots"),
+    [
+        ("sgd", {}, ()),
+        ("sgd", {"momentum": 0.9}, ("momentum",)),
+        ("adagrad", {}, ("sum",)),
+        ("rmsprop", {}, ("square_avg",)),
+        ("rmsprop", {"momentum": 0.9, "centered": True}, ("square_avg", "grad_avg", "momentum")),
+        ("adadelta", {}, ("square_avg", "acc_delta")),
+        ("adam", {}, ("exp_avg", "exp_avg_sq")),
+        ("adam", {"amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
+    ],
+)
+def test_slots_are_those_that_the_options_need(name, options, slots):
+    method = make(Access(name, options))
+    assert method.slots() == slots
+    assert all(method.initial(slot) == 0.0 for slot in slots)
+
+
+def test_adagrads_slot_starts_where_its_option_says():
+    assert make(Access("adagrad", {"initial_accumulator_value": 0.5})).initial("sum") == 0.5
+
+
+def test_options_are_not_shared_between_tables():
+    given = {"lr": 0.5}
+    method = make(Access("sgd", given))
+    given["lr"] = 0.25
+    assert method.settings["lr"] == 0.5
+    assert access_methods["sgd"].options["lr"] == 0.01

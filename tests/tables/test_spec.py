@@ -1,0 +1,201 @@
+"""Table specifications: what is refused, how tables are cut, and that they travel."""
+
+import subprocess
+import sys
+from math import ceil
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import InvalidValue, UnknownName
+from shoal.keys import KeyRange, split_evenly, tiles
+from shoal.tables.spec import (
+    FRAGMENT_BYTES,
+    ITEM_SIZES,
+    SMALLEST_FRAGMENT_BYTES,
+    Access,
+    Consistency,
+    Init,
+    TableSpec,
+    asp,
+    bsp,
+    contiguous,
+    ssp,
+)
+
+# Rows of a byte to some megabytes, tables of a row to some gigabytes.
+specs = st.builds(
+    TableSpec,
+    st.just("t"),
+    st.integers(1, 50) | st.integers(1, 30_000),
+    st.sampled_from([(), (1,), (3,), (64, 7), (1024,), (600, 600)]),
+    st.sampled_from(["float32", "float16", "float64"]),
+)
+servers = st.integers(1, 40)
+
+
+# --- cutting ---------------------------------------------------------------------------------
+
+
+@given(specs, servers)
+def test_fragments_tile_the_table(spec, count):
+    cut = spec.cut(count)
+    fragments = cut.fragments()
+    assert tiles(fragments, spec.rows)
+    assert all(len(part) == cut.fragment_rows for part in fragments[:-1])
+    assert 0 < len(fragments[-1]) <= cut.fragment_rows
+
+
+@given(specs, servers)
+def test_servers_tile_the_fragments_and_hold_almost_as_many(spec, count):
+    cut = spec.cut(count)
+    parts = contiguous(cut, count)
+    assert parts == split_evenly(len(cut.fragments()), count)
+    assert tiles([part for part in parts if len(part)], len(cut.fragments()))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(specs, servers)
+def test_fragments_are_about_a_mebibyte(spec, count):
+    """At most a row more; and no server has more than twice its even share of the rows."""
+    cut = spec.cut(count)
+    assert (cut.fragment_rows - 1) * spec.row_bytes <= FRAGMENT_BYTES
+    fragments = cut.fragments()
+    sharing = min(count, max(1, spec.nbytes // SMALLEST_FRAGMENT_BYTES))
+    held = [sum(len(fragments[i]) for i in range(p.start, p.stop)) for p in contiguous(cut, count)]
+    assert sum(held) == spec.rows
+    assert max(held) <= 2 * ceil(spec.rows / sharing)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "fragment_rows"),
+    [
+        (1 << 20, 1, 1 << 18),  # 4 MiB of float32 in 4 fragments
+        (1 << 20, 3, 174_763),  # ... in 6, two for each server
+        (1 << 20, 8, 1 << 17),  # ... in 8
+        (1 << 13, 8, 1 << 10),  # 32 KiB: 4 KiB for each server
+        (1 << 12, 8, 1 << 10),  # 16 KiB: four servers share it, in 4 KiB
+        (100, 8, 100),  # too small to share
+        (1, 8, 1),
+    ],
+)
+def test_cuts_by_hand(rows, count, fragment_rows):
+    assert TableSpec("t", rows).cut(count).fragment_rows == fragment_rows
+
+
+def test_a_row_is_never_split():
+    wide = TableSpec("t", 3, (1 << 20,))
+    assert wide.row_bytes == 4 * FRAGMENT_BYTES
+    assert wide.cut(8).fragments() == [KeyRange(0, 1), KeyRange(1, 2), KeyRange(2, 3)]
+
+
+def test_a_cut_is_for_life():
+    cut = TableSpec("t", 1 << 20).cut(8)
+    assert cut.cut(2) is cut
+    assert TableSpec("t", 10, fragment_rows=4).fragments() == [
+        KeyRange(0, 4),
+        KeyRange(4, 8),
+        KeyRange(8, 10),
+    ]
+
+
+def test_a_table_that_was_not_cut_has_no_fragments():
+    with pytest.raises(InvalidValue, match="'t' has not been cut"):
+        TableSpec("t", 10).fragments()
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def test_sizes():
+    spec = TableSpec("t", 10, (3, 4), "float16")
+    assert (spec.width, spec.row_bytes, spec.nbytes) == (12, 24, 240)
+    assert spec.keys == KeyRange(0, 10)
+    assert TableSpec("t", 10).width == 1
+
+
+@pytest.mark.parametrize("dtype", ITEM_SIZES)
+def test_item_sizes_are_torchs(dtype):
+    assert getattr(torch, dtype).itemsize == ITEM_SIZES[dtype]
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": ""}, "a table's name has 1 to 200 characters, not 0"),
+        ({"name": "x" * 201}, "a table's name has 1 to 200 characters, not 201"),
+        ({"rows": 0}, "'t' needs at least one row, not 0"),
+        ({"rows": -3}, "'t' needs at least one row, not -3"),
+        ({"row_shape": (2, 0)}, r"'t': row_shape \(2, 0\) has an empty side"),
+        ({"row_shape": (-1,)}, r"'t': row_shape \(-1,\) has an empty side"),
+        ({"dtype": "int64"}, "'t': int64 has no mean; use merge='sum'"),
+        ({"dtype": "uint8"}, "'t': uint8 has no mean"),
+        ({"fragment_rows": -1}, "'t': fragment_rows -1 < 0"),
+    ],
+)
+def test_invalid_tables(fields, message):
+    with pytest.raises(InvalidValue, match=message):
+        TableSpec(**{"name": "t", "rows": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TableSpec("t", 1, dtype="float23"), r"unknown dtype 'float23' \(known: bfloat16"),
+        (lambda: TableSpec("t", 1, merge="max"), r"unknown merge 'max' \(known: mean, sum\)"),
+        (lambda: Init("gauss"), "unknown init 'gauss' .known: constant, normal, uniform, zeros"),
+        (lambda: Consistency("bps"), "unknown consistency 'bps' .*did you mean 'bsp'"),
+        (lambda: Consistency(settles="never"), "unknown settles 'never'"),
+    ],
+)
+def test_unknown_names(build, message):
+    with pytest.raises(UnknownName, match=message):
+        build()
+
+
+def test_limits_are_admitted():
+    assert TableSpec("x" * 200, 1, (1,), "int64", merge="sum").rows == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ssp", -1), "staleness is a number of clocks >= 0, not -1"),
+        (("asp", 1), "staleness belongs to ssp, not to asp"),
+        (("bsp", 1, "close"), "staleness belongs to ssp, not to bsp"),
+        (("bsp", 0, "now"), "bsp pushes settle at the close"),
+        (("asp", 0, "close"), "asp has no rounds"),
+    ],
+)
+def test_consistency_that_contradicts_itself(arguments, message):
+    with pytest.raises(InvalidValue, match=message):
+        Consistency(*arguments)
+
+
+def test_named_consistency():
+    assert bsp() == Consistency("bsp", 0, "close")
+    assert ssp(3) == Consistency("ssp", 3, "now")
+    assert ssp(0, "close") == Consistency("ssp", 0, "close")
+    assert asp() == Consistency()
+
+
+# --- travelling ------------------------------------------------------------------------------
+
+
+def test_a_specification_travels():
+    spec = TableSpec(
+        "t", 10, (3,), "float64", Init("normal", 0.5, 2.0, 7), Access("sgd", {"lr": 0.5}), ssp(2)
+    ).cut(2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=TableSpec) == spec
+
+
+def test_it_imports_without_torch():
+    """DESIGN section 2: a scheduler restarts in a tenth of a second."""
+    code = "import sys, shoal.tables.spec; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

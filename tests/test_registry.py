@@ -1,0 +1,97 @@
+"""Names, what is said about unknown ones, and plug-ins."""
+
+import pytest
+
+from shoal import registry as module
+from shoal.errors import InvalidValue, UnknownName
+from shoal.registry import Registry, unknown
+
+
+class Point:
+    """An installed entry point that counts how often it is loaded."""
+
+    def __init__(self, name: str, thing: object) -> None:
+        self.name = name
+        self.thing = thing
+        self.loads = 0
+
+    def load(self) -> object:
+        self.loads += 1
+        return self.thing
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Entry points by group; what was asked for is in `installed["asked"]`."""
+    groups: dict[str, list] = {"asked": []}
+
+    def entry_points(*, group: str) -> list[Point]:
+        groups["asked"].append(group)
+        return groups.get(group, [])
+
+    monkeypatch.setattr(module, "entry_points", entry_points)
+    return groups
+
+
+def shapes() -> Registry[int]:
+    registry = Registry[int]("garden shape")
+    registry.add("square", 4)
+    registry.add("disc", 0)
+    return registry
+
+
+def test_what_was_added_is_found_and_listed_in_order(installed):
+    known = shapes()
+    assert known["square"] == 4
+    assert known["disc"] == 0  # a value that is false is a value
+    assert list(known) == ["disc", "square"]
+    assert "disc" in known
+    assert "cube" not in known
+    assert installed["asked"] == []
+
+
+def test_a_name_is_given_once():
+    known = shapes()
+    with pytest.raises(InvalidValue, match="garden shape 'square' is registered already"):
+        known.add("square", 5)
+    assert known["square"] == 4
+
+
+def test_an_unknown_name_lists_the_known_and_the_nearest(installed):
+    with pytest.raises(UnknownName) as caught:
+        shapes()["sqare"]
+    assert str(caught.value) == (
+        "unknown garden shape 'sqare' (known: disc, square); did you mean 'square'?"
+    )
+
+
+def test_nothing_is_suggested_where_nothing_is_near():
+    assert str(unknown("shape", "q", {"disc": 0})) == "unknown shape 'q' (known: disc)"
+    assert str(unknown("shape", "q", [])) == "unknown shape 'q' (known: )"
+    assert str(unknown("side", "4", [3, 2])) == "unknown side '4' (known: 2, 3)"
+
+
+def test_registries_are_apart():
+    shapes().add("cube", 6)
+    assert "cube" not in shapes()
+
+
+def test_a_plug_in_is_loaded_when_its_name_is_asked_for(installed):
+    cube = Point("cube", 6)
+    installed["shoal.garden_shapes"] = [cube]
+    known = shapes()
+    assert known["square"] == 4
+    assert (cube.loads, installed["asked"]) == (0, [])
+    assert known["cube"] == 6
+    assert "cube" in known
+    assert known["cube"] == 6
+    with pytest.raises(UnknownName, match="known: cube, disc, square"):
+        known["ball"]
+    assert (cube.loads, installed["asked"]) == (1, ["shoal.garden_shapes"])
+
+
+def test_a_plug_in_cannot_replace_what_is_built_in(installed):
+    installed["shoal.garden_shapes"] = [Point("square", 5), Point("cube", 6)]
+    known = shapes()
+    assert known["cube"] == 6
+    assert known["square"] == 4

@@ -1,0 +1,79 @@
+"""Shoal: a PyTorch-native parameter server.
+
+Sharded tables on servers; workers that pull, compute and push; consistency from sequential through
+bounded delay to eventual; and the same cluster in a simulator, from a seed. The public names are
+these, and nothing else; they are loaded when they are first used, so that what needs no torch
+starts without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.apps.train import TrainResult, train
+    from shoal.engines.joining import init
+    from shoal.keys import KeyRange
+    from shoal.reports.events import Run, load_run
+    from shoal.runtime.client import Client, Future, connect
+    from shoal.runtime.context import Context
+    from shoal.runtime.data import Sampler
+    from shoal.runtime.optimizer import Optimizer
+    from shoal.runtime.params import FlatParams
+    from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
+
+_HOME = {
+    "Access": "shoal.tables.spec",
+    "Client": "shoal.runtime.client",
+    "Consistency": "shoal.tables.spec",
+    "Context": "shoal.runtime.context",
+    "FlatParams": "shoal.runtime.params",
+    "Future": "shoal.runtime.client",
+    "Init": "shoal.tables.spec",
+    "KeyRange": "shoal.keys",
+    "Optimizer": "shoal.runtime.optimizer",
+    "Run": "shoal.reports.events",
+    "Sampler": "shoal.runtime.data",
+    "TableSpec": "shoal.tables.spec",
+    "TrainResult": "shoal.apps.train",
+    "asp": "shoal.tables.spec",
+    "bsp": "shoal.tables.spec",
+    "connect": "shoal.runtime.client",
+    "init": "shoal.engines.joining",
+    "load_run": "shoal.reports.events",
+    "ssp": "shoal.tables.spec",
+    "train": "shoal.apps.train",
+}
+__all__ = [
+    "Access",
+    "Client",
+    "Consistency",
+    "Context",
+    "FlatParams",
+    "Future",
+    "Init",
+    "KeyRange",
+    "Optimizer",
+    "Run",
+    "Sampler",
+    "TableSpec",
+    "TrainResult",
+    "asp",
+    "bsp",
+    "connect",
+    "init",
+    "load_run",
+    "ssp",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

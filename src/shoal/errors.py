@@ -44,7 +44,9 @@ class ShoalError(Exception):
     def __str__(self) -> str:
         if not self.story:
             return self.message
-        return "\n".join([self.message, "  the last events:", *(f"    {line}" for line in self.story)])
+        return "\n".join(
+            [self.message, "  the last events:", *(f"    {line}" for line in self.story)]
+        )
 
     def __reduce__(self) -> tuple[type[ShoalError], tuple[str, tuple[str, ...]]]:
         return type(self), (self.message, self.story)

@@ -43,6 +43,15 @@ def test_from_torch_adamw_is_adam_decoupled():
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "decoupled"), [(torch.optim.Adam, False), (torch.optim.AdamW, True)]
+)
+def test_from_torch_before_2_6_the_class_tells(kind, decoupled):
+    optimizer = kind(parameters())
+    optimizer.defaults.pop("decoupled_weight_decay", None)
+    assert from_torch(optimizer).options["decoupled"] is decoupled
+
+
 def test_from_torch_options_are_plain_numbers():
     """They travel in a view: no tensor, and no int where a float is meant."""
     access = from_torch(torch.optim.Adam(parameters(), lr=torch.tensor(0.5)))

@@ -99,7 +99,7 @@ def test_the_largest_lengths_pass():
         header("Heartbeat", 1, 1, [0, 0, 0]),
         b"\x92\xa5Nudge\xa1\xff",  # a string that is not UTF-8
         b"\x92\xa5Nudge" + b"\x91" * 100_000,
-        header("Nudge", "x", *[[]])[:-1] + b"\x91" * 100_000 + b"\x01",  # in a field that is skipped
+        b"\x93\xa5Nudge\xa1x" + b"\x91" * 100_000 + b"\x01",  # in a field that is skipped
         b"\xdd\xff\xff\xff\xff",  # an array of four billion
         b"\x92\xa5Nudge\xdb\xff\xff\xff\xff",
         header("Declare", 1, ["t", 0, []]),  # a table without rows
@@ -171,22 +171,21 @@ def test_random_headers_raise_only_wire_errors(data):
     only_wire_errors(prefix(header=len(data)) + data)
 
 
-plain = st.recursive(
+plain = (
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
-    | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=12,
+    | st.sampled_from(["", "scheduler", "x"]) | st.binary(max_size=5)
 )  # fmt: skip
+nested = plain | st.lists(plain | st.lists(plain, max_size=8), max_size=4)
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.sampled_from(MESSAGES), st.lists(plain, max_size=12))
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(MESSAGES), st.lists(nested, max_size=12))
 def test_wrong_fields_raise_only_wire_errors(kind, fields):
     data = header(kind.__name__, *fields)
     only_wire_errors(prefix(header=len(data)) + data)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     st.sampled_from(EXAMPLES),
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4),

@@ -52,10 +52,11 @@ def run_worker(
     paths = RunFolder(Path(folder))
     dataset = load_dataset(spec, [Path(each) for each in data_dirs])
     learner = Learner(build_model(spec, dataset), transform=dataset.transform)
-    split = splits_of(spec, dataset)[rank]
-    strategy = strategies[spec.strategy](
-        StrategyOptions(Access(spec.optimizer, spec.access_options), spec.staleness, spec.settles)
-    )
+    splits = splits_of(spec, dataset)
+    split = splits[rank]
+    kind = strategies[spec.strategy]
+    access = Access(spec.optimizer, spec.access_options(updates_of(spec, splits, kind.in_step)))
+    strategy = kind(StrategyOptions(access, spec.staleness, spec.settles))
     options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
@@ -226,6 +227,14 @@ def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
 def default_model(data: str) -> str:
     module, found, _ = data.partition(":")
     return find_source(data).default_model if not found or module == "csv" else "mlp"
+
+
+def updates_of(spec: JobSpec, splits: list[Any], in_step: bool) -> int:
+    """How many updates the parameters will see: one a round, or one a push."""
+    steps = [-(-len(split) // spec.worker_batch) for split in splits]
+    if spec.max_steps:
+        return spec.max_steps if in_step else spec.max_steps * len(splits)
+    return spec.epochs * (max(steps) if in_step else sum(steps))
 
 
 def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:

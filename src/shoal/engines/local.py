@@ -40,6 +40,7 @@ class LocalEngine:
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
+        self._at_stop: list[Callable[[], object]] = []
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
             pass_fds=(theirs.fileno(),),
@@ -131,6 +132,17 @@ class LocalEngine:
         report = json.loads(path.read_text())
         return by_name(report["type"])(report["message"], report["story"])
 
+    def at_stop(self, action: Callable[[], object]) -> None:
+        """Do this once everything has ended."""
+        self._at_stop.append(action)
+
+    def finish(self, grace_s: float = 5.0) -> None:
+        """Let the processes end by themselves, then stop."""
+        until = monotonic() + grace_s
+        while self.running and monotonic() < until:
+            self.exits(0.1)
+        self.stop()
+
     def stop(self) -> None:
         """End whatever still runs, and remove the sockets."""
         self._commands.close()  # the launcher takes this as its order to end everything
@@ -140,6 +152,8 @@ class LocalEngine:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
+        for action in self._at_stop:
+            action()
 
     def __enter__(self) -> LocalEngine:
         return self

@@ -16,6 +16,9 @@ from shoal.tables.spec import Options
 Layer = str | list[Any] | dict[str, Any]
 
 
+USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job. Field names are flags with `-` for `_`, and keys of a TOML file."""
 
@@ -34,9 +37,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_steps: Annotated[int, Meta(ge=0, description="stop after this many steps; 0 for no limit")] = 0
     batch_size: Annotated[int, Meta(ge=1, description="samples a worker and step")] = 64
     global_batch_size: Annotated[int, Meta(ge=0, description="samples of all workers a step, divided among them; instead of --batch-size")] = 0
-    optimizer: Annotated[str, Meta(description="sgd, adagrad, rmsprop, adadelta or adam: see `shoal list tables`")] = "sgd"
-    lr: Annotated[float, Meta(ge=0.0, description="learning rate")] = 0.1
-    optimizer_options: Annotated[Options, Meta(description="more of the optimizer's options, such as momentum=0.9 or schedule=cosine")] = {}
+    optimizer: Annotated[str, Meta(description="sgd, adagrad, rmsprop, adadelta or adam: see `shoal list tables`")] = "adam"
+    lr: Annotated[float, Meta(ge=0.0, description="learning rate; 0 for the optimizer's usual one")] = 0.0
+    schedule: Annotated[Literal["constant", "linear", "cosine"], Meta(description="how the learning rate falls over the run")] = "cosine"
+    optimizer_options: Annotated[Options, Meta(description="more of the optimizer's options, such as momentum=0.9 or weight_decay=1e-4")] = {}
     dtype: Annotated[Literal["float32", "float64"], Meta(description="of the parameters")] = "float32"
     seed: Annotated[int, Meta(ge=0, description="of weights, splits and shuffles")] = 0
     assignment: Annotated[str, Meta(description="how data are split: iid, noniid, or static:2,1,1")] = "iid"
@@ -67,9 +71,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Samples a worker and step."""
         return self.global_batch_size // self.workers or self.batch_size
 
-    @property
-    def access_options(self) -> Options:
-        return {"lr": self.lr, **self.optimizer_options}
+    def access_options(self, updates: int) -> Options:
+        """The optimizer's options, its learning rate scheduled over that many updates."""
+        lr = self.lr or USUAL_LR.get(self.optimizer, 0.01)
+        schedule: Options = {}
+        if self.schedule != "constant" and "schedule" not in self.optimizer_options:
+            name = {"linear": "polynomial", "cosine": "cosine"}[self.schedule]
+            schedule = {"schedule": name, "schedule_total": max(1, updates)}
+        return {"lr": lr, **schedule, **self.optimizer_options}
 
     def replace(self, changes: dict[str, Any]) -> JobSpec:
         """This job with some fields changed; wrong ones get an error that names the field."""

@@ -396,7 +396,7 @@ class Client:
         spec = self.table(table)
         _check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
-            return PushOp(table, keys or spec.keys, bytes_of(values))
+            return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
         chosen, order = _sorted_keys(keys)
         rows = values.reshape(len(order), spec.width)
         if len(chosen) < len(order):
@@ -405,7 +405,9 @@ class Client:
             rows = merged
         else:
             rows = rows[torch.from_numpy(np.argsort(order))]
-        return PushOp(table, within or spec.keys, bytes_of(rows.contiguous()), chosen.data)
+        return PushOp(
+            table, spec.keys if within is None else within, bytes_of(rows.contiguous()), chosen.data
+        )
 
     def _pull_op(
         self, table: str, keys: Keys, out: Tensor | None
@@ -450,9 +452,18 @@ class Client:
                 self._resolved(future.request_id, Outcome(error=error))
                 return future
             self._node.handle(Asked(future.request_id, request))
-        if pump:
+        if pump and not self._drivers:
             self._pump_wake.set()
         return future
+
+    @contextmanager
+    def _caller_waits(self) -> Iterator[None]:
+        """The caller of this thread waits at once for what it asks: leave it all to it."""
+        self._drivers += 1
+        try:
+            yield
+        finally:
+            self._drivers -= 1
 
     def _drive_until(self, future: Future, timeout: float | None) -> None:
         if future.outcome is not None:
@@ -474,7 +485,7 @@ class Client:
                     self._poll(left)
         finally:
             self._drivers -= 1
-            if self._futures:
+            if self._futures and not self._drivers:
                 self._pump_wake.set()
 
     def _poll(self, limit_s: float) -> None:
@@ -542,25 +553,59 @@ class Client:
         self.on_note(note)
 
 
+def connect(address: str, **options: Any) -> Client:
+    """Join the cluster whose scheduler is at `address`, as a worker.
+
+    address:  unix:///PATH or tcp://HOST:PORT
+    options:  fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug
+
+    Raises:
+        JoinTimeout: the cluster was not complete in time
+        JoinRefused: the scheduler said no, with its reason
+
+    >>> with shoal.connect("tcp://127.0.0.1:4000") as client:      # doctest: +SKIP
+    ...     client.create_table(shoal.TableSpec("w", 1000))
+    ...     client.push("w", torch.ones(1000)).wait()
+    """
+    try:
+        chosen = msgspec.convert(options, ClientOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(f"connect: {error}") from None
+    unknown_options = sorted(set(options) - set(ClientOptions.__struct_fields__))
+    if unknown_options:
+        raise InvalidValue(
+            f"connect has no option {', '.join(unknown_options)} "
+            f"(known: {', '.join(ClientOptions.__struct_fields__)})"
+        )
+    return Client(address, chosen)
+
+
 class Blocking:
-    """The client's operations, waited for: `client.blocking.pull("w")` is the tensor."""
+    """The client's operations, waited for: `client.blocking.pull("w")` is the tensor.
+
+    Faster than `client.pull("w").wait()`: nobody else is told that there is work.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def push(self, *args: Any, **options: Any) -> None:
-        self._client.push(*args, **options).wait()
+        with self._client._caller_waits():
+            self._client.push(*args, **options).wait()
 
     def pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._client.pull(*args, **options).wait()
+        with self._client._caller_waits():
+            rows: Tensor = self._client.pull(*args, **options).wait()
         return rows
 
     def push_pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._client.push_pull(*args, **options).wait()
+        with self._client._caller_waits():
+            rows: Tensor = self._client.push_pull(*args, **options).wait()
         return rows
 
     def advance(self, **options: Any) -> None:
-        self._client.advance(**options).wait()
+        with self._client._caller_waits():
+            self._client.advance(**options).wait()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -25,7 +25,7 @@ class Learner:
         transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda x, y: (x, y),
     ) -> None:
         self.module = module
-        self.flat = FlatParams(module)
+        self.flat = FlatParams(module.parameters())
         self.values = self.flat.values
         self.grads = self.flat.grads
         self._loss = loss

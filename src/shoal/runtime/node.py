@@ -277,7 +277,7 @@ class Node:
             connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
         except ShoalError as error:
             self._retry[to] = (monotonic() + delay, min(2 * delay, RECONNECT_MAX_S))
-            self._count(error, None)
+            log.debug("%s", error)
             return None
         self._retry.pop(to, None)
         # A listener names itself; what counts is whom we meant to reach.

@@ -1,10 +1,12 @@
-"""FlatParams: a module's parameters and gradients as views of flat buffers, one per dtype.
+"""FlatParams: parameters and gradients as views of flat buffers, one per dtype.
 
 A pull lands in the model and a push leaves from the gradient, uncopied: `values[dtype]` and
 `grads[dtype]` are one-dimensional tensors whose pieces are the module's own `.data` and `.grad`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +17,29 @@ ALIGN = 16  # elements: every parameter starts where vector instructions like it
 
 
 class FlatParams:
-    """The trainable parameters of a module, flattened in their registration order.
+    """Trainable parameters, flattened in the order given.
 
-    >>> flat = FlatParams(nn.Linear(2, 3))
+    >>> flat = FlatParams(nn.Linear(2, 3).parameters())
     >>> flat.values["float32"].shape, flat.sizes
     (torch.Size([32]), {'float32': 32})
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.values: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         groups: dict[str, list[nn.Parameter]] = {}
-        for parameter in module.parameters():
+        for parameter in parameters:
             if parameter.requires_grad:
                 groups.setdefault(str(parameter.dtype).removeprefix("torch."), []).append(parameter)
         if not groups:
-            raise InvalidValue(f"{type(module).__name__} has no trainable parameters")
+            raise InvalidValue("there are no trainable parameters")
         self._parameters = groups
-        for dtype, parameters in groups.items():
-            total = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)
-            values = torch.zeros(total, dtype=parameters[0].dtype)
+        for dtype, group in groups.items():
+            total = sum(-(-p.numel() // ALIGN) * ALIGN for p in group)
+            values = torch.zeros(total, dtype=group[0].dtype)
             grads = torch.zeros_like(values)
             offset = 0
-            for parameter in parameters:
+            for parameter in group:
                 stop = offset + parameter.numel()
                 values[offset:stop] = parameter.detach().reshape(-1)
                 parameter.data = values[offset:stop].view(parameter.shape)

@@ -57,11 +57,13 @@ class StrategyOptions:
     access:     the optimizer: a table's access method, or the workers' own under allreduce
     staleness:  the bound of ssp
     settles:    when ssp's pushes reach the rows: "now" or "close"
+    prefix:     of the tables' names, distinct for each model of a run
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
     staleness: int = 0
     settles: str = "now"
+    prefix: str = "params"
 
 
 class Strategy(ABC):
@@ -108,15 +110,19 @@ class Strategy(ABC):
 strategies: Registry[type[Strategy]] = Registry("strategy")
 
 
-def table_name(dtype: str) -> str:
-    """The table of a model's parameters of one dtype."""
-    return f"params.{dtype}"
-
-
-def table_specs(model: Model, access: Access, consistency: Consistency) -> list[TableSpec]:
+def table_specs(
+    model: Model, options: StrategyOptions, consistency: Consistency
+) -> list[TableSpec]:
     """One table per dtype of the model."""
     return [
-        TableSpec(table_name(dtype), len(values), (), dtype, access=access, consistency=consistency)
+        TableSpec(
+            f"{options.prefix}.{dtype}",
+            len(values),
+            (),
+            dtype,
+            access=options.access,
+            consistency=consistency,
+        )
         for dtype, values in sorted(model.values.items())
     ]
 
@@ -132,16 +138,16 @@ def byte_view(tensor: Tensor) -> memoryview:
 class TableOps:
     """A model's tables as push and pull operations, made once: its buffers do not move."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, prefix: str) -> None:
         self.pushes = tuple(
-            PushOp(table_name(dtype), KeyRange(0, len(grads)), byte_view(grads))
+            PushOp(f"{prefix}.{dtype}", KeyRange(0, len(grads)), byte_view(grads))
             for dtype, grads in sorted(model.grads.items())
         )
         self.pulls = tuple(
-            PullOp(table_name(dtype), KeyRange(0, len(values)), byte_view(values))
+            PullOp(f"{prefix}.{dtype}", KeyRange(0, len(values)), byte_view(values))
             for dtype, values in sorted(model.values.items())
         )
         self.assigns = tuple(
-            PushOp(table_name(dtype), KeyRange(0, len(values)), byte_view(values))
+            PushOp(f"{prefix}.{dtype}", KeyRange(0, len(values)), byte_view(values))
             for dtype, values in sorted(model.values.items())
         )

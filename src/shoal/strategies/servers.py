@@ -43,13 +43,13 @@ class ServerStrategy(Strategy):
         self.clock = 0
 
     def tables(self, model: Model) -> list[TableSpec]:
-        return table_specs(model, self.options.access, self.consistency)
+        return table_specs(model, self.options, self.consistency)
 
     def begin(self, model: Model, rank: int) -> Program:
-        self._ops = TableOps(model)
+        self._ops = TableOps(model, self.options.prefix)
         if rank == 0:
             yield Exchange(self._ops.assigns, assign=True)
-        yield EnterBarrier("parameters written")
+        yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
@@ -67,7 +67,7 @@ class ServerStrategy(Strategy):
         """After everybody has finished, so that all leave with the same parameters."""
         assert self._ops is not None
         yield Exchange(advance=True, last=True)  # nobody waits for this worker any more
-        yield EnterBarrier("training done")
+        yield EnterBarrier(f"{self.options.prefix} done")
         yield Exchange(pulls=self._ops.pulls)
 
 

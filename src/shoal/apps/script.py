@@ -1,0 +1,81 @@
+"""`shoal run`: a user's own script as the workers of a run."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from shoal.engines.base import Task
+from shoal.engines.joining import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.errors import UsageError
+from shoal.runtime.folder import RunFolder
+
+
+def run_script(
+    script: Path, args: list[str], workers: int, servers: int, out: Path, title: str
+) -> Path:
+    """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
+
+    Rank 0 writes to this terminal, the others to their logs.
+    """
+    folder = RunFolder.create(out, title or script.stem)
+    with LocalEngine(folder) as engine:
+        scheduler = start_cluster(engine, servers, workers)
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        for rank in range(workers):
+            env = {
+                "SHOAL_SCHEDULER": scheduler,
+                "SHOAL_RANK": str(rank),
+                "SHOAL_RENDEZVOUS": f"file://{engine.sockets}/rendezvous",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": str(threads),
+            }
+            engine.start(
+                Task(
+                    f"worker-{rank}",
+                    "shoal.apps.script:worker_main",
+                    {"script": str(script.resolve()), "args": args, "threads": threads},
+                    env=env,
+                    inherit_output=rank == 0,
+                )
+            )
+        engine.join()
+    return folder.path
+
+
+def worker_main(script: str, args: list[str], threads: int = 0) -> None:
+    """Run a script as `python script args` would, in the run that the environment names."""
+    from shoal.runtime.context import joined
+
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        context = joined()
+        if context is not None and not (isinstance(error, SystemExit) and not error.code):
+            context.client.abort(f"{type(error).__name__}: {error}"[:500])
+            raise
+        if not isinstance(error, SystemExit):
+            raise
+    context = joined()
+    if context is None:
+        raise UsageError(f"{script} ended without calling shoal.init(), so it never joined the run")
+    context.close()
+
+
+def become_worker(
+    scheduler: str, script: str, args: list[str], rank: int, init_timeout_s: float, token: str
+) -> None:
+    """`shoal worker`: this process joins a cluster and runs the script."""
+    from shoal.engines.joining import init
+
+    init(scheduler=scheduler, token=token, init_timeout_s=init_timeout_s, rank=rank)
+    worker_main(str(Path(script).resolve()), args)

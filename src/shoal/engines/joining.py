@@ -1,0 +1,127 @@
+"""shoal.init(): join the run that this process belongs to, however it was started.
+
+shoal run         the run's address is in SHOAL_SCHEDULER
+torchrun          rank 0 starts a scheduler and servers and tells the others through the store
+python script.py  a scheduler and servers start here, for this only worker
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.context import Context, joined, set_current
+from shoal.runtime.folder import RunFolder
+
+
+def init(
+    *,
+    servers: int | None = None,
+    scheduler: str = "",
+    token: str = "",
+    sync_timeout_ms: int = 10000,
+    init_timeout_s: float = 60.0,
+    rank: int | None = None,
+) -> Context:
+    """Join the run; the first call counts, later ones return the same context.
+
+    servers:     how many to start where nobody has (plain python, torchrun); 1 by default, or
+                 SHOAL_SERVERS
+    scheduler:   join the cluster at this address instead
+    rank:        the rank wished for
+
+    Returns the context: `rank`, `world_size`, `client`. It is closed when the process ends.
+
+    >>> context = shoal.init()                      # doctest: +SKIP
+    >>> context.rank, context.world_size            # doctest: +SKIP
+    (0, 1)
+    """
+    known = joined()
+    if known is not None:
+        return known
+    env: Mapping[str, str] = os.environ
+    address = scheduler or env.get("SHOAL_SCHEDULER", "")
+    wish = int(env.get("SHOAL_RANK", "-1")) if rank is None else rank
+    secret = token or env.get("SHOAL_TOKEN", "")
+    count = servers if servers is not None else int(env.get("SHOAL_SERVERS", "1"))
+    if count < 1:
+        raise InvalidValue(f"init needs at least one server, not {count}")
+    rendezvous = env.get("SHOAL_RENDEZVOUS", "")
+    engine: LocalEngine | None = None
+    if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
+        from shoal.engines.torchrun import gather
+
+        address, secret, engine, wish = gather(env, count)
+        rendezvous = "env://"
+    elif not address:
+        engine = cluster_here(servers=count, workers=1)
+        address = engine.address("scheduler")
+        rendezvous = f"file://{engine.sockets}/rendezvous"
+    options = ClientOptions(
+        token=secret,
+        rank=wish,
+        init_timeout_s=init_timeout_s,
+        sync_timeout_s=sync_timeout_ms / 1000,
+    )
+    try:
+        client = Client(address, options)
+    except BaseException:
+        if engine is not None:
+            engine.stop()
+        raise
+    context = Context(client.rank, client.world_size, client, rendezvous)
+    if engine is not None:
+        context.at_close(engine.finish)
+    set_current(context)
+    atexit.register(context.close)
+    return context
+
+
+def cluster_here(
+    servers: int, workers: int, listen: str = "", token: str = "", server_listen: str = ""
+) -> LocalEngine:
+    """A scheduler and servers on this machine, for workers that will join."""
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
+    (folder.path / "logs").mkdir()
+    engine = LocalEngine(folder)
+    engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
+    start_cluster(engine, servers, workers, listen, token, server_listen)
+    return engine
+
+
+def start_cluster(
+    engine: LocalEngine,
+    servers: int,
+    workers: int,
+    listen: str = "",
+    token: str = "",
+    server_listen: str = "",
+) -> str:
+    """Start a scheduler and servers; returns the scheduler's address."""
+    address = listen or engine.address("scheduler")
+    arguments = {"listen": address, "servers": servers, "workers": workers, "token": token}
+    engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=False))
+    for rank in range(servers):
+        own = server_listen or engine.address(f"server-{rank}")
+        engine.start(
+            Task(
+                f"server-{rank}",
+                "shoal.engines.roles:run_server",
+                {"scheduler": address, "listen": own, "rank": rank, "token": token},
+            )
+        )
+    return address
+
+
+def new_token() -> str:
+    """A fresh secret for a cluster that other hosts can reach."""
+    return secrets.token_urlsafe(24)

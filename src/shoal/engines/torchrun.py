@@ -1,0 +1,49 @@
+"""Under torchrun: rank 0 starts the cluster, the others learn its address from torch's store."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+
+from shoal.engines.joining import cluster_here, new_token
+from shoal.engines.local import LocalEngine
+
+KEY = "shoal/scheduler"
+
+
+def gather(env: Mapping[str, str], servers: int) -> tuple[str, str, LocalEngine | None, int]:
+    """(scheduler address, token, the engine on rank 0, rank)."""
+    from torch.distributed import distributed_c10d as dist
+
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    agents = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.PrefixStore(
+        env.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        dist.TCPStore(
+            env["MASTER_ADDR"],
+            int(env["MASTER_PORT"]),
+            is_master=rank == 0 and not agents,
+            timeout=timedelta(seconds=60),
+        ),
+    )
+    if rank:
+        address, _, token = store.get(KEY).decode().partition(" ")
+        return address, token, None, rank
+    if int(env.get("LOCAL_WORLD_SIZE", "1")) == size:
+        engine = cluster_here(servers, size)
+        address, token = engine.address("scheduler"), ""
+    else:
+        token = new_token()
+        host = socket.gethostbyname(socket.gethostname())
+        address = f"tcp://{host}:{_free_port(host)}"
+        engine = cluster_here(servers, size, address, token, f"tcp://{host}:0")
+    store.set(KEY, f"{address} {token}")
+    return address, token, engine, rank
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,123 @@
+"""shoal.Optimizer: an existing training loop becomes distributed by wrapping its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import nan
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from shoal.collective.process_group import ProcessGroup
+from shoal.protocol.worker import DeclareTable
+from shoal.runtime.context import Context, current
+from shoal.runtime.params import FlatParams
+from shoal.strategies import StrategyOptions, strategies
+from shoal.tables.from_torch import from_torch
+
+
+class _Gradients:
+    """The `Model` of a loop that is not ours: its gradients are there when `step` is called."""
+
+    def __init__(self, flat: FlatParams) -> None:
+        self.values = flat.values
+        self.grads = flat.grads
+        self.weight = 1.0
+
+    def gradient(self, batch: object) -> tuple[float, float]:
+        return nan, self.weight
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Exchanges gradients and parameters with the run's other workers at every `step`.
+
+    Where the strategy runs on servers the optimizer does too: its class and hyper-parameters
+    become the tables' access method, and `inner` itself only keeps them. Its learning rate is sent
+    with each push, so torch's lr_schedulers work on this object as on any other.
+
+    inner:     SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW; others are refused by name
+    strategy:  "sync", "ssp", "asgd" or "allreduce"
+    staleness: the bound of ssp
+
+    Parameters and gradients become views of flat buffers. All workers start from rank 0's
+    parameters. Call `step(weight=len(batch))` where batches differ in size; a worker whose data
+    end first just ends, and the others go on.
+
+    >>> optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        strategy: str = "sync",
+        *,
+        staleness: int = 0,
+        context: Context | None = None,
+    ) -> None:
+        access = from_torch(inner)
+        self._context = context or current()
+        self._inner = inner
+        super().__init__(inner.param_groups, dict(inner.defaults))
+        self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
+        self._flat = FlatParams(p for group in inner.param_groups for p in group["params"])
+        self._model = _Gradients(self._flat)
+        prefix = f"params{self._context.models or ''}"
+        self._context.models += 1
+        self._strategy: Any = strategies[strategy](
+            StrategyOptions(access, staleness=staleness, prefix=prefix)
+        )
+        client = self._context.client
+        if not self._strategy.uses_servers and client.collective is None:
+            rank, size = self._context.rank, self._context.world_size
+            client.collective = ProcessGroup(rank, size, self._context.rendezvous)
+        client.drive(self._begin())
+
+    def _begin(self) -> Any:
+        for spec in self._strategy.tables(self._model):
+            yield DeclareTable(spec)
+        yield from self._strategy.begin(self._model, self._context.rank)
+
+    @overload
+    def step(self, closure: None = None, *, weight: float = 1.0) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float], *, weight: float = 1.0) -> float: ...
+    def step(
+        self, closure: Callable[[], float] | None = None, *, weight: float = 1.0
+    ) -> float | None:
+        """Exchange the gradients in `.grad`; afterwards the parameters are the cluster's.
+
+        weight: of this worker's gradient in the round's mean, such as its batch size
+        """
+        loss: float | None = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._flat.attach_grads()
+        self._model.weight = weight
+        self._strategy.lr = float(self.param_groups[0]["lr"])
+        with torch.no_grad():
+            self._context.client.drive(self._strategy.step(self._model, ()))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zero the flat gradients; they stay views, so that `backward` adds into them."""
+        self._flat.zero_grads()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups' hyper-parameters and the strategy's state; server tables are not in it."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+        return {"param_groups": groups, "strategy": self._strategy.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self._strategy.load_state_dict(state_dict["strategy"])
+
+    @property
+    def flat(self) -> dict[str, Tensor]:
+        """The flat parameters by dtype."""
+        return self._flat.values

@@ -1,0 +1,119 @@
+"""Who is there: each side proves the token to the other, and nothing shows it."""
+
+import pickle
+
+import msgspec
+import pytest
+from rich.pretty import pretty_repr
+
+from shoal.errors import HandshakeFailed
+from shoal.protocol.messages import PROTOCOL_VERSION, SCHEDULER, Denied, Nudge, Welcome
+from shoal.transport.base import Identity
+from shoal.transport.handshake import challenge, conclude, hello, judge
+
+SECRET = "correct horse battery staple"
+SERVER = Identity("server-a", "server", "job", SECRET)
+WORKER = Identity("worker-b", "worker", "job", SECRET)
+
+
+def change(message, **fields):
+    return msgspec.structs.replace(message, **fields)
+
+
+def talk(caller, listener):
+    asked = challenge(listener)
+    said = hello(caller, asked)
+    verdict = judge(listener, asked, said)
+    return asked, said, verdict
+
+
+@pytest.mark.parametrize("token", ["", SECRET, "é漢"])
+def test_both_sides_learn_the_other_name(token):
+    server, worker = change(SERVER, token=token), change(WORKER, token=token)
+    asked, said, verdict = talk(worker, server)
+    assert isinstance(verdict, Welcome)
+    assert said.node == "worker-b"
+    assert conclude(worker, asked, said, verdict) == "server-a"
+
+
+def test_a_job_is_compared_where_both_name_one():
+    for mine, theirs, good in [
+        ("a", "a", True),
+        ("a", "", True),
+        ("", "a", True),
+        ("a", "b", False),
+    ]:
+        _, _, verdict = talk(change(WORKER, job=mine), change(SERVER, job=theirs))
+        assert isinstance(verdict, Welcome) == good
+    assert "'b'" in verdict.reason
+    assert "'a'" in verdict.reason
+
+
+@pytest.mark.parametrize("guess", ["wrong", SECRET[:-1], SECRET + "x", SECRET.upper()])
+def test_a_wrong_token_is_denied(guess):
+    asked, said, verdict = talk(change(WORKER, token=guess), SERVER)
+    assert verdict == Denied("wrong token")
+    with pytest.raises(HandshakeFailed, match="refused the connection: wrong token"):
+        conclude(WORKER, asked, said, verdict)
+
+
+def test_a_missing_token_is_noticed_before_anything_is_said():
+    with pytest.raises(HandshakeFailed, match="--token"):
+        hello(change(WORKER, token=""), challenge(SERVER))
+
+
+def test_a_proof_left_out_is_denied():
+    asked = challenge(SERVER)
+    assert isinstance(judge(SERVER, asked, change(hello(WORKER, asked), proof=b"")), Denied)
+
+
+def test_a_listener_without_the_token_is_left():
+    asked, said, verdict = talk(WORKER, change(SERVER, token=""))
+    with pytest.raises(HandshakeFailed, match="does not know our token"):
+        conclude(WORKER, asked, said, verdict)
+
+
+def test_proofs_are_of_one_conversation_and_one_direction():
+    asked, said, verdict = talk(WORKER, SERVER)
+    another = challenge(SERVER)
+    assert isinstance(judge(SERVER, another, said), Denied), "a recorded hello was accepted"
+    replayed = hello(WORKER, asked)
+    with pytest.raises(HandshakeFailed):
+        conclude(WORKER, asked, replayed, verdict)  # a recorded welcome
+    with pytest.raises(HandshakeFailed):
+        conclude(WORKER, asked, said, Welcome("server-a", said.proof))  # our own words
+    assert len({challenge(SERVER).nonce for _ in range(100)}) == 100
+    assert len({hello(WORKER, asked).nonce for _ in range(100)}) == 100
+
+
+def test_versions_have_to_agree():
+    asked = challenge(SERVER)
+    with pytest.raises(HandshakeFailed, match=f"version 99, this one {PROTOCOL_VERSION}"):
+        hello(WORKER, change(asked, version=99))
+    verdict = judge(SERVER, asked, change(hello(WORKER, asked), version=99))
+    assert isinstance(verdict, Denied)
+    assert "99" in verdict.reason
+
+
+@pytest.mark.parametrize("who", [{"node": ""}, {"node": SCHEDULER}, {"role": "scheduler"}])
+def test_nobody_poses_as_the_scheduler(who):
+    _, _, verdict = talk(change(WORKER, **who), SERVER)
+    assert isinstance(verdict, Denied)
+
+
+def test_other_messages_are_no_handshake():
+    asked, said, _ = talk(WORKER, SERVER)
+    with pytest.raises(HandshakeFailed, match="expected a challenge, not Nudge"):
+        hello(WORKER, Nudge("x"))
+    assert judge(SERVER, asked, Nudge("x")) == Denied("expected a hello, not Nudge")
+    with pytest.raises(HandshakeFailed, match="expected a welcome, not Nudge"):
+        conclude(WORKER, asked, said, Nudge("x"))
+
+
+def test_the_token_is_never_shown_and_never_travels():
+    shown = [repr(SERVER), str(SERVER), f"{SERVER}", pretty_repr(SERVER), repr([SERVER])]
+    assert not any(SECRET in text for text in shown)
+    assert "server-a" in repr(SERVER)
+    for message in talk(WORKER, SERVER):
+        assert SECRET.encode() not in msgspec.msgpack.encode(message)
+    assert pickle.loads(pickle.dumps(SERVER)) == SERVER  # it goes to processes that we start

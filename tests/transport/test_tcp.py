@@ -1,0 +1,139 @@
+"""TCP: who may listen where, and what an endpoint looks like."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, WireError
+from shoal.testing.connections import CALLER, LISTENER, connected, meet
+from shoal.transport.base import Identity
+from shoal.transport.tcp import TcpTransport, endpoint_of, stays_here, tcp_address
+
+FRIEND = Identity("server-a", "server", "", "secret")
+
+
+@pytest.fixture
+def transport():
+    return TcpTransport()
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("tcp://127.0.0.1:4000", ("127.0.0.1", 4000)),
+        ("tcp://host-7.example:0", ("host-7.example", 0)),
+        ("tcp://[::1]:65535", ("::1", 65535)),
+        ("tcp://[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+    ],
+)
+def test_endpoints(address, endpoint):
+    assert endpoint_of(address) == endpoint
+    assert tcp_address(*endpoint) == address
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "host", "host:", ":80", "host:x", "host:-1", "host:65536", "host:1_0", "host:80 ",
+        "host: 80", "host:\u0663", "host:\u00b2", "host:" + "1" * 5000, "::1:80", "[::1]",
+        "[::1]80", "[]:80", "[::1:80", "a:b:80", "host:80/path",
+    ],
+)  # fmt: skip
+def test_bad_endpoints(transport, place):
+    with pytest.raises(AddressInvalid, match="tcp://HOST:PORT"):
+        endpoint_of(f"tcp://{place}")
+    with pytest.raises(AddressInvalid):
+        transport.listen(f"tcp://{place}", FRIEND)
+    with pytest.raises(AddressInvalid):
+        transport.connect(f"tcp://{place}", CALLER, 1.0)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_hosts_that_cannot_be(transport, host):
+    with pytest.raises((AddressInvalid, HandshakeFailed)):
+        transport.connect(f"tcp://{host}:80", CALLER, 1.0)
+    with pytest.raises(AddressInvalid, match="cannot listen"):
+        transport.listen(f"tcp://{host}:0", FRIEND)
+
+
+def test_who_stays_here():
+    assert all(map(stays_here, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
+    others = [
+        "0.0.0.0",
+        "::",
+        "10.0.0.1",
+        "example.org",
+        "127.0.0.1.example.org",
+        "",
+        "localhost.x",
+    ]
+    assert not any(map(stays_here, others))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "example.org"])
+def test_beyond_this_host_only_with_a_token(transport, host):
+    with pytest.raises(AddressInvalid, match=r"--token.*127\.0\.0\.1:PORT"):
+        transport.listen(f"tcp://{host}:0", LISTENER)
+
+
+def test_with_a_token_it_listens_everywhere(transport):
+    listener = transport.listen("tcp://0.0.0.0:0", FRIEND)
+    port = endpoint_of(listener.address)[1]
+    assert port > 0
+    with pytest.raises(HandshakeFailed, match="token"):
+        meet(transport, listener, CALLER)
+    caller, end = meet(transport, listener, Identity("worker-b", "worker", "", "secret"))
+    caller.close()
+    end.connection.close()
+    listener.close()
+
+
+def test_the_address_has_the_port_that_was_found(transport):
+    listener = transport.listen("tcp://127.0.0.1:0", LISTENER)
+    assert endpoint_of(listener.address)[1] > 0
+    with pytest.raises(AddressInUse, match="another port"):
+        transport.listen(listener.address, LISTENER)
+    listener.close()
+
+
+def test_a_name_can_be_listened_at(transport):
+    with connected(lambda: (transport, "tcp://localhost:0")):
+        pass
+
+
+def test_small_messages_do_not_wait(transport):
+    with connected(lambda: (transport, "tcp://127.0.0.1:0")) as pair:
+        for end in (pair.caller, pair.callee):
+            with socket.socket(fileno=socket.dup(end.connection.fileno())) as sock:
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_nobody_there(transport):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(HandshakeFailed, match=r"nobody answers at tcp://127.*refused"):
+            transport.connect(address, CALLER, 5.0)
+
+
+def test_somebody_else_is_there(transport):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = tcp_address(*other.getsockname())
+        with pytest.raises(HandshakeFailed, match="in time"):
+            transport.connect(address, CALLER, 0.05)
+        caller = socket.create_connection(other.getsockname())
+        other.accept()[0].close()  # the first, which gave up
+        conversation, _ = other.accept()
+        caller.close()
+        conversation.close()
+
+
+def test_another_protocol_is_recognised(transport):
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(transport.connect, tcp_address(*other.getsockname()), CALLER, 5.0)
+        conversation, _ = other.accept()
+        with conversation:
+            conversation.sendall(b"SSH-2.0-OpenSSH_9.6 and more\r\n")
+            with pytest.raises(WireError, match="Shoal"):
+                calling.result()

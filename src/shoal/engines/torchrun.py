@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from shoal.engines.joining import cluster_here, new_token
 from shoal.engines.local import LocalEngine
@@ -14,7 +15,9 @@ KEY = "shoal/scheduler"
 
 def gather(env: Mapping[str, str], servers: int) -> tuple[str, str, LocalEngine | None, int]:
     """(scheduler address, token, the engine on rank 0, rank)."""
-    from torch.distributed import distributed_c10d as dist
+    import torch.distributed as torch_distributed
+
+    dist: Any = torch_distributed  # its stubs leave the stores out
 
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     agents = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -107,4 +107,7 @@ def needed(rule: Consistency, read_clock: int) -> int:
 
 def settles(rule: Consistency, push_clock: int) -> Now | AtClose:
     """When a push at `push_clock` reaches the rows."""
-    return AtClose(push_clock) if rule.settles == "close" else Now()
+    return AtClose(push_clock) if rule.settles == "close" else _NOW
+
+
+_NOW = Now()

@@ -47,6 +47,7 @@ from shoal.protocol.messages import (
     Reply,
     Request,
     View,
+    ViewId,
     describe,
 )
 from shoal.protocol.session import Session
@@ -103,6 +104,13 @@ class Parked(msgspec.Struct):
     since: float
 
 
+class Arrived(msgspec.Struct, frozen=True):
+    """What a sink on this server fills, and the view that it was accepted in."""
+
+    loads: Loads
+    view: ViewId
+
+
 class Window:
     """Which requests of one incarnation this server has seen: a high-water mark and a few bits.
 
@@ -138,6 +146,7 @@ class ServerMachine:
         self.counters: Counter[str] = Counter()
         self._open_shard = open_shard
         self._promised = NO_VIEW
+        self._members: dict[NodeId, Member] = {}  # the view's workers
         self._windows: dict[int, Window] = {}
         self._rounds: dict[int, list[Contribution]] = {}
         self._weights: dict[int, float] = {}  # of rounds that closed, the latest few
@@ -155,7 +164,8 @@ class ServerMachine:
         if verdict not in ("fresh", "again"):
             return Discard(verdict)
         loads = self._stage(message)
-        sink = Sink([view for load in loads for view in load.views], loads)
+        arrived = Arrived(loads, self.session.view_id)
+        sink = Sink([view for load in loads for view in load.views], arrived)
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
         return Accept(sink)
@@ -231,6 +241,7 @@ class ServerMachine:
         self._promised = max(self._promised, view.id)
         self._open_tables(view, out)
         present = {m.incarnation: m for m in view.workers}
+        self._members = {m.id: m for m in view.workers}
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
         for worker, _ in list(self.clocks.items()):
             if worker not in present:
@@ -267,7 +278,7 @@ class ServerMachine:
         if view is None or self.frozen:
             return "frozen"
         window = self._windows.get(request.incarnation)
-        member = view.member(sender)
+        member = self._members.get(sender)
         if window is None or member is None or member.incarnation != request.incarnation:
             return "stranger"
         if request.seq < window.settled_below:
@@ -275,7 +286,7 @@ class ServerMachine:
         if request.seq in window.codes:
             lost = isinstance(request, Request) and request.pulls and not request.pushes
             return "again" if lost and window.codes[request.seq] == "applied" else "seen"
-        if request.view != view.id:
+        if request.view != self.session.view_id:
             return "stale"
         if isinstance(request, Request):
             if request.seq >= max(window.settled_below, request.settled_below) + WINDOW:
@@ -308,18 +319,19 @@ class ServerMachine:
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        verdict = self._verdict(sender, request)
-        if verdict not in ("fresh", "again"):
-            self._decline(sender, request, verdict, out)
-            return
+        if not self._still_fresh(request, payload):
+            verdict = self._verdict(sender, request)
+            if verdict not in ("fresh", "again"):
+                self._decline(sender, request, verdict, out)
+                return
         window = self._windows[request.incarnation]
         window.settle(request.settled_below)
-        loads: Loads = payload.context if payload is not None else self._stage(request)
+        loads: Loads = payload.context.loads if payload is not None else self._stage(request)
         if payload is None and any(view.nbytes for load in loads for view in load.views):
             # Its payload was discarded on arrival, for a reason that has passed since.
             self._reply(out, sender, request, "missing")
             return
-        problem = next((load.problem() for load in loads if load.problem()), "")
+        problem = next(filter(None, (load.problem() for load in loads)), "")
         if problem:
             window.codes[request.seq] = "refused"
             self._reply(out, sender, request, "refused", problem)
@@ -338,6 +350,13 @@ class ServerMachine:
             self._reply(out, sender, request, "applied")
         elif window.codes[request.seq] == "accepted":  # and its own advance did not close it
             self._reply(out, sender, request, "accepted")
+
+    def _still_fresh(self, request: Request, payload: Sink | None) -> bool:
+        """Whether `arriving` accepted this in the present view and no copy overtook it since."""
+        if payload is None or self.frozen or payload.context.view != self.session.view_id:
+            return False
+        window = self._windows[request.incarnation]
+        return request.seq not in window.codes and request.seq >= window.settled_below
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self._count(out, verdict, sender, describe(request))
@@ -384,10 +403,8 @@ class ServerMachine:
         window.codes[request.seq] = code
         out.append(Note("pushed", {"request": request, "code": code}))
         if kept:
-            view = self.session.view
-            member = view.member(sender) if view else None
             entry = Contribution(
-                member.rank if member else 0,
+                self._members[sender].rank,
                 request.incarnation,
                 request.seq,
                 request.weight,

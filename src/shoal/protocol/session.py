@@ -74,6 +74,7 @@ class Session:
         self.incarnation = 0
         self.rank = rank
         self.view: View | None = None
+        self.view_id: ViewId = NO_VIEW
         self.progress = 0
         self.ended = False
         self._join = Join(me, role, address, host, rank)
@@ -82,10 +83,6 @@ class Session:
         self._heard_at = -inf
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
-
-    @property
-    def view_id(self) -> ViewId:
-        return self.view.id if self.view else NO_VIEW
 
     @property
     def name(self) -> str:
@@ -160,7 +157,10 @@ class Session:
         if self.ended:
             return inf
         limit = self._join_by if self.view is None else self._heard_at + self.options.silence_s
-        return min(limit, self._again_at, *(w.again_at for w in self._waiting.values()), inf)
+        at = min(limit, self._again_at)
+        if self._waiting:
+            at = min(at, *(w.again_at for w in self._waiting.values()))
+        return at
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Take a message of the scheduler's; returns the new view where it brought one."""
@@ -205,7 +205,7 @@ class Session:
             self._stop(out, RunAborted(f"{reason}: it was taken for dead and has to join again"))
             return None
         self.incarnation, self.rank = mine.incarnation, mine.rank
-        self.view = view
+        self.view, self.view_id = view, view.id
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
         return view
 

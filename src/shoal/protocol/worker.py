@@ -11,13 +11,11 @@ that the caller lends until the request resolves.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from math import inf
 
 import msgspec
 
 from shoal.errors import Cancelled, InvalidValue, Refused, RequestTimeout, RoundClosed, SyncTimeout
-from shoal.keys import KeyRange
 from shoal.protocol.machine import (
     Accept,
     Arrival,
@@ -40,94 +38,30 @@ from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
     Declare,
-    Group,
     Message,
     NodeId,
     NotDeclared,
     Nudge,
-    Part,
     Probe,
     Reply,
     Request,
     View,
     describe,
 )
+from shoal.protocol.requests import (
+    AwaitView,
+    Cancel,
+    DeclareTable,
+    EnterBarrier,
+    Exchange,
+    FinishWork,
+    PullOp,
+    PushOp,
+)
+from shoal.protocol.routing import Router
 from shoal.protocol.server import WINDOW
 from shoal.protocol.session import Session
 from shoal.tables.spec import TableSpec
-
-# ---------------------------------------------------------------------------- what callers ask
-
-
-class PushOp(msgspec.Struct, frozen=True):
-    """Values for `rows` of a table, or for the sorted int64 `keys` among them. Bytes, borrowed."""
-
-    table: str
-    rows: KeyRange
-    values: memoryview
-    keys: memoryview | None = None
-
-
-class PullOp(msgspec.Struct, frozen=True):
-    """Rows of a table into `out` (bytes)."""
-
-    table: str
-    rows: KeyRange
-    out: memoryview
-    keys: memoryview | None = None
-
-
-class Exchange(msgspec.Struct, frozen=True):
-    """Push, then advance, then pull: any of the three.
-
-    advance:    whether this worker has finished its present clock
-    last:       ... and every later one
-    after:      requests that have to be resolved first
-    timeout_s:  the first expiry asks for a resend, the second gives up; None: the option's
-    """
-
-    pushes: tuple[PushOp, ...] = ()
-    advance: bool = False
-    pulls: tuple[PullOp, ...] = ()
-    after: tuple[int, ...] = ()
-    timeout_s: float | None = None
-    weight: float = 1.0
-    lr: float | None = None
-    assign: bool = False
-    last: bool = False
-
-
-class DeclareTable(msgspec.Struct, frozen=True):
-    spec: TableSpec
-
-
-class EnterBarrier(msgspec.Struct, frozen=True):
-    name: str
-    groups: tuple[Group, ...] = ("workers",)
-
-
-class FinishWork(msgspec.Struct, frozen=True):
-    pass
-
-
-class AwaitView(msgspec.Struct, frozen=True):
-    """Resolved with the first view that this worker is in."""
-
-
-class Cancel(msgspec.Struct, frozen=True):
-    request_id: int
-
-
-class Start(msgspec.Struct, frozen=True):
-    """What a program yields to ask without waiting; it is sent a ticket."""
-
-    request: Exchange
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """What a program yields to wait for a ticket; it is sent the outcome."""
-
-    ticket: int
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -156,6 +90,7 @@ class LegPart(msgspec.Struct):
     buffers: tuple[memoryview, ...]
     outs: list[memoryview]
     nbytes_out: int
+    nbytes: int
     again_at: float = inf
     wait_s: float = 0.0
     accepted: bool = False
@@ -210,7 +145,7 @@ class WorkerMachine:
         self._in_flight_bytes = 0
         self._unsent = 0
         self._next_tick = inf
-        self._routes: dict[tuple[int, int, int], list[tuple[int, KeyRange]]] = {}
+        self._router: Router | None = None  # of the present view
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -243,12 +178,14 @@ class WorkerMachine:
                 self._asked(request_id, request, now, out)
             case Ticked():
                 self.session.tick(now, out)
-                self._tick(now, out)
+                if now >= self._next_tick:
+                    self._tick(now, out)
+                    self._next_tick = min(self._wakeups(), default=inf)
             case PeerLost(node):
                 self._peer_lost(node, now)
+                self._next_tick = min(self._next_tick, now + self.options.behind_s)
         if self.session.ended:
             self._end(out)
-        self._next_tick = min(self._wakeups(), default=inf)
         return out
 
     def deadline(self) -> float | None:
@@ -266,6 +203,10 @@ class WorkerMachine:
                 raise self._story.broken(f"leg #{seq} belongs to no request")
         if self._legs and self._next_seq > next(iter(self._legs)) + WINDOW + self._unsent:
             raise self._story.broken("more requests in flight than the window allows")
+
+    def number_of(self, table: str) -> int | None:
+        """The number of the table of that name in the present view."""
+        return self._router.numbers.get(table) if self._router else None
 
     @property
     def in_flight(self) -> int:
@@ -324,156 +265,68 @@ class WorkerMachine:
                 out.append(Resolve(request_id, Outcome()))
 
     def _exchange(self, request_id: int, ask: Exchange, now: float, out: Effects) -> None:
-        view = self.session.view
-        if view is None:
+        router = self._router
+        if router is None:
             raise InvalidValue("this worker is in no view yet")
-        clock = self.clock
+        clock = advance = self.clock
         if ask.advance:
-            self.clock = FOREVER if ask.last else clock + 1
+            advance = FOREVER if ask.last else clock + 1
         timeout = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
         after = [each for each in ask.after if each in self._requests]
         pending = Pending(0, after, now + timeout, timeout)
         self._requests[request_id] = pending
-        advance = self.clock if ask.advance else -1
-        if self._rides(view, ask):
-            self._add_leg(request_id, pending, clock, ask, ask.pushes, advance, ask.pulls)
+        told = advance if ask.advance else -1
+        if router.rides(ask):
+            self._add_leg(router, request_id, clock, ask, ask.pushes, told, ask.pulls)
         else:
-            self._add_leg(request_id, pending, clock, ask, ask.pushes, -1, ())
-            self._add_leg(request_id, pending, clock, ask, (), advance, ask.pulls)
+            self._add_leg(router, request_id, clock, ask, ask.pushes, -1, ())
+            self._add_leg(router, request_id, clock, ask, (), told, ask.pulls)
+        self.clock = advance
+        self._next_tick = min(self._next_tick, pending.expires_at)
         self._pump(now, out)
-
-    def _rides(self, view: View, ask: Exchange) -> bool:
-        """Whether push, advance and pull may travel in one message per server."""
-        if not ask.pushes or not (ask.advance or ask.pulls) or ask.assign:
-            return not (ask.assign and (ask.advance or ask.pulls))
-        rules = [view.tables[self._number(view, op.table)].consistency for op in ask.pushes]
-        closing = [rule for rule in rules if rule.settles == "close"]
-        return not closing or (len(view.servers) == 1 and all(r.name == "bsp" for r in closing))
 
     def _add_leg(
         self,
+        router: Router,
         request_id: int,
-        pending: Pending,
         clock: int,
         ask: Exchange,
         pushes: tuple[PushOp, ...],
         advance: int,
         pulls: tuple[PullOp, ...],
     ) -> None:
-        view = self.session.view
-        assert view is not None
-        drafts: dict[int, _Draft] = {}
-        for push in pushes:
-            self._cut_push(view, push, drafts)
-        for pull in pulls:
-            self._cut_pull(view, pull, drafts)
-        if advance >= 0:
-            for index in range(len(view.servers)):
-                drafts.setdefault(index, _Draft())
-        pushed = tuple(sorted({self._number(view, op.table) for op in pushes}))
-        pulled = {self._number(view, op.table) for op in pulls}
-        closing = not ask.assign and any(
-            view.tables[table].consistency.settles == "close" for table in pushed
-        )
+        plan, shares = router.cut(pushes, pulls, advance >= 0)
         gates = [
             seq
             for seq, earlier in self._unaccepted.items()
-            if advance >= 0 or any(table in pulled for table in earlier.tables)
+            if advance >= 0 or any(table in plan.pulled for table in earlier.tables)
         ]
         seq = self._next_seq
         self._next_seq += 1
-        parts: dict[NodeId, LegPart] = {}
-        for index, draft in sorted(drafts.items()):
-            server = view.servers[index].id
+        leg = Leg(request_id, clock, {}, plan.pushed, plan.closing and not ask.assign, gates)
+        for share in shares:
             message = Request(
-                view.id,
+                router.view_id,
                 self.session.incarnation,
                 seq,
                 0,
                 clock,
-                tuple(draft.pushes),
+                share.pushes,
                 advance,
-                tuple(draft.pulls),
+                share.pulls,
                 ask.weight,
                 ask.lr,
                 ask.assign,
             )
-            nbytes_out = sum(each.nbytes for each in draft.outs)
-            buffers = (*draft.values, *draft.keys)
-            parts[server] = LegPart(server, message, buffers, draft.outs, nbytes_out)
-        nbytes = sum(b.nbytes for part in parts.values() for b in part.buffers)
-        leg = Leg(request_id, clock, parts, pushed, closing, gates, nbytes)
-        pending.legs += 1
+            leg.parts[share.server] = LegPart(
+                share.server, message, share.buffers, share.outs, share.nbytes_out, share.nbytes
+            )
+            leg.nbytes += share.nbytes
+        self._requests[request_id].legs += 1
         self._legs[seq] = leg
         self._unsent += 1
-        if pushed:
+        if pushes:
             self._unaccepted[seq] = leg
-
-    # ------------------------------------------------------------------ routing
-
-    def _number(self, view: View, table: str) -> int:
-        number = view.named(table)
-        if number is None:
-            known = ", ".join(spec.name for spec in view.tables) or "none"
-            raise InvalidValue(f"no table {table!r} in this run (known: {known})")
-        return number
-
-    def _route(self, view: View, table: int, rows: KeyRange) -> list[tuple[int, KeyRange]]:
-        key = (table, rows.start, rows.stop)
-        route = self._routes.get(key)
-        if route is None:
-            if not view.tables[table].keys.covers(rows):
-                spec = view.tables[table]
-                raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
-            cuts = [(i, view.rows_of(table, i) & rows) for i in range(len(view.servers))]
-            route = [(i, cut) for i, cut in cuts if len(cut)]
-            self._routes[key] = route
-        return route
-
-    def _cut_push(self, view: View, op: PushOp, drafts: dict[int, _Draft]) -> None:
-        table = self._number(view, op.table)
-        size = view.tables[table].row_bytes
-        count = len(op.rows) if op.keys is None else len(op.keys)
-        if op.values.nbytes != count * size:
-            raise InvalidValue(
-                f"table {op.table!r}: {count} rows of {size} bytes need {count * size} bytes of "
-                f"values, not {op.values.nbytes}"
-            )
-        for index, rows in self._route(view, table, op.rows):
-            draft = drafts.setdefault(index, _Draft())
-            if op.keys is None:
-                first, last, keys = rows.start - op.rows.start, rows.stop - op.rows.start, -1
-            else:
-                first = bisect_left(op.keys, rows.start)
-                last = bisect_left(op.keys, rows.stop, first)
-                keys = last - first
-                draft.values.append(op.keys[first:last].cast("B") if keys else _EMPTY)
-            draft.pushes.append(Part(table, rows.start, rows.stop, keys))
-            draft.values.append(op.values[first * size : last * size])
-
-    def _cut_pull(self, view: View, op: PullOp, drafts: dict[int, _Draft]) -> None:
-        table = self._number(view, op.table)
-        size = view.tables[table].row_bytes
-        count = len(op.rows) if op.keys is None else len(op.keys)
-        if op.out.nbytes != count * size or op.out.readonly:
-            raise InvalidValue(
-                f"table {op.table!r}: {count} rows need a writable buffer of {count * size} bytes, "
-                f"not {op.out.nbytes}"
-            )
-        for index, rows in self._route(view, table, op.rows):
-            if op.keys is None:
-                first, last, keys = rows.start - op.rows.start, rows.stop - op.rows.start, -1
-            else:
-                first = bisect_left(op.keys, rows.start)
-                last = bisect_left(op.keys, rows.stop, first)
-                keys = last - first
-                if not keys:
-                    continue
-            draft = drafts.setdefault(index, _Draft())
-            if op.keys is not None:
-                draft.keys.append(op.keys[first:last].cast("B"))
-            draft.pulls.append(Part(table, rows.start, rows.stop, keys))
-            draft.outs.append(op.out[first * size : last * size])
 
     # ------------------------------------------------------------------ sending
 
@@ -494,25 +347,21 @@ class WorkerMachine:
             if leg.nbytes and self._in_flight_bytes and crowded:
                 continue
             self._send_leg(leg, lowest, now, out)
-        self._complete_empty(out)
+            if not leg.parts:  # a request without any row asks nobody
+                self._leg_done(seq, leg, out)
 
     def _send_leg(self, leg: Leg, lowest: int, now: float, out: Effects) -> None:
         leg.sent = True
         self._unsent -= 1
+        self._next_tick = min(self._next_tick, now + self.options.probe_s)
         self._in_flight_bytes += leg.nbytes
         for part in leg.parts.values():
             if lowest:
                 part.message = msgspec.structs.replace(part.message, settled_below=lowest)
             part.wait_s = self.options.probe_s
             part.again_at = now + part.wait_s
-            self.bytes_pushed += sum(buffer.nbytes for buffer in part.buffers)
+            self.bytes_pushed += part.nbytes
             out.append(Send(part.server, part.message, part.buffers))
-
-    def _complete_empty(self, out: Effects) -> None:
-        """A request without any row asks nobody."""
-        for seq, leg in list(self._legs.items()):
-            if leg.sent and not leg.parts:
-                self._leg_done(seq, leg, out)
 
     def _tick(self, now: float, out: Effects) -> None:
         for leg in list(self._legs.values()):
@@ -540,6 +389,7 @@ class WorkerMachine:
 
     def _probe(self, part: LegPart, now: float, out: Effects, urgent: bool = False) -> None:
         part.again_at = now + part.wait_s
+        self._next_tick = min(self._next_tick, part.again_at)
         message = part.message
         probe = Probe(self.session.view_id, message.incarnation, message.seq, urgent)
         out.append(Send(part.server, probe))
@@ -592,6 +442,7 @@ class WorkerMachine:
                 self._send_again(part, now, out)
             case "stale":
                 part.again_at = now + self.options.behind_s
+                self._next_tick = min(self._next_tick, part.again_at)
                 if reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":
@@ -644,6 +495,7 @@ class WorkerMachine:
     def _send_again(self, part: LegPart, now: float, out: Effects) -> None:
         part.message = msgspec.structs.replace(part.message, view=self.session.view_id)
         part.again_at = now + part.wait_s
+        self._next_tick = min(self._next_tick, part.again_at)
         out.append(Send(part.server, part.message, part.buffers))
 
     def _check_accepted(self, seq: int, leg: Leg, now: float, out: Effects) -> None:
@@ -726,7 +578,7 @@ class WorkerMachine:
         first = view.member(self.session.me)
         if first is not None and self.clock < first.first_clock:
             self.clock = first.first_clock
-        self._routes.clear()
+        self._router = Router(view)
         for spec in view.tables:
             self._declared(spec.name, "", out)
         self._resolve_awaiting(out)
@@ -774,19 +626,3 @@ class WorkerMachine:
     def _name(self, node: NodeId) -> str:
         member = self.session.view.member(node) if self.session.view else None
         return member.name if member else node
-
-
-class _Draft:
-    """One server's share of a leg while it is cut."""
-
-    __slots__ = ("keys", "outs", "pulls", "pushes", "values")
-
-    def __init__(self) -> None:
-        self.pushes: list[Part] = []
-        self.values: list[memoryview] = []
-        self.pulls: list[Part] = []
-        self.keys: list[memoryview] = []
-        self.outs: list[memoryview] = []
-
-
-_EMPTY = memoryview(b"")

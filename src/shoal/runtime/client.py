@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,7 @@ from shoal.errors import (
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Note, Outcome
 from shoal.protocol.messages import Group, Role, View
-from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker import (
+from shoal.protocol.requests import (
     AwaitView,
     Cancel,
     DeclareTable,
@@ -46,9 +46,9 @@ from shoal.protocol.worker import (
     PushOp,
     Start,
     Wait,
-    WorkerMachine,
-    WorkerOptions,
 )
+from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.runtime.node import Node
 from shoal.tables.dense import DTYPES
 from shoal.tables.methods import make
@@ -159,6 +159,7 @@ class Client:
         self.collective: Collective | None = None
         self.on_note: Callable[[Note], None] = lambda note: None
         self._futures: dict[int, Future] = {}
+        self._views: dict[int, tuple[weakref.ref[Tensor], int, memoryview]] = {}
         self._ids = count(1)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()
@@ -207,7 +208,7 @@ class Client:
 
     def table(self, name: str) -> TableSpec:
         """The specification of a table of this run."""
-        number = self.view.named(name)
+        number = self._machine.number_of(name)
         if number is None:
             known = ", ".join(spec.name for spec in self.view.tables) or "none"
             raise InvalidValue(f"no table {name!r} in this run (known: {known})")
@@ -396,7 +397,7 @@ class Client:
         spec = self.table(table)
         _check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
-            return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
+            return PushOp(table, spec.keys if keys is None else keys, self._bytes_of(values))
         chosen, order = _sorted_keys(keys)
         rows = values.reshape(len(order), spec.width)
         if len(chosen) < len(order):
@@ -426,7 +427,7 @@ class Client:
             )
         target = out
         if plain:
-            return PullOp(table, rows, bytes_of(target)), lambda: target
+            return PullOp(table, rows, self._bytes_of(target)), lambda: target
         chosen, order = _sorted_keys(keys)
         staged = torch.empty((len(chosen), spec.width), dtype=out.dtype)
         index = torch.from_numpy(order)
@@ -437,6 +438,18 @@ class Client:
 
         return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
 
+    def _bytes_of(self, tensor: Tensor) -> memoryview:
+        """`bytes_of`, remembered: training pushes and pulls the same few tensors for ever."""
+        key = id(tensor)
+        known = self._views.get(key)
+        if known is not None and known[0]() is tensor and known[1] == tensor.data_ptr():
+            return known[2]
+        view = bytes_of(tensor)
+        if tensor.is_leaf and view.nbytes:
+            forget = weakref.ref(tensor, lambda _: self._views.pop(key, None))
+            self._views[key] = (forget, tensor.data_ptr(), view)
+        return view
+
     # ------------------------------------------------------------------ driving
 
     def _ask(
@@ -446,12 +459,15 @@ class Client:
         self._futures[future.request_id] = future
         if self.options.debug and isinstance(request, Exchange):
             _watch_buffers(future, request)
-        with self._own():
+        self._enter()
+        try:
             if self._node.stopped:
                 error = self._node.error or UsageError("this client is closed")
                 self._resolved(future.request_id, Outcome(error=error))
                 return future
             self._node.handle(Asked(future.request_id, request))
+        finally:
+            self._lock.release()
         if pump and not self._drivers:
             self._pump_wake.set()
         return future
@@ -470,20 +486,21 @@ class Client:
             return
         until = monotonic() + timeout if timeout is not None else None
         self._drivers += 1
+        self._enter()
         try:
-            with self._own():
-                reason = self._machine.hopeless(future.request_id)
-                if reason:
-                    raise WaitsForever(reason)
-                while future.outcome is None:
-                    left = 3600.0 if until is None else until - monotonic()
-                    if left <= 0:
-                        raise RequestTimeout(
-                            f"not done within {timeout:g} s; the request goes on (cancel() ends "
-                            f"it): {_shown(self._machine.waiting())}"
-                        )
-                    self._poll(left)
+            reason = self._machine.hopeless(future.request_id)
+            if reason:
+                raise WaitsForever(reason)
+            while future.outcome is None:
+                left = 3600.0 if until is None else until - monotonic()
+                if left <= 0:
+                    raise RequestTimeout(
+                        f"not done within {timeout:g} s; the request goes on (cancel() ends "
+                        f"it): {_shown(self._machine.waiting())}"
+                    )
+                self._poll(left)
         finally:
+            self._lock.release()
             self._drivers -= 1
             if self._futures and not self._drivers:
                 self._pump_wake.set()
@@ -501,8 +518,7 @@ class Client:
                 pass
             self._lock.acquire()
 
-    @contextmanager
-    def _own(self) -> Iterator[None]:
+    def _enter(self) -> None:
         """Own the machine; a driver that polls is woken to let us in."""
         if not self._lock.acquire(blocking=False):
             with self._turnstile:
@@ -511,6 +527,10 @@ class Client:
                     self._node.wake()
                 self._lock.acquire()
                 self._visitors -= 1
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        self._enter()
         try:
             yield
         finally:

@@ -28,7 +28,6 @@ from shoal.protocol.machine import (
     Resolve,
     Send,
     Sink,
-    Stop,
     Ticked,
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message, NodeId
@@ -120,7 +119,6 @@ class Node:
                 os.eventfd_read(self._wake)
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
-        due = self.machine.deadline()
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
@@ -239,28 +237,25 @@ class Node:
 
     def _perform(self, effects: Effects) -> None:
         for effect in effects:
-            match effect:
-                case Send(to, message, buffers, volatile):
-                    self._send(to, message, buffers, volatile)
-                case Resolve(request_id, outcome):
-                    self._resolve(request_id, outcome)
-                case Note():
-                    self._on_note(effect)
-                case Persist(record):
-                    if self._journal is not None:
-                        self._journal.write(record)
-                case Stop(error):
-                    self.stopped = True
-                    self.error = error
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Resolve):
+                self._resolve(effect.request_id, effect.outcome)
+            elif isinstance(effect, Note):
+                self._on_note(effect)
+            elif isinstance(effect, Persist):
+                if self._journal is not None:
+                    self._journal.write(effect.record)
+            else:
+                self.stopped = True
+                self.error = effect.error
 
-    def _send(
-        self, to: NodeId, message: Message, buffers: tuple[memoryview, ...], volatile: bool
-    ) -> None:
-        connection = self._peers.get(to) or self._reach(to)
+    def _send(self, effect: Send) -> None:
+        connection = self._peers.get(effect.to) or self._reach(effect.to)
         if connection is None:
             self.counters["unreachable"] += 1  # the protocol asks again
             return
-        connection.send(message, buffers, volatile)
+        connection.send(effect.message, effect.buffers, effect.volatile)
         if connection.backlog:
             self._watch(connection)
 

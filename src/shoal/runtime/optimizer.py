@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.collective.process_group import ProcessGroup
-from shoal.protocol.worker import DeclareTable
+from shoal.protocol.requests import DeclareTable
 from shoal.runtime.context import Context, current
 from shoal.runtime.params import FlatParams
 from shoal.strategies import StrategyOptions, strategies

@@ -20,10 +20,7 @@ from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Note, Outcome, Persist
 from shoal.protocol.messages import SCHEDULER, NodeId, View
-from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions
-from shoal.protocol.server import ServerMachine
-from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker import (
+from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
     EnterBarrier,
@@ -33,9 +30,11 @@ from shoal.protocol.worker import (
     PushOp,
     Start,
     Wait,
-    WorkerMachine,
-    WorkerOptions,
 )
+from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.sim.checkers import (
     Acknowledgements,
     Ledger,

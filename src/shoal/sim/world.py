@@ -37,7 +37,7 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import Message, NodeId, describe
-from shoal.protocol.worker import Start, Wait
+from shoal.protocol.requests import Start, Wait
 from shoal.sim.network import Network, NetworkOptions
 from shoal.transport.wire import PREFIX, decode, encode
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.protocol.worker import PullOp, PushOp
+from shoal.protocol.requests import PullOp, PushOp
 from shoal.registry import Registry
 from shoal.tables.spec import Access, Consistency, TableSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from shoal.protocol.worker import DeclareTable
+from shoal.protocol.requests import DeclareTable
 from shoal.strategies.base import Model, Program, StepResult, Strategy
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Outcome
-from shoal.protocol.worker import EnterBarrier, Exchange
+from shoal.protocol.requests import EnterBarrier, Exchange
 from shoal.strategies.base import (
     Model,
     Program,

@@ -59,7 +59,13 @@ class StagedRows:
     __slots__ = ("_memory", "keys", "rows", "values", "views")
 
     def __init__(
-        self, rows: KeyRange, memory: np.ndarray, keys: int, values_bytes: int, dtype: torch.dtype
+        self,
+        rows: KeyRange,
+        memory: np.ndarray,
+        keys: int,
+        values_bytes: int,
+        dtype: torch.dtype,
+        width: int,
     ) -> None:
         self.rows = rows
         self._memory = memory
@@ -72,9 +78,9 @@ class StagedRows:
             self.keys = torch.from_numpy(part.view(np.int64))
             self.views.append(part.data)
         part = memory[start : start + values_bytes]
-        self.values: Tensor = torch.empty(0, dtype=dtype)
+        self.values: Tensor = torch.empty((0, width), dtype=dtype)
         if values_bytes:
-            self.values = torch.from_numpy(part).view(dtype)
+            self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
 
     def problem(self) -> str:
@@ -106,6 +112,7 @@ class DenseShard:
                 f"{spec.dtype} rows"
             )
         self.dtype: torch.dtype = DTYPES[spec.dtype]
+        self._row_bytes = spec.row_bytes
         shape = (len(held), spec.width)
         self.rows = torch.empty(shape, dtype=self.dtype)
         fill(self.rows, spec.init, held)
@@ -117,51 +124,61 @@ class DenseShard:
         self.versions = [0] * len(self.fragments)
         self._bytes = self.rows.view(-1).view(torch.uint8).numpy().data
         self._staging = Staging()
+        self._ready: dict[KeyRange, list[StagedRows]] = {}
+        self._all = list(enumerate(self.fragments))
+        self._pieces = [self._piece(part) for part in self.fragments]
 
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:
         """Room for a push of `rows`, or of `keys` keys among them."""
         count = len(rows) if keys < 0 else keys
-        return self._stage(rows, keys, count * self.spec.row_bytes)
+        return self._stage(rows, keys, count * self._row_bytes)
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
         """Room for the key list of a pull."""
         return self._stage(rows, keys, 0)
 
     def _stage(self, rows: KeyRange, keys: int, values_bytes: int) -> StagedRows:
+        ready = self._ready.get(rows) if keys < 0 else None
+        if ready:
+            return ready.pop()
         keys_bytes = 0 if keys < 0 else -(-8 * keys // _ALIGN) * _ALIGN
         memory = self._staging.take(keys_bytes + values_bytes)
-        return StagedRows(rows, memory, keys, values_bytes, self.dtype)
+        return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width)
 
     def release(self, staged: StagedRows) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
+        if staged.keys is None:  # most pushes name the same rows as the last: keep it as it is
+            ready = self._ready.get(staged.rows)
+            if ready is None and len(self._ready) < _POOLED_PER_SIZE:
+                ready = self._ready[staged.rows] = []
+            if ready is not None and len(ready) < _POOLED_PER_SIZE:
+                ready.append(staged)
+                return
         self._staging.give(staged._memory)
 
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Hand a push to the access method at once, fragment by fragment."""
-        values = staged.values.view(-1, self.spec.width)
         for index, part in self._touched(staged.rows):
             if staged.keys is None:
-                update = values[part.start - staged.rows.start : part.stop - staged.rows.start]
-                self._update(index, part, update, lr)
+                self._update(index, part, _rows_of(staged, part), lr)
             else:
                 first, last = torch.searchsorted(
                     staged.keys, torch.tensor([part.start, part.stop])
                 ).tolist()
-                self._update_some(index, staged.keys[first:last], values[first:last], lr)
+                self._update_some(index, staged.keys[first:last], staged.values[first:last], lr)
             self.versions[index] += 1
         self.release(staged)
 
     def write(self, staged: StagedRows) -> None:
         """Set rows to the pushed values; optimizer state stays."""
-        values = staged.values.view(-1, self.spec.width)
         if staged.keys is not None:
-            self.rows[staged.keys - self.held.start] = values
+            self.rows[staged.keys - self.held.start] = staged.values
         else:
-            self.rows[self._slice(staged.rows)] = values
+            self.rows[self._slice(staged.rows)] = staged.values
         for index, _ in self._touched(staged.rows):
             self.versions[index] += 1
         self.release(staged)
@@ -198,8 +215,7 @@ class DenseShard:
         factors = self._factors([weight for weight, _, _ in named])
         merged: Tensor | None = None
         for factor, (_, _, staged) in zip(factors, named, strict=True):
-            values = staged.values.view(-1, self.spec.width)
-            update = values[part.start - staged.rows.start : part.stop - staged.rows.start]
+            update = _rows_of(staged, part)
             if merged is None:  # the first one's staging memory is the accumulator
                 merged = update if factor == 1 else update.mul_(factor)
             else:
@@ -217,10 +233,9 @@ class DenseShard:
         merged = torch.zeros((len(part), self.spec.width), dtype=self.dtype)
         carried = torch.zeros(len(part), dtype=torch.bool)
         for factor, (_, _, staged) in zip(factors, named, strict=True):
-            values = staged.values.view(-1, self.spec.width)
+            values = staged.values
             if staged.keys is None:
-                here = slice(part.start - staged.rows.start, part.stop - staged.rows.start)
-                merged.add_(values[here], alpha=factor)
+                merged.add_(_rows_of(staged, part), alpha=factor)
                 carried.fill_(True)
             else:
                 inside = (staged.keys >= part.start) & (staged.keys < part.stop)
@@ -237,9 +252,13 @@ class DenseShard:
         return [weight / total for weight in weights]
 
     def _update(self, index: int, part: KeyRange, update: Tensor, lr: float | None) -> None:
+        whole = part == self.fragments[index]
+        rows, slots = self._pieces[index] if whole else self._piece(part)
+        self.access.apply(rows, slots, update, self.versions[index], lr)
+
+    def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
-        slots = {name: slot[here] for name, slot in self.slots.items()}
-        self.access.apply(self.rows[here], slots, update, self.versions[index], lr)
+        return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
 
     def _update_some(self, index: int, keys: Tensor, update: Tensor, lr: float | None) -> None:
         if not len(keys):
@@ -256,7 +275,7 @@ class DenseShard:
 
     def read(self, rows: KeyRange) -> memoryview:
         """The live bytes of `rows`: they change with the next update."""
-        size = self.spec.row_bytes
+        size = self._row_bytes
         start = rows.start - self.held.start
         return self._bytes[start * size : (start + len(rows)) * size]
 
@@ -273,12 +292,22 @@ class DenseShard:
 
     def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
         """The fragments that a push names, each with its named part."""
+        if rows == self.held:
+            return self._all
         if not len(rows):
             return []
         size, base = self.spec.fragment_rows, self.held.start
         first = (rows.start - base) // size
         last = -(-(rows.stop - base) // size)
         return [(i, self.fragments[i] & rows) for i in range(first, last)]
+
+
+def _rows_of(staged: StagedRows, part: KeyRange) -> Tensor:
+    """What a push of whole rows carries for `part`."""
+    start = part.start - staged.rows.start
+    if not start and len(part) == len(staged.rows):
+        return staged.values
+    return staged.values[start : start + len(part)]
 
 
 def fill(rows: Tensor, init: Init, held: KeyRange) -> None:

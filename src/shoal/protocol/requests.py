@@ -1,0 +1,80 @@
+"""What a worker's caller asks of its machine, and what programs yield to their shells."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.protocol.messages import Group
+from shoal.tables.spec import TableSpec
+
+
+class PushOp(msgspec.Struct, frozen=True):
+    """Values for `rows` of a table, or for the sorted int64 `keys` among them. Bytes, borrowed."""
+
+    table: str
+    rows: KeyRange
+    values: memoryview
+    keys: memoryview | None = None
+
+
+class PullOp(msgspec.Struct, frozen=True):
+    """Rows of a table into `out` (bytes)."""
+
+    table: str
+    rows: KeyRange
+    out: memoryview
+    keys: memoryview | None = None
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """Push, then advance, then pull: any of the three.
+
+    advance:    whether this worker has finished its present clock
+    last:       ... and every later one
+    after:      requests that have to be resolved first
+    timeout_s:  the first expiry asks for a resend, the second gives up; None: the option's
+    """
+
+    pushes: tuple[PushOp, ...] = ()
+    advance: bool = False
+    pulls: tuple[PullOp, ...] = ()
+    after: tuple[int, ...] = ()
+    timeout_s: float | None = None
+    weight: float = 1.0
+    lr: float | None = None
+    assign: bool = False
+    last: bool = False
+
+
+class DeclareTable(msgspec.Struct, frozen=True):
+    spec: TableSpec
+
+
+class EnterBarrier(msgspec.Struct, frozen=True):
+    name: str
+    groups: tuple[Group, ...] = ("workers",)
+
+
+class FinishWork(msgspec.Struct, frozen=True):
+    pass
+
+
+class AwaitView(msgspec.Struct, frozen=True):
+    """Resolved with the first view that this worker is in."""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    request_id: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a program yields to ask without waiting; it is sent a ticket."""
+
+    request: Exchange
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What a program yields to wait for a ticket; it is sent the outcome."""
+
+    ticket: int

@@ -1,0 +1,230 @@
+"""Who gets which part of an exchange: cutting operations along the servers' rows.
+
+A router belongs to one view. Exchanges of whole ranges repeat for ever in training, so their plans
+(which bytes of which operation go to which server) are made once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
+from shoal.protocol.messages import NodeId, Part, View
+from shoal.protocol.requests import Exchange, PullOp, PushOp
+
+PLANS_KEPT = 256
+Cut = tuple[int, int, int]  # (operation, first byte, last byte)
+
+
+class Share(msgspec.Struct):
+    """One server's part of an exchange.
+
+    buffers:  what is pushed, then the keys of keyed pulls
+    outs:     where the rows that are pulled go
+    """
+
+    server: NodeId
+    pushes: tuple[Part, ...]
+    pulls: tuple[Part, ...]
+    buffers: tuple[memoryview, ...]
+    outs: list[memoryview]
+    nbytes: int
+    nbytes_out: int
+
+
+class Plan(msgspec.Struct):
+    """What every exchange of the same shape has in common."""
+
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    closing: bool
+    servers: list[_Server]
+
+
+class _Server(msgspec.Struct):
+    server: NodeId
+    pushes: list[Part] = []
+    pulls: list[Part] = []
+    push_cuts: list[Cut] = []
+    pull_cuts: list[Cut] = []
+    key_cuts: list[tuple[int, int, int]] = []  # of pulls: (operation, first key, last key)
+
+
+class Router:
+    """Cuts exchanges for one view."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.view_id = view.id
+        self.numbers = {spec.name: number for number, spec in enumerate(view.tables)}
+        self._sizes = [spec.row_bytes for spec in view.tables]
+        self._routes: dict[tuple[int, KeyRange], list[tuple[int, KeyRange]]] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def rides(self, ask: Exchange) -> bool:
+        """Whether push, advance and pull may travel in one message per server.
+
+        Not where the push settles at the close and there are several servers: they all have to
+        hold it before one of them hears that the round is over.
+        """
+        if not ask.pushes or not (ask.advance or ask.pulls):
+            return True
+        if ask.assign:
+            return False
+        rules = [self.view.tables[self._number(op.table)].consistency for op in ask.pushes]
+        closing = [rule for rule in rules if rule.settles == "close"]
+        alone = len(self.view.servers) == 1
+        return not closing or (alone and all(rule.name == "bsp" for rule in closing))
+
+    def cut(
+        self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
+    ) -> tuple[Plan, list[Share]]:
+        """Each server's share; with `everybody` also of those that hold none of the rows.
+
+        Raises:
+            InvalidValue: an unknown table, rows that it does not have, buffers of a wrong size
+        """
+        plan = self._plan(pushes, pulls, everybody)
+        for op in pushes:
+            self._check(op.table, op.rows, op.keys, op.values)
+        for pull in pulls:
+            self._check(pull.table, pull.rows, pull.keys, pull.out)
+            if pull.out.readonly:
+                raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+        shares = []
+        for each in plan.servers:
+            buffers = self._pushed(pushes, each)
+            for index, first, last in each.key_cuts:
+                keys = pulls[index].keys
+                assert keys is not None
+                buffers.append(keys[first:last].cast("B"))
+            outs = [pulls[index].out[first:last] for index, first, last in each.pull_cuts]
+            nbytes = nbytes_out = 0
+            for buffer in buffers:
+                nbytes += buffer.nbytes
+            for out in outs:
+                nbytes_out += out.nbytes
+            shares.append(
+                Share(
+                    each.server,
+                    tuple(each.pushes),
+                    tuple(each.pulls),
+                    tuple(buffers),
+                    outs,
+                    nbytes,
+                    nbytes_out,
+                )
+            )
+        return plan, shares
+
+    def _pushed(self, pushes: Sequence[PushOp], share: _Server) -> list[memoryview]:
+        buffers: list[memoryview] = []
+        for index, first, last in share.push_cuts:
+            op = pushes[index]
+            if op.keys is None:
+                buffers.append(op.values[first:last])
+                continue
+            size = self._sizes[self.numbers[op.table]]
+            buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
+            buffers.append(op.values[first * size : last * size])
+        return buffers
+
+    # ------------------------------------------------------------------ plans
+
+    def _plan(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool) -> Plan:
+        ops: list[PushOp | PullOp] = [*pushes, *pulls]
+        if any(op.keys is not None for op in ops):
+            return self._make_plan(pushes, pulls, everybody)
+        key = (everybody, len(pushes), *((op.table, op.rows) for op in ops))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            plan = self._plans[key] = self._make_plan(pushes, pulls, everybody)
+        return plan
+
+    def _make_plan(
+        self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
+    ) -> Plan:
+        servers: dict[int, _Server] = {}
+        members = self.view.servers
+        for index, op in enumerate(pushes):
+            for at, rows, first, last, keys in self._cuts(op):
+                share = servers.setdefault(at, _Server(members[at].id))
+                share.pushes.append(Part(self._number(op.table), rows.start, rows.stop, keys))
+                share.push_cuts.append((index, first, last))
+        for index, pull in enumerate(pulls):
+            number = self._number(pull.table)
+            for at, rows, first, last, keys in self._cuts(pull):
+                if not keys:
+                    continue  # none of the keys lives there
+                share = servers.setdefault(at, _Server(members[at].id))
+                share.pulls.append(Part(number, rows.start, rows.stop, keys))
+                if keys > 0:
+                    share.key_cuts.append((index, first, last))
+                    size = self._sizes[number]
+                    first, last = first * size, last * size
+                share.pull_cuts.append((index, first, last))
+        if everybody:
+            for at, member in enumerate(members):
+                servers.setdefault(at, _Server(member.id))
+        pushed = tuple(sorted({self._number(op.table) for op in pushes}))
+        return Plan(
+            pushed,
+            tuple(sorted({self._number(op.table) for op in pulls})),
+            any(self.view.tables[each].consistency.settles == "close" for each in pushed),
+            [servers[at] for at in sorted(servers)],
+        )
+
+    def _cuts(self, op: PushOp | PullOp) -> list[tuple[int, KeyRange, int, int, int]]:
+        """(server, its rows, first, last, keys): bytes of the values, or places in the keys."""
+        number = self._number(op.table)
+        size = self._sizes[number]
+        cuts = []
+        for at, rows in self._route(number, op.rows):
+            if op.keys is None:
+                first, last = rows.start - op.rows.start, rows.stop - op.rows.start
+                cuts.append((at, rows, first * size, last * size, -1))
+            else:
+                first = bisect_left(op.keys, rows.start)
+                last = bisect_left(op.keys, rows.stop, first)
+                cuts.append((at, rows, first, last, last - first))
+        return cuts
+
+    def _route(self, number: int, rows: KeyRange) -> list[tuple[int, KeyRange]]:
+        """The servers that hold some of `rows`, with which."""
+        route = self._routes.get((number, rows))
+        if route is None:
+            spec = self.view.tables[number]
+            if not spec.keys.covers(rows):
+                raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
+            cuts = [
+                (at, self.view.rows_of(number, at) & rows) for at in range(len(self.view.servers))
+            ]
+            route = self._routes[number, rows] = [(at, cut) for at, cut in cuts if len(cut)]
+        return route
+
+    def _number(self, table: str) -> int:
+        number = self.numbers.get(table)
+        if number is None:
+            known = ", ".join(self.numbers) or "none"
+            raise InvalidValue(f"no table {table!r} in this run (known: {known})")
+        return number
+
+    def _check(
+        self, table: str, rows: KeyRange, keys: memoryview | None, buffer: memoryview
+    ) -> None:
+        count = len(rows) if keys is None else len(keys)
+        size = self._sizes[self.numbers[table]]
+        if buffer.nbytes != count * size:
+            raise InvalidValue(
+                f"table {table!r}: {count} rows of {size} bytes need {count * size} bytes, "
+                f"not {buffer.nbytes}"
+            )
+
+
+_EMPTY = memoryview(b"")

@@ -233,6 +233,7 @@ class Endless:
             count += len(piece)
             self.at = (self.at + len(piece)) % len(self.data)
         self.read += count
+        assert self.read < 10 * TURN_BYTES, "the turn goes on for ever"
         return count
 
     def __getattr__(self, name):

@@ -79,6 +79,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
 class Future:
     """A request under way. `wait` drives the exchange; done callbacks run where it is driven."""
 
+    __slots__ = ("_callbacks", "_client", "_finish", "_result", "outcome", "request_id")
+
     def __init__(self, client: Client, request_id: int, finish: Callable[[], Any]) -> None:
         self.request_id = request_id
         self.outcome: Outcome | None = None
@@ -159,7 +161,9 @@ class Client:
         self.collective: Collective | None = None
         self.on_note: Callable[[Note], None] = lambda note: None
         self._futures: dict[int, Future] = {}
-        self._views: dict[int, tuple[weakref.ref[Tensor], int, memoryview]] = {}
+        self._known: dict[
+            tuple[str, int], tuple[weakref.ref[Tensor], int, KeyRange, memoryview]
+        ] = {}
         self._ids = count(1)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()
@@ -393,11 +397,31 @@ class Client:
 
     # ------------------------------------------------------------------ operations
 
+    def _whole(self, table: str, tensor: Tensor) -> tuple[KeyRange, memoryview] | None:
+        """A tensor that is all of a table, as it was the last time: checked then."""
+        key = (table, id(tensor))
+        known = self._known.get(key)
+        if known is None or known[0]() is not tensor or known[1] != tensor.data_ptr():
+            return None
+        return known[2], known[3]
+
+    def _remember(self, table: str, tensor: Tensor, rows: KeyRange, view: memoryview) -> None:
+        """Training pushes and pulls the same few tensors for ever."""
+        key = (table, id(tensor))
+        forget = weakref.ref(tensor, lambda _: self._known.pop(key, None))
+        self._known[key] = (forget, tensor.data_ptr(), rows, view)
+
     def _push_op(self, table: str, values: Tensor, keys: Keys, within: KeyRange | None) -> PushOp:
+        known = self._whole(table, values) if keys is None else None
+        if known is not None:
+            return PushOp(table, *known)
         spec = self.table(table)
         _check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
-            return PushOp(table, spec.keys if keys is None else keys, self._bytes_of(values))
+            op = PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
+            if keys is None and values.numel() == spec.rows * spec.width:
+                self._remember(table, values, op.rows, op.values)
+            return op
         chosen, order = _sorted_keys(keys)
         rows = values.reshape(len(order), spec.width)
         if len(chosen) < len(order):
@@ -413,6 +437,9 @@ class Client:
     def _pull_op(
         self, table: str, keys: Keys, out: Tensor | None
     ) -> tuple[PullOp, Callable[[], Tensor]]:
+        known = self._whole(table, out) if keys is None and out is not None else None
+        if known is not None:
+            return PullOp(table, *known), lambda: out  # type: ignore[return-value]
         spec = self.table(table)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
@@ -427,7 +454,10 @@ class Client:
             )
         target = out
         if plain:
-            return PullOp(table, rows, self._bytes_of(target)), lambda: target
+            op = PullOp(table, rows, bytes_of(target))
+            if keys is None:
+                self._remember(table, target, op.rows, op.out)
+            return op, lambda: target
         chosen, order = _sorted_keys(keys)
         staged = torch.empty((len(chosen), spec.width), dtype=out.dtype)
         index = torch.from_numpy(order)
@@ -437,18 +467,6 @@ class Client:
             return target
 
         return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
-
-    def _bytes_of(self, tensor: Tensor) -> memoryview:
-        """`bytes_of`, remembered: training pushes and pulls the same few tensors for ever."""
-        key = id(tensor)
-        known = self._views.get(key)
-        if known is not None and known[0]() is tensor and known[1] == tensor.data_ptr():
-            return known[2]
-        view = bytes_of(tensor)
-        if tensor.is_leaf and view.nbytes:
-            forget = weakref.ref(tensor, lambda _: self._views.pop(key, None))
-            self._views[key] = (forget, tensor.data_ptr(), view)
-        return view
 
     # ------------------------------------------------------------------ driving
 

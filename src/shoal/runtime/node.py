@@ -38,6 +38,8 @@ log = logging.getLogger("shoal.node")
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
+SPIN_S = 0.0004  # how long to look for work before sleeping
+SPIN_PENALTY_MAX = 64  # polls without looking, after it was in vain
 
 
 class Journal:
@@ -93,6 +95,8 @@ class Node:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._closed = False
+        self._spin_skip = 0
+        self._spin_penalty = 1
 
     # ------------------------------------------------------------------ the public side
 
@@ -111,7 +115,7 @@ class Node:
         due = self.machine.deadline()
         if due is not None:
             timeout_s = min(timeout_s, max(0.0, due - monotonic()))
-        for fileno, mask in self._epoll.poll(timeout_s):
+        for fileno, mask in self._wait(timeout_s):
             connection = self._connections.get(fileno)
             if connection is not None:
                 self._serve(connection, mask)
@@ -121,6 +125,29 @@ class Node:
                 self._accept()
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
+
+    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Ready file descriptors: looked for a few microseconds before this thread sleeps.
+
+        An answer to a small request is there sooner than a sleeping core wakes up. Where looking
+        was in vain it is left out for a while, twice as long each time, so that a process that
+        really waits costs nothing.
+        """
+        if timeout_s <= 0 or self._spin_skip > 0:
+            self._spin_skip -= 1
+            return self._epoll.poll(timeout_s)
+        until = monotonic() + min(SPIN_S, timeout_s)
+        while True:
+            ready = self._epoll.poll(0)
+            if ready:
+                self._spin_penalty = 1
+                return ready
+            if monotonic() >= until:
+                break
+            os.sched_yield()
+        self._spin_skip = self._spin_penalty
+        self._spin_penalty = min(2 * self._spin_penalty, SPIN_PENALTY_MAX)
+        return self._epoll.poll(timeout_s)
 
     def run(self) -> None:
         """Poll until the machine stops; raises its error."""

@@ -35,7 +35,7 @@ class LocalEngine:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.sockets = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
         self.running: dict[str, int] = {}  # name -> pid, 0 until it is known
         ours, theirs = socket.socketpair()
         self._commands = ours
@@ -83,6 +83,7 @@ class LocalEngine:
             report = json.loads(line)
             if "started" in report:
                 self.running[report["started"]] = report["pid"]
+                self.folder.pids.write_text(json.dumps(self.running))
             else:
                 self.running.pop(report["exited"], None)
                 ended.append(Exit(report["exited"], report["code"]))

@@ -53,6 +53,10 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model.safetensors"
 
+    @property
+    def pids(self) -> Path:
+        return self.path / "pids.json"
+
     def worker(self, rank: int) -> Path:
         folder = self.path / "workers" / str(rank)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,167 @@
+"""A few runs on real processes: what a user types, and what they see when something dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SHOAL = [sys.executable, "-m", "shoal.cli"]
+pytestmark = pytest.mark.real
+
+
+def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SHOAL, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **env},
+    )
+
+
+def leftovers(mark: str) -> list[str]:
+    """Processes whose environment or command line has `mark`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if "shoal.engines.launcher" in line and mark in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy", [["sync"], ["ssp", "--staleness", "1"], ["asgd"], ["allreduce"]], ids=lambda s: s[0]
+)
+def test_every_strategy_learns_digits(strategy, tmp_path):
+    done = command(
+        "train", "digits", "--workers", "2", "--servers", "2", "--epochs", "12",
+        "--strategy", *strategy, "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["accuracy"] >= 0.9
+    assert set(summary) >= {
+        "accuracy", "loss", "samples_per_s", "wall_s", "time_to", "bytes_pushed", "bytes_pulled",
+        "run_dir",
+    }  # fmt: skip
+    run = shoal.load_run(tmp_path / summary["run_dir"])
+    assert set(run.steps) == set(run.evals) == {0, 1}
+    assert (run.path / "model.safetensors").exists()
+    assert (run.path / "workers" / "1" / "eval.csv").read_text().startswith("t,epoch,step,accuracy")
+    if strategy[0] in ("sync", "allreduce"):  # all workers' evaluations are equal
+        assert run.evals[0]["accuracy"] == run.evals[1]["accuracy"]
+    if strategy[0] != "allreduce":
+        assert summary["bytes_pushed"] > 0
+
+
+def test_tcp_and_a_job_file(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'data = "digits"\ntransport = "tcp"\nepochs = 2\nservers = 2\n'
+        'layers = ["Flatten", ["Linear", 32], "Tanh", {type = "Linear", out_features = 10}]\n'
+    )
+    done = command("train", "job.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    resolved = Path(tmp_path / json.loads(done.stdout)["run_dir"] / "job.toml").read_text()
+    assert 'transport = "tcp"' in resolved
+
+
+@pytest.mark.parametrize("victim", ["server-1", "worker-0", "scheduler"])
+def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
+    with subprocess.Popen(
+        [*SHOAL, "train", "digits", "--workers", "2", "--servers", "2", "--epochs", "5000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        pid = _pid_in_training(tmp_path, victim, run)
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        _, errors = run.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert run.returncode != 0
+    assert victim in errors
+    assert "SIGKILL" in errors
+    _assert_nothing_left(run.pid)
+
+
+def test_ctrl_c_cleans_up(tmp_path):
+    with subprocess.Popen(
+        [*SHOAL, "train", "digits", "--epochs", "5000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        _pid_in_training(tmp_path, "worker-0", run)
+        os.kill(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=20)
+    assert run.returncode == 130
+    assert "interrupted" in errors
+    _assert_nothing_left(run.pid)
+
+
+def _pid_in_training(folder: Path, name: str, run: subprocess.Popen[str]) -> int:
+    """Wait for the run's first evaluation, then find the named process's pid in its log."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        assert run.poll() is None, run.communicate()
+        for events in folder.glob("shoal-runs/*/events.jsonl"):
+            if '"kind":"eval"' in events.read_text():
+                pids = json.loads((events.parent / "pids.json").read_text())
+                return int(pids[name])
+        time.sleep(0.05)  # polls another process's files; there is no event to wait for
+    raise AssertionError("the run did not begin to train")
+
+
+def _assert_nothing_left(parent: int) -> None:
+    left = subprocess.run(
+        ["pgrep", "-f", f"shoal.engines.launcher.*{parent}"], capture_output=True, text=True
+    )
+    assert left.stdout == ""
+    assert not list(Path("/tmp").glob(f"shoal-{parent}-*"))
+
+
+def test_bad_input_says_what_to_do(tmp_path):
+    cases = {
+        ("train", "digit"): "did you mean 'digits'",
+        ("train", "digits", "--strategy", "sinc"): "unknown strategy 'sinc' (known:",
+        ("train", "digits", "--workers", "0"): "workers",
+        ("train", "digits", "--staleness", "2"): "staleness belongs to the ssp strategy",
+        ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
+        ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
+        ("train", "digits", "--optimizer-option", "momentun=1"): "momentun",
+        ("train", "nowhere.toml"): "no job file at nowhere.toml",
+        ("train", "digits", "--model", "nn:nothing"): "nn",
+        ("train", "csv:absent.csv"): "absent.csv",
+        ("scheduler", "--listen", "tcp://0.0.0.0:0", "--workers", "1", "--servers", "1"): "token",
+        ("server", "--scheduler", "nonsense"): "tcp://HOST:PORT",
+        ("train", "digits", "--global-batch-size", "33"): "cannot be divided",
+    }
+    for words, text in cases.items():
+        done = command(*words, cwd=tmp_path)
+        assert done.returncode != 0, words
+        assert text in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr, (words, done.stderr)
+
+
+def test_roles_by_hand_name_who_is_missing(tmp_path):
+    done = command(
+        "scheduler", "--listen", f"unix://{tmp_path}/private/s.sock", "--workers", "1",
+        "--servers", "2", "--join-timeout", "0.3", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "2 of 2 servers (server-0, server-1) and 1 of 1 workers (worker-0)" in done.stderr

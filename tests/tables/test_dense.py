@@ -601,3 +601,18 @@ def test_random_rows_look_random():
     assert normal.std().item() == pytest.approx(2.0, rel=0.02)
     for pair in (normal.T, uniform.T, torch.stack([normal[:, 0], other[:, 0]])):
         assert abs(torch.corrcoef(pair)[0, 1].item()) < 4 / sqrt(10_000)
+
+
+def test_a_write_is_no_step_of_the_optimizer():
+    """Initial values are written before the first update; Adam's bias correction starts at 1."""
+    spec = TableSpec("w", 4, access=Access("adam", {"lr": 0.1}), fragment_rows=4)
+    written, fresh = DenseShard(spec, KeyRange(0, 4)), DenseShard(spec, KeyRange(0, 4))
+    zeros = written.stage(KeyRange(0, 4), -1)
+    zeros.values.zero_()
+    written.write(zeros)
+    for shard in (written, fresh):
+        staged = shard.stage(KeyRange(0, 4), -1)
+        staged.values.fill_(2.0)
+        shard.apply(staged, None)
+    assert torch.equal(written.rows, fresh.rows)
+    assert (written.versions, written.updates) == ([2], [1])

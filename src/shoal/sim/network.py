@@ -19,6 +19,8 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     delay_s, jitter_s:  a message takes delay + U(0, jitter)
     loss, duplicate:    probabilities, each message
     reorder:            probability that a message does not wait for the one before it
+    stall:              probability that a payload stops half-way, for U(0, stall_s)
+    payload_s:          the second half of a payload takes U(0, payload_s) otherwise
     bandwidth:          bytes a second of every link
     link_bytes:         what a link holds before it drops
     """
@@ -28,6 +30,9 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     loss: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
+    stall: float = 0.0
+    stall_s: float = 1.0
+    payload_s: float = 0.0005
     bandwidth: float = 1e9
     link_bytes: int = 1 << 22
 
@@ -54,39 +59,51 @@ class Network:
 
     def heal(self) -> None:
         """No faults from here on."""
-        self.options = msgspec.structs.replace(self.options, loss=0.0, duplicate=0.0, reorder=0.0)
+        calm = {"loss": 0.0, "duplicate": 0.0, "reorder": 0.0, "stall": 0.0}
+        self.options = msgspec.structs.replace(self.options, **calm)
         self._clogged.clear()
         self._cut.clear()
 
-    def send(self, now: float, source: NodeId, target: NodeId, nbytes: int) -> list[float]:
-        """The arrival times of a message sent now: none where it is lost, two where doubled."""
+    def send(
+        self, now: float, source: NodeId, target: NodeId, nbytes: int
+    ) -> tuple[list[float], list[str]]:
+        """When a message sent now arrives (never where it is lost, twice where doubled), and why."""
         options, random = self.options, self.random
-        if any(
+        if self._cut and any(
             until > now and (source in island) != (target in island) for island, until in self._cut
         ):
-            self.hits["partition"] += 1
-            return []
+            return self._fate([], ["partition"])
         if random.random() < options.loss:
-            self.hits["loss"] += 1
-            return []
+            return self._fate([], ["loss"])
         link = (source, target)
-        queue = [(at, size) for at, size in self._queued.get(link, ()) if at > now]
-        if sum(size for _, size in queue) + nbytes > options.link_bytes:
-            self.hits["overflow"] += 1
-            return []
+        queue = [each for each in self._queued.get(link, ()) if each[0] > now]
+        if sum([size for _, size in queue]) + nbytes > options.link_bytes:
+            return self._fate([], ["overflow"])
+        faults = []
         at = now + options.delay_s + random.random() * options.jitter_s + nbytes / options.bandwidth
         clogged = self._clogged.get(link, 0.0)
         if clogged > now:
-            self.hits["clog"] += 1
+            faults.append("clog")
             at += clogged - now
         if random.random() < options.reorder:
-            self.hits["reorder"] += 1
+            faults.append("reorder")
         else:
             at = max(at, self._last.get(link, 0.0) + 1e-9)
             self._last[link] = at
         arrivals = [at]
         if random.random() < options.duplicate:
-            self.hits["duplicate"] += 1
+            faults.append("duplicate")
             arrivals.append(at + options.delay_s + random.random() * 20 * options.jitter_s)
-        self._queued[link] = [*queue, *((each, nbytes) for each in arrivals)]
-        return arrivals
+        queue += [(each, nbytes) for each in arrivals]
+        self._queued[link] = queue
+        return self._fate(arrivals, faults)
+
+    def second_half(self) -> tuple[float, list[str]]:
+        """How long after the first half of a payload the rest of it comes, and why."""
+        if self.random.random() < self.options.stall:
+            return self.random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
+        return self.random.random() * self.options.payload_s, []
+
+    def _fate(self, arrivals: list[float], faults: list[str]) -> tuple[list[float], list[str]]:
+        self.hits.update(faults)
+        return arrivals, faults

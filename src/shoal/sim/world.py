@@ -14,7 +14,7 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,16 +73,28 @@ class SimNode:
         self.tick_at: float | None = None
 
 
+class _Envelope(NamedTuple):
+    """A message under way. `breaks`: how often its connection had broken when it left."""
+
+    source: NodeId
+    target: NodeId
+    frame: bytes
+    payload: bytes
+    breaks: int
+
+
 class World:
     """The other shell: a network, a clock and a disk for every machine at once.
 
-    on_note(node, note), on_event(node): hooks for checkers, called as they happen.
+    Hooks for checkers, called as things happen: on_note(node, note), on_event(node) after an event
+    and its effects, on_send(node, target, message) before the network has a say.
+    Hooks for faults: crash_at(node, effect) kills the node before that effect; cut_short(source,
+    message) kills the sender of a payload half-way; drop(source, target, message) loses a message.
     """
 
     def __init__(
         self, seed: int, options: NetworkOptions | None = None, keep_lines: bool = False
     ) -> None:
-        self.random = Random(seed)
         self.network = Network(options or NetworkOptions(), Random(seed + 1))
         self.now = 0.0
         self.nodes: dict[NodeId, SimNode] = {}
@@ -91,8 +103,11 @@ class World:
         self.lines: list[str] | None = [] if keep_lines else None
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
         self.on_event: Callable[[SimNode], None] = lambda node: None
+        self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
+        self.cut_short: Callable[[NodeId, Message], bool] = lambda source, message: False
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
+        self._broken: dict[frozenset[NodeId], int] = {}  # how often each connection broke
         self._hash = blake2b(digest_size=16)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -124,6 +139,15 @@ class World:
             for other in list(self.nodes.values()):
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
 
+    def break_connection(self, one: NodeId, other: NodeId) -> None:
+        """Lose what is under way between two nodes, and tell both; the next message reconnects."""
+        pair = frozenset((one, other))
+        self._broken[pair] = self._broken.get(pair, 0) + 1
+        self._trace(f"connection of {one} and {other} breaks")
+        for node, peer in ((one, other), (other, one)):
+            if node in self.nodes:
+                self._handle(self.nodes[node], PeerLost(peer))
+
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Run `action` at a virtual time."""
         heappush(self._heap, (when, next(self._order), action))
@@ -151,27 +175,28 @@ class World:
 
     # ------------------------------------------------------------------ messages
 
-    def _send(self, source: NodeId, effect: Send) -> None:
+    def _send(self, sim: SimNode, effect: Send) -> None:
+        source, target, message = sim.node, effect.to, effect.message
+        self.on_send(sim, target, message)
         payload = b"".join(effect.buffers)
-        frame = encode(effect.message, len(payload))
-        name = type(effect.message).__name__
-        before = Counter(self.network.hits)
-        if self.drop(source, effect.to, effect.message):
-            self._trace(f"{source} -> {effect.to}  {describe(effect.message)}   LOST")
+        frame = encode(message, len(payload))
+        line = f"{source} -> {target}  {describe(message)}"
+        if self.drop(source, target, message):
+            self._trace(f"{line}   LOST")
             return
-        arrivals = self.network.send(self.now, source, effect.to, len(frame) + len(payload))
-        for fault in self.network.hits - before:
-            self.coverage[f"{fault} of {name}"] += 1
-        lost = "" if arrivals else "   LOST"
-        self._trace(f"{source} -> {effect.to}  {describe(effect.message)}{lost}")
+        arrivals, faults = self.network.send(self.now, source, target, len(frame) + len(payload))
+        self._hit(faults, message)
+        self._trace(line if arrivals else f"{line}   LOST")
+        envelope = _Envelope(source, target, frame, payload, self._breaks(source, target))
         for at in arrivals:
-            self.at(at, lambda: self._arrive(source, effect.to, frame, payload))
+            self.at(at, lambda: self._arrive(envelope))
 
-    def _arrive(self, source: NodeId, target: NodeId, frame: bytes, payload: bytes) -> None:
-        sim = self.nodes.get(target)
-        if sim is None or not sim.alive or sim.stopped:
+    def _arrive(self, envelope: _Envelope) -> None:
+        source, payload = envelope.source, envelope.payload
+        sim = self.nodes.get(envelope.target)
+        if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
             return
-        message = decode(frame[PREFIX.size :])
+        message = decode(envelope.frame[PREFIX.size :])
         if not payload:
             self._handle(sim, Received(source, message))
             return
@@ -181,27 +206,36 @@ class World:
             return
         half = len(payload) // 2
         _pour(arrival.sink, payload, 0, half)
-        rest = self.now + self.random.random() * 0.0005
-        self.at(rest, lambda: self._finish(sim, source, message, arrival.sink, payload, half))
+        rest, faults = self.network.second_half()
+        self._hit(faults, message)
+        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival.sink, half))
+        if self.cut_short(source, message):
+            self.crash(source)
 
     def _finish(
-        self,
-        sim: SimNode,
-        source: NodeId,
-        message: Message,
-        sink: Sink,
-        payload: bytes,
-        half: int,
+        self, sim: SimNode, envelope: _Envelope, message: Message, sink: Sink, half: int
     ) -> None:
-        sender = self.nodes.get(source)
-        if not sim.alive or sim.stopped:
+        source = envelope.source
+        if not sim.alive or sim.stopped or self._is_cut(envelope):
             return
+        sender = self.nodes.get(source)
         if sender is not None and not sender.alive:
             self.coverage["sender crashed in mid-payload"] += 1
             self._handle(sim, PeerLost(source))
             return
-        _pour(sink, payload, half, len(payload))
+        _pour(sink, envelope.payload, half, len(envelope.payload))
         self._handle(sim, Received(source, message, sink))
+
+    def _hit(self, faults: list[str], message: Message) -> None:
+        for fault in faults:
+            self.coverage[f"{fault} of {type(message).__name__}"] += 1
+
+    def _breaks(self, one: NodeId, other: NodeId) -> int:
+        return self._broken.get(frozenset((one, other)), 0) if self._broken else 0
+
+    def _is_cut(self, envelope: _Envelope) -> bool:
+        """Whether the connection broke while this was under way."""
+        return envelope.breaks != self._breaks(envelope.source, envelope.target)
 
     # ------------------------------------------------------------------ machines
 
@@ -224,7 +258,7 @@ class World:
                 raise Crash
             match effect:
                 case Send():
-                    self._send(sim.node, effect)
+                    self._send(sim, effect)
                 case Resolve(request_id, outcome):
                     sim.outcomes[request_id] = outcome
                     if sim.waits_for == request_id:

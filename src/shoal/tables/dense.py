@@ -99,7 +99,8 @@ class DenseShard:
     """The rows `held` of a table, with their optimizer state.
 
     rows:      (len(held), width) of the table's dtype
-    versions:  for each fragment, the number of updates applied to it
+    updates:   for each fragment, the number of updates applied to it: the optimizer's step
+    versions:  ... and of writes past the optimizer as well
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -121,6 +122,7 @@ class DenseShard:
             for slot in self.access.slots()
         }
         self.fragments = [part for part in spec.fragments() if held.covers(part)]
+        self.updates = [0] * len(self.fragments)
         self.versions = [0] * len(self.fragments)
         self._bytes = self.rows.view(-1).view(torch.uint8).numpy().data
         self._staging = Staging()
@@ -170,6 +172,7 @@ class DenseShard:
                     staged.keys, torch.tensor([part.start, part.stop])
                 ).tolist()
                 self._update_some(index, staged.keys[first:last], staged.values[first:last], lr)
+            self.updates[index] += 1
             self.versions[index] += 1
         self.release(staged)
 
@@ -202,6 +205,7 @@ class DenseShard:
                 else:
                     self._merge_some(index, piece, named)
                 updated = True
+            self.updates[index] += updated
             self.versions[index] += updated
         for _, _, staged in contributions:
             self.release(staged)
@@ -254,7 +258,7 @@ class DenseShard:
     def _update(self, index: int, part: KeyRange, update: Tensor, lr: float | None) -> None:
         whole = part == self.fragments[index]
         rows, slots = self._pieces[index] if whole else self._piece(part)
-        self.access.apply(rows, slots, update, self.versions[index], lr)
+        self.access.apply(rows, slots, update, self.updates[index], lr)
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
@@ -266,7 +270,7 @@ class DenseShard:
         places = keys - self.held.start
         rows = self.rows[places]
         slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.access.apply(rows, slots, update, self.versions[index], lr)
+        self.access.apply(rows, slots, update, self.updates[index], lr)
         self.rows[places] = rows
         for name, slot in slots.items():
             self.slots[name][places] = slot

@@ -1,0 +1,210 @@
+"""The fault menu of a simulated cluster: what goes wrong, in which phase, and how often it did.
+
+A fault waits for its phase: crashes in the middle of a view change are what seeds are for, and
+hardly any would come by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from shoal.protocol.machine import Persist
+from shoal.protocol.messages import SCHEDULER, Message, NodeId, Request
+from shoal.sim.world import SimNode, World
+
+PHASES = ("joining", "view change", "open round", "parked", "quiet")
+ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
+MENU = (
+    *(2 * ONE_SIDED),
+    "crash scheduler before persist",
+    "crash scheduler after persist",
+    "crash worker in mid-payload",
+    "slow worker",
+    "take for dead",
+    "join",
+)
+PATIENCE_S = 0.6  # how long a fault waits for its phase
+
+
+class Cast(Protocol):
+    """What faults have to know of the cluster that they strike."""
+
+    def phase(self) -> str: ...
+    def over(self) -> bool: ...
+    def add_worker(self) -> NodeId | None: ...
+    def restart_scheduler(self) -> None: ...
+    def will_crash(self, worker: NodeId) -> None: ...
+    def at_work(self) -> bool: ...
+
+
+class Armed(msgspec.Struct):
+    """A fault that waits for its phase, at most until `until`."""
+
+    what: str
+    phase: str
+    until: float
+
+
+class Faults:
+    """Plans the faults of one seed and strikes."""
+
+    def __init__(self, world: World, cast: Cast, random: Random) -> None:
+        self.counts: Counter[str] = Counter()
+        self.healed = False
+        self._world = world
+        self._cast = cast
+        self._random = random
+        self._armed: list[Armed] = []
+        self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
+        self._in_payload = False  # a worker is to die in the middle of a payload of its
+        world.crash_at = self._crash_at
+        world.cut_short = self._cut_short
+
+    def plan(self, number: int, phases: tuple[str, ...], kill_server: NodeId | None) -> None:
+        """Schedule `number` faults, the phases drawn from those that this cluster has."""
+        random = self._random
+        for _ in range(number):
+            armed = Armed(random.choice(MENU), random.choice(phases), 0.0)
+            spread = 0.03 if armed.phase == "joining" else 1.5
+            self._world.at(
+                0.001 + spread * random.random() ** 2,
+                lambda armed=armed: self._arm(armed),  # type: ignore[misc]
+            )
+        if kill_server is not None:
+            least = 500 + random.randrange(300)
+            self._world.at(0.1, lambda: self._kill_server(kill_server, least))
+
+    def heal(self) -> None:
+        """No faults from here on."""
+        self.healed = True
+        self._armed.clear()
+        self._at_persist, self._in_payload = "", False
+        self._world.network.heal()
+
+    def look(self) -> None:
+        """After an event: strike if an armed fault's phase has come."""
+        if not self._armed:
+            return
+        now, phase = self._world.now, self._cast.phase()
+        due = [each for each in self._armed if each.phase == phase or now >= each.until]
+        for each in due:
+            self._armed.remove(each)
+            self._world.at(now, lambda what=each.what: self._strike(what))  # type: ignore[misc]
+
+    # ------------------------------------------------------------------ strikes
+
+    def _arm(self, armed: Armed) -> None:
+        if not self.healed:
+            armed.until = self._world.now + PATIENCE_S
+            self._armed.append(armed)
+
+    def _strike(self, what: str) -> None:
+        if self.healed or self._cast.over():
+            return
+        random, network = self._random, self._world.network
+        names = sorted(n for n, s in self._world.nodes.items() if s.alive and not s.stopped)
+        workers = [name for name in names if name.startswith("worker")]
+        until = self._world.now + 0.1 + random.random() * 1.2
+        match what:
+            case "crash worker":
+                if len(workers) > 1:
+                    self._count(what)
+                    self._crash_worker(random.choice(workers))
+            case "crash worker in mid-payload":
+                self._in_payload = True
+            case "crash scheduler":
+                if self._world.nodes[SCHEDULER].alive:
+                    self._count(what)
+                    self._world.crash(SCHEDULER, tell=random.random() < 0.5)
+                    self._restart_later()
+            case "crash scheduler before persist" | "crash scheduler after persist":
+                self._at_persist = what.split()[2]
+            case "partition":
+                island = frozenset(random.sample(names, random.randint(1, max(1, len(names) // 2))))
+                network.partition(island, until)
+                self._count(what)
+            case "clog":
+                if len(names) > 1:
+                    source, target = random.sample(names, 2)
+                    network.clog(source, target, until)
+                    self._count(what)
+            case "break":
+                if len(names) > 1:
+                    self._count(what)
+                    self._world.break_connection(*random.sample(names, 2))
+            case "slow worker":
+                slow = random.choice(workers or names)
+                for target in names:
+                    network.clog(slow, target, until)
+                self._count(what)
+            case "take for dead":
+                if len(workers) > 1:
+                    network.partition(frozenset([random.choice(workers)]), until + 2.2)
+                    self._count(what)
+            case "join":
+                if self._cast.add_worker() is not None:
+                    self._count(what)
+
+    def _crash_worker(self, node: NodeId) -> None:
+        self._cast.will_crash(node)
+        self._world.crash(node, tell=self._random.random() < 0.5)
+        if self._random.random() < 0.7 or self._cast.phase() == "joining":
+            self._world.at(self._world.now + self._random.random(), self.replace_worker)
+
+    def replace_worker(self) -> None:
+        """Start a worker in the place of one that is gone."""
+        if not self._cast.over() and self._cast.add_worker() is not None:
+            self._count("restart worker")
+
+    def _restart_later(self) -> None:
+        at = self._world.now + 0.05 + self._random.random()
+        self._world.at(at, self._cast.restart_scheduler)
+
+    def _crash_at(self, sim: SimNode, effect: object) -> bool:
+        """Kill the scheduler just before or just after a record is durable."""
+        if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
+            return False
+        if self._at_persist == "after":
+            sim.disk = effect.record
+        self._count(f"crash scheduler {self._at_persist} persist")
+        self._at_persist = ""
+        self._restart_later()
+        return True
+
+    def _cut_short(self, source: NodeId, message: Message) -> bool:
+        """Kill a worker while its payload is under way."""
+        workers = [n for n, s in self._world.nodes.items() if n.startswith("worker") and s.alive]
+        if not self._in_payload or not isinstance(message, Request) or workers in ([], [source]):
+            return False
+        self._in_payload = False
+        if not self._world.nodes[source].alive:
+            return False
+        self._count("crash worker in mid-payload")
+        self._cast.will_crash(source)
+        self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        return True
+
+    def _kill_server(self, victim: NodeId, least_events: int) -> None:
+        """Kill a server for good, once the seed has seen enough and while it is still needed."""
+        if self._cast.over() or not self._cast.at_work():
+            return
+        if self._world.events < least_events:
+            again = self._world.now + 0.02
+            self._world.at(again, lambda: self._kill_server(victim, least_events))
+        else:
+            self._count("crash server")
+            self._world.crash(victim)
+
+    def _count(self, fault: str) -> None:
+        """Count a fault, by its phase where it is one that may come in any."""
+        name = f"{fault} ({self._cast.phase()})" if fault in ONE_SIDED else fault
+        self.counts[name] += 1
+        self._world.coverage[name] += 1
+        self._world.note_line(f"FAULT {name}")
+
+

@@ -44,15 +44,16 @@ class Plain:
         self.moments = {key: (np.zeros(WIDTH), np.zeros(WIDTH)) for key in self.rows}
         self.fragment_of = {key: key // spec.fragment_rows for key in self.rows}
         self.versions = dict.fromkeys(sorted(set(self.fragment_of.values())), 0)
+        self.updates = dict(self.versions)
 
     def write(self, push: Push) -> None:
         self.rows.update(push.carried)
-        self._count([push])
+        self._count([push], self.versions)
 
     def apply(self, push: Push) -> None:
         for key, row in push.carried.items():
             self._update(key, row, push.lr)
-        self._count([push])
+        self._count([push], self.versions, self.updates)
 
     def merge(self, pushes: Sequence[Push]) -> None:
         for key in self.rows:
@@ -66,7 +67,7 @@ class Plain:
                 update = sum(push.weight * push.carried[key] for push in carriers)
                 update = update / sum(push.weight for push in named)
             self._update(key, update, named[0].lr)
-        self._count(pushes)
+        self._count(pushes, self.versions, self.updates)
 
     def _update(self, key: int, update: np.ndarray, lr: float | None) -> None:
         name, options = self.spec.access.name, self.spec.access.options
@@ -78,7 +79,7 @@ class Plain:
         elif name == "sgd":
             self.rows[key] = self.rows[key] - rate * update
         elif name == "adam":  # Kingma & Ba 2015, algorithm 1
-            t = self.versions[self.fragment_of[key]] + 1
+            t = self.updates[self.fragment_of[key]] + 1
             m, v = self.moments[key]
             m, v = 0.9 * m + 0.1 * update, 0.999 * v + 0.001 * update**2
             self.moments[key] = m, v
@@ -87,10 +88,11 @@ class Plain:
         else:
             raise NotImplementedError(name)
 
-    def _count(self, pushes: Sequence[Push]) -> None:
+    def _count(self, pushes: Sequence[Push], *counters: dict[int, int]) -> None:
         for index in self.versions:
             if any(self.fragment_of[k] == index and k in p.rows for p in pushes for k in self.rows):
-                self.versions[index] += 1
+                for counter in counters:
+                    counter[index] += 1
 
 
 def encoded(shard: DenseShard, values: Sequence) -> bytes:

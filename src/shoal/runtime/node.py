@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from shoal.errors import ShoalError, WireError
+from shoal.errors import HandshakeFailed, ShoalError, WireError
 from shoal.protocol.machine import (
     Arrival,
     Effects,
@@ -38,6 +38,7 @@ log = logging.getLogger("shoal.node")
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
+HELLO_S = 10.0  # for a caller to shake hands
 SPIN_S = 0.0004  # how long to look for work before sleeping
 SPIN_PENALTY_MAX = 64  # polls without looking, after it was in vain
 
@@ -91,6 +92,7 @@ class Node:
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
+        self._strangers: dict[int, float] = {}  # accepted, no hello yet: until when
         self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -115,6 +117,8 @@ class Node:
         due = self.machine.deadline()
         if due is not None:
             timeout_s = min(timeout_s, max(0.0, due - monotonic()))
+        if self._strangers:
+            timeout_s = min(timeout_s, 1.0)
         for fileno, mask in self._wait(timeout_s):
             connection = self._connections.get(fileno)
             if connection is not None:
@@ -123,6 +127,8 @@ class Node:
                 os.eventfd_read(self._wake)
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
+        if self._strangers:
+            self._send_strangers_away()
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
@@ -192,6 +198,16 @@ class Node:
         connection = self._listener.accept()
         if connection is not None:
             self._add(connection)
+            if not connection.peer:
+                self._strangers[connection.fileno()] = monotonic() + HELLO_S
+
+    def _send_strangers_away(self) -> None:
+        """Who does not say hello in time does not keep a file descriptor."""
+        now = monotonic()
+        for fileno in [each for each, until in self._strangers.items() if now >= until]:
+            connection = self._connections[fileno]
+            self._count(HandshakeFailed("a caller did not say hello in time"), connection)
+            self._drop(connection)
 
     def _add(self, connection: Connection) -> None:
         self._connections[connection.fileno()] = connection
@@ -201,6 +217,7 @@ class Node:
 
     def _meet(self, connection: Connection) -> None:
         """A peer is known by name now; an older connection of its is closed."""
+        self._strangers.pop(connection.fileno(), None)
         old = self._peers.get(connection.peer)
         if old is not None and old is not connection:
             self._drop(old)
@@ -211,6 +228,7 @@ class Node:
         if self._connections.pop(fileno, None) is None:
             return
         self._writing.discard(fileno)
+        self._strangers.pop(fileno, None)
         self._epoll.unregister(fileno)
         connection.close()
         if self._peers.get(connection.peer) is connection:

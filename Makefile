@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "shoal: $(VENV) is ready"
 
 demo: $(READY)
-	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 20 --title demo --next-steps
+	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 30 --batch-size 32 --title demo --next-steps
 
 test: $(READY)
 	@echo "shoal: running the tests (about two minutes)"

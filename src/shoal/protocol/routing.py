@@ -193,6 +193,8 @@ class Router:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
                 cuts.append((at, rows, first, last, last - first))
+        if op.keys is not None and sum(keys for *_, keys in cuts) != len(op.keys):
+            raise InvalidValue(f"table {op.table!r}: keys outside the range {op.rows}")
         return cuts
 
     def _route(self, number: int, rows: KeyRange) -> list[tuple[int, KeyRange]]:

@@ -1,0 +1,203 @@
+"""The client against real servers in processes of their own."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import shoal
+from shoal.errors import (
+    BufferInUse,
+    Cancelled,
+    InvalidValue,
+    Refused,
+    RequestTimeout,
+    SyncTimeout,
+    UnknownName,
+    UsageError,
+    WaitsForever,
+)
+from shoal.keys import KeyRange
+from shoal.tables.spec import Access, TableSpec, bsp
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_whole_tables_ranges_and_keys(cluster, servers):
+    _, [client] = cluster(servers)
+    client.create_table(TableSpec("w", 30, (2,), merge="sum", fragment_rows=4))
+    client.push("w", torch.ones(30, 2)).wait()
+    client.push("w", torch.full((3, 2), 2.0), keys=KeyRange(5, 8)).wait()
+    client.push("w", torch.tensor([[1.0, 0], [2, 0], [3, 0]]), keys=[29, 0, 29]).wait()
+    rows = client.pull("w").wait()
+    expected = torch.ones(30, 2)
+    expected[5:8] += 2
+    expected[0, 0] += 2
+    expected[29, 0] += 4
+    assert torch.equal(rows, expected)
+    assert torch.equal(client.pull("w", keys=KeyRange(4, 9)).wait(), expected[4:9])
+    assert torch.equal(client.pull("w", keys=[29, 3, 29]).wait(), expected[[29, 3, 29]])
+    out = torch.empty(30, 2)
+    assert client.blocking.push_pull("w", torch.ones(30, 2), out=out) is out
+    assert torch.equal(out, expected + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "uint8"])
+def test_every_dtype(cluster, dtype):
+    _, [client] = cluster()
+    client.create_table(TableSpec("w", 5, dtype=dtype, merge="sum"))
+    values = torch.arange(5).to(getattr(torch, dtype))
+    client.push("w", values).wait()
+    client.push("w", values).wait()
+    assert torch.equal(client.pull("w").wait(), values + values)
+
+
+def test_a_request_comes_after_others(cluster):
+    _, [client] = cluster(2)
+    client.create_table(TableSpec("w", 4, merge="sum"))
+    values = [torch.full((4,), float(each)) for each in range(20)]
+    pushes = [client.push("w", each) for each in values]
+    assert client.pull("w", after=pushes).wait().tolist() == [190.0] * 4
+    called = []
+    future = client.push("w", torch.ones(4))
+    future.add_done_callback(called.append)
+    future.wait()
+    assert called == [future]
+    assert future.done()
+    assert future.exception() is None
+
+
+def test_an_async_push_goes_on_while_nobody_waits(cluster):
+    _, [client] = cluster()
+    client.create_table(TableSpec("w", 4, merge="sum"))
+    done = threading.Event()
+    client.push("w", torch.ones(4)).add_done_callback(lambda future: done.set())
+    assert done.wait(5)
+
+
+def test_threads_share_a_client(cluster):
+    _, [client] = cluster(2)
+    client.create_table(TableSpec("w", 8, merge="sum"))
+
+    def work():
+        for _ in range(50):
+            client.push("w", torch.ones(8)).wait()
+            client.blocking.pull("w")
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert client.pull("w").wait().tolist() == [150.0] * 8
+
+
+def test_waiting_for_a_bsp_push_before_advance_says_so(cluster):
+    _, [client] = cluster()
+    client.create_table(TableSpec("w", 4, consistency=bsp()))
+    push = client.push("w", torch.ones(4))
+    with pytest.raises(WaitsForever, match="call advance"):
+        push.wait()
+    client.advance().wait()
+    push.wait()
+    assert client.clock == 1
+    assert client.pull("w").wait().tolist() == [1.0] * 4
+
+
+def test_bsp_merges_by_weight(cluster):
+    _, [one, two] = cluster(2, 2)
+    for client in (one, two):
+        client.create_table(
+            TableSpec("w", 2048, access=Access("sgd", {"lr": 1.0}), consistency=bsp())
+        )
+    futures = [
+        client.push_pull("w", torch.full((2048,), value), advance=True, weight=weight)
+        for client, value, weight in ((one, 4.0, 3.0), (two, 8.0, 1.0))
+    ]
+    for future in futures:
+        assert future.wait()[[0, -1]].tolist() == [-5.0, -5.0]  # -(3*4 + 1*8) / 4
+
+
+def test_a_missing_worker_is_named(cluster):
+    _, [one, two] = cluster(1, 2, sync_timeout_s=0.3)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 4, consistency=bsp()))
+    one.advance().wait()
+    with pytest.raises(SyncTimeout, match=r"waits for clock 1 of worker-1 \(at 0\)"):
+        one.pull("w").wait()
+    pull = one.pull("w", timeout_s=60)
+    with pytest.raises(RequestTimeout, match="the request goes on"):
+        pull.wait(timeout=0.1)
+    two.advance().wait()
+    pull.wait()
+
+
+def test_cancel_gives_the_buffer_back(cluster):
+    _, [one, two] = cluster(1, 2)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 4, consistency=bsp()))
+    one.advance().wait()
+    out = torch.full((4,), 7.0)
+    pull = one.pull("w", out=out)
+    assert pull.cancel()
+    with pytest.raises(Cancelled):
+        pull.wait()
+    two.push("w", torch.ones(4))
+    two.advance().wait()
+    assert one.pull("w").wait().tolist() == [1.0] * 4
+    assert out.tolist() == [7.0] * 4
+    assert not pull.cancel()
+
+
+def test_debug_mode_sees_a_write_to_a_borrowed_buffer(cluster):
+    _, [client] = cluster(debug=True)
+    client.create_table(TableSpec("w", 4, consistency=bsp()))
+    values = torch.ones(4)
+    push = client.push("w", values)
+    values.zero_()
+    client.advance().wait()
+    with pytest.raises(BufferInUse, match="'w'"):
+        push.wait()
+
+
+def test_bad_requests_are_named_and_change_nothing(cluster):
+    _, [client] = cluster(2)
+    client.create_table(TableSpec("w", 10, merge="sum"))
+    with pytest.raises(InvalidValue, match=r"no table 'v' in this run \(known: w\)"):
+        client.push("v", torch.ones(10))
+    with pytest.raises(InvalidValue, match=r"holds float32 values, not torch\.float64"):
+        client.push("w", torch.ones(10, dtype=torch.float64))
+    with pytest.raises(InvalidValue, match="need 40 bytes"):
+        client.push("w", torch.ones(9)).wait()
+    with pytest.raises(InvalidValue, match="not in table"):
+        client.push("w", torch.ones(5), keys=KeyRange(8, 13)).wait()
+    with pytest.raises(InvalidValue, match="keys outside the range"):
+        client.push("w", torch.ones(1), keys=[11]).wait()
+    with pytest.raises(InvalidValue, match="contiguous"):
+        client.push("w", torch.ones(20)[::2]).wait()
+    with pytest.raises(UnknownName, match="did you mean 'adam'"):
+        client.create_table(TableSpec("v", 10, access=Access("adm")))
+    with pytest.raises(Refused, match="exists with another specification"):
+        client.create_table(TableSpec("w", 11, merge="sum"))
+    with pytest.raises(InvalidValue, match="connect has no option tokn"):
+        shoal.connect("tcp://127.0.0.1:1", tokn="x")
+    assert client.clock == 0
+    assert client.pull("w").wait().tolist() == [0.0] * 10
+
+
+def test_heartbeats_go_on_while_the_caller_computes(cluster):
+    _, [client] = cluster()
+    before = client._machine.session._again_at
+    until = time.monotonic() + 5
+    while client._machine.session._again_at == before and time.monotonic() < until:
+        sum(range(1000))  # computes, and asks for nothing
+    assert client._machine.session._again_at > before
+
+
+def test_a_run_that_ended_refuses_politely(cluster):
+    _, [client] = cluster()
+    client.close()
+    with pytest.raises(UsageError, match="closed"):
+        client.barrier("late")

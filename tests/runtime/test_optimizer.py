@@ -1,0 +1,75 @@
+"""shoal.Optimizer in a process of its own: it equals torch's optimizer where it is alone."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+
+def run(tmp_path, script):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(script))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+PRELUDE = """
+import torch, shoal
+torch.manual_seed(0)
+mine, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+theirs.load_state_dict(mine.state_dict())
+context = shoal.init()
+assert (context.rank, context.world_size) == (0, 1)
+assert shoal.init() is context
+"""
+
+
+@pytest.mark.parametrize("strategy", ["sync", "ssp", "asgd", "allreduce"])
+@pytest.mark.parametrize("kind", ["SGD(p, lr=0.1, momentum=0.9)", "AdamW(p, lr=0.01)"])
+def test_equals_torchs_under_an_lr_scheduler(tmp_path, strategy, kind):
+    run(
+        tmp_path,
+        PRELUDE
+        + f"""
+make = lambda p: torch.optim.{kind}
+ours = shoal.Optimizer(make(mine.parameters()), strategy={strategy!r})
+other = make(theirs.parameters())
+schedules = [torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (ours, other)]
+for _ in range(10):
+    x = torch.randn(8, 5)
+    for model, optimizer in ((mine, ours), (theirs, other)):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+        assert optimizer.step(closure) is not None
+    for schedule in schedules:
+        schedule.step()
+assert (mine.weight - theirs.weight).abs().max() < 1e-6, (mine.weight, theirs.weight)
+state = ours.state_dict()
+assert state["param_groups"][0]["lr"] == other.param_groups[0]["lr"]
+ours.load_state_dict(state)
+print("done")
+""",
+    )
+
+
+def test_an_unsupported_optimizer_is_refused_by_name(tmp_path):
+    out = run(
+        tmp_path,
+        PRELUDE
+        + """
+try:
+    shoal.Optimizer(torch.optim.LBFGS(mine.parameters()))
+except shoal.errors.UsageError as error:
+    print(error)
+""",
+    )
+    assert "LBFGS" in out

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import nn
+
+from shoal.errors import InvalidValue
+from shoal.runtime.learner import Learner
+from shoal.runtime.params import ALIGN, FlatParams
+
+
+def test_parameters_and_gradients_are_views():
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    before = [p.detach().clone() for p in module.parameters()]
+    flat = FlatParams(module.parameters())
+    assert list(flat.sizes) == ["float32"]
+    for parameter, value in zip(module.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    flat.values["float32"].fill_(2.0)
+    assert all((p == 2).all() for p in module.parameters())
+    module(torch.ones(4, 3)).sum().backward()
+    assert flat.grads["float32"].abs().sum() > 0
+    assert flat.sizes["float32"] % ALIGN == 0
+
+
+def test_gradients_set_to_none_are_copied_back():
+    module = nn.Linear(2, 2)
+    flat = FlatParams(module.parameters())
+    module.zero_grad(set_to_none=True)
+    module(torch.ones(1, 2)).sum().backward()
+    flat.attach_grads()
+    assert flat.grads["float32"][:4].tolist() == [1.0] * 4
+    assert module.weight.grad.data_ptr() == flat.grads["float32"].data_ptr()
+
+
+def test_dtypes_have_a_buffer_each_and_frozen_parameters_none():
+    module = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double(), nn.Linear(2, 2)])
+    module[2].requires_grad_(False)
+    assert sorted(FlatParams(module.parameters()).sizes) == ["float32", "float64"]
+    with pytest.raises(InvalidValue, match="no trainable"):
+        FlatParams(module[2].parameters())
+
+
+def test_a_learner_fills_its_gradients_with_the_batch_mean():
+    module = nn.Linear(2, 2)
+    learner = Learner(module)
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
+    loss, weight = learner.gradient((x, y))
+    expected = nn.functional.cross_entropy(module(x), y)
+    grads = torch.autograd.grad(expected, list(module.parameters()))
+    assert (loss, weight) == (pytest.approx(expected.item()), 6.0)
+    assert torch.allclose(learner.grads["float32"][:4], grads[0].reshape(-1))
+    again, _ = learner.gradient((x, y))  # and does not add up
+    assert again == pytest.approx(loss)
+    assert torch.allclose(learner.grads["float32"][:4], grads[0].reshape(-1))

@@ -194,6 +194,8 @@ class SchedulerMachine:
             return
         for node in [n for n, at in self._silent_at.items() if now >= at]:
             self._lost(node, now, out)
+            if self.ended:
+                return
         if now >= self._freeze_again_at:
             self._freeze(now, out)
 
@@ -219,10 +221,10 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ messages
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        if isinstance(message, Join):
+        member = self.members.get(sender)
+        if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
             return
-        member = self.members.get(sender)
         if self.ended:
             if isinstance(message, Finish):
                 self._leaving.pop(sender, None)
@@ -309,7 +311,8 @@ class SchedulerMachine:
                 out.append(Send(sender, NotDeclared(spec.name, error.message)))
                 return
             self._tables = (*self._tables, cut)
-            self._propose(f"table {spec.name!r} was declared", now, out)
+            if self.view is not None:  # the first view has it anyway
+                self._propose(f"table {spec.name!r} was declared", now, out)
         elif msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
             reason = f"table {spec.name!r} exists with another specification"
             out.append(Send(sender, NotDeclared(spec.name, reason)))
@@ -330,10 +333,15 @@ class SchedulerMachine:
         self._reason = reason
 
     def _propose(self, reason: str, now: float, out: Effects) -> None:
-        self._number += 1
-        self._proposal = ((self.term, self._number), reason)
-        self._promises = {}
-        self._freeze(now, out)
+        """Begin to make a view; one that is being made takes in whatever comes meanwhile.
+
+        So members who repeat themselves cannot put a view off for ever.
+        """
+        if self._proposal is None:
+            self._number += 1
+            self._proposal = ((self.term, self._number), reason)
+            self._promises = {}
+            self._freeze(now, out)
         self._conclude(now, out)  # a run without servers has nobody to wait for
 
     def _freeze(self, now: float, out: Effects) -> None:
@@ -360,6 +368,11 @@ class SchedulerMachine:
             return
         number, reason = self._proposal
         self._proposal, self._freeze_again_at = None, inf
+        due, changes = decide_view(self.members, self.view, self._expected())
+        if self.view is None and not due:
+            return  # somebody was lost again before the first view
+        if due and changes not in reason:
+            reason = f"{reason}, {changes}" if reason not in changes else changes
         self.view = next_view(
             number,
             self.members.values(),

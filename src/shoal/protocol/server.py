@@ -325,7 +325,7 @@ class ServerMachine:
                 self._decline(sender, request, verdict, out)
                 return
         window = self._windows[request.incarnation]
-        window.settle(request.settled_below)
+        self._forget_below(window, request)
         loads: Loads = payload.context.loads if payload is not None else self._stage(request)
         if payload is None and any(view.nbytes for load in loads for view in load.views):
             # Its payload was discarded on arrival, for a reason that has passed since.
@@ -357,6 +357,15 @@ class ServerMachine:
             return False
         window = self._windows[request.incarnation]
         return request.seq not in window.codes and request.seq >= window.settled_below
+
+    def _forget_below(self, window: Window, request: Request) -> None:
+        """Whatever its worker has settled, or given up, is not kept, and not answered any more."""
+        if request.settled_below <= window.settled_below:
+            return
+        window.settle(request.settled_below)
+        worker = request.incarnation
+        for key in [k for k in self._parked if k[0] == worker and k[1] < request.settled_below]:
+            del self._parked[key]
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self._count(out, verdict, sender, describe(request))

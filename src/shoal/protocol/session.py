@@ -42,12 +42,15 @@ class SessionOptions(msgspec.Struct, frozen=True):
     heartbeat_s:      between heartbeats
     resend_s:         between repetitions of an unanswered question to the scheduler
     silence_s:        without any answer from the scheduler for this long, give up
+    farewell_s:       ... and with nothing left to say but that the work is done, for this long: a
+                      scheduler that has ended the run does not answer
     """
 
     join_timeout_s: float = 60.0
     heartbeat_s: float = 1.0
     resend_s: float = 0.5
     silence_s: float = 120.0
+    farewell_s: float = 5.0
 
 
 class _Waiting(msgspec.Struct):
@@ -140,6 +143,8 @@ class Session:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self._stop(out, error)
             return
+        if "finish" in self._waiting and now >= self._heard_at + self.options.farewell_s:
+            self.answered("finish", out)
         if now >= self._again_at:
             if self.view is None:
                 self._again_at = now + self.options.resend_s

@@ -436,8 +436,10 @@ class WorkerMachine:
             case "accepted":
                 part.accepted = True
                 self._check_accepted(reply.seq, leg, now, out)
-            case "parked":
+            case "parked":  # its pull is; the push with it has been taken
                 part.again_at = now + part.wait_s
+                part.accepted = True
+                self._check_accepted(reply.seq, leg, now, out)
             case "missing":
                 self._send_again(part, now, out)
             case "stale":

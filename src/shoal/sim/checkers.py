@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.keys import tiles
-from shoal.protocol.machine import Note
-from shoal.protocol.messages import NodeId, Request, View, ViewId
+from shoal.protocol.messages import (
+    NO_VIEW,
+    End,
+    Frozen,
+    Joined,
+    Message,
+    NewView,
+    NodeId,
+    Released,
+    Reply,
+    Request,
+    View,
+    ViewId,
+    describe,
+)
+from shoal.protocol.scheduler import Record
 from shoal.protocol.server import ServerMachine
 from shoal.tables.spec import Consistency
 
@@ -61,21 +76,24 @@ class Ledger:
         return incarnation * self.clocks + clock
 
     def check_read(self, incarnation: int, clock: int, values: np.ndarray) -> None:
-        """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered."""
+        """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered.
+
+        values: what each key read as; negative where it was not asked for
+        """
         doubled = np.flatnonzero(values > 1)
         if len(doubled):
             raise violated("exactly once", f"key {doubled[0]} reads {values[doubled[0]]:g}")
-        for key in np.flatnonzero(values).tolist():
+        for key in np.flatnonzero(values > 0).tolist():
             if key not in self.intended:
                 raise violated("exactly once", f"key {key} reads 1 and was never pushed")
         bound = clock - self.consistency.staleness
         for key, at in self.intended.items():
             owner = key // self.clocks
             if owner == incarnation:
-                if key in self.acknowledged and at < clock and not values[key]:
+                if key in self.acknowledged and at < clock and values[key] == 0:
                     raise violated("own writes", f"worker {owner} at {clock} misses its push {at}")
                 continue
-            if self.consistency.name == "asp" or at >= bound or values[key]:
+            if self.consistency.name == "asp" or at >= bound or values[key] != 0:
                 continue
             certain = key in self.acknowledged or (
                 owner not in self.crashed and key not in self.failed
@@ -112,25 +130,68 @@ def check_canary(buffer: np.ndarray, canary: float) -> None:
         raise violated("late pull", "rows landed in a buffer whose pull had timed out")
 
 
-def check_push_view(node: NodeId, note: Note, machine: ServerMachine) -> None:
-    """`view`: a push is only taken under the view that its sender meant."""
-    request: Request = note.fields["request"]
-    if request.view != machine.session.view_id or machine.frozen:
-        raise violated(
-            "view", f"{node} in view {machine.session.view_id} took a push of {request.view}"
-        )
-
-
-class Acknowledgements:
-    """`old view`: no server acknowledges under an old view after it did under a newer one."""
+class Views:
+    """`view` and `old view`: what servers do under which view, and what they have promised."""
 
     def __init__(self) -> None:
-        self._latest: dict[NodeId, ViewId] = {}
+        self._promised: dict[NodeId, ViewId] = {}
+        self._acknowledged: dict[NodeId, ViewId] = {}
 
-    def saw(self, node: NodeId, view: ViewId) -> None:
-        if view < self._latest.get(node, (0, 0)):
-            raise violated("old view", f"{node} acknowledged under {view} after a newer view")
-        self._latest[node] = view
+    def sent(self, node: NodeId, message: Message) -> None:
+        """No server acknowledges under an old view after it did under a newer one."""
+        if isinstance(message, Frozen):
+            self._promised[node] = max(message.view, self._promised.get(node, NO_VIEW))
+        elif isinstance(message, Reply) and message.code in ("applied", "accepted"):
+            if message.view < self._acknowledged.get(node, NO_VIEW):
+                text = f"{node} acknowledged under {message.view} after a newer view"
+                raise violated("old view", text)
+            self._acknowledged[node] = message.view
+
+    def pushed(self, node: NodeId, request: Request, present: ViewId) -> None:
+        """A push is taken under the view that its sender meant, and not between two views."""
+        if request.view != present:
+            raise violated("view", f"{node} in view {present} took a push of {request.view}")
+        if self._promised.get(node, NO_VIEW) > present:
+            raise violated("view", f"{node} took a push in {present}, having promised a later view")
+
+
+class Durability:
+    """`durable`: the scheduler tells nobody what its disk could not tell its successor."""
+
+    def __init__(self) -> None:
+        self._disk: bytes | None = None
+        self._record = Record()
+
+    def told(self, message: Message, disk: bytes | None) -> None:
+        if disk is not self._disk:
+            self._disk = disk
+            self._record = msgspec.msgpack.decode(disk, type=Record) if disk else Record()
+        record = self._record
+        match message:
+            case NewView(view):
+                written = record.view is not None and record.view.id >= view.id
+            case Joined(incarnation):
+                written = record.next_incarnation > incarnation
+            case Released(name, generation):
+                written = record.released.get(name, -1) >= generation
+            case End():
+                written = record.ended or bool(message.error)
+            case _:
+                return
+        if not written:
+            text = f"the scheduler told {describe(message)} before it was on its disk"
+            raise violated("durable", text)
+
+
+def check_parked(node: NodeId, machine: ServerMachine) -> None:
+    """`forgotten`: a pull that is said to be parked is parked, with a reason."""
+    parked = machine.waiting()
+    said = sum(list(w.codes.values()).count("parked") for w in machine._windows.values())
+    if said != len(parked):
+        raise violated("forgotten", f"{node} parked {said} pulls and knows of {len(parked)}")
+    for request, reason in parked:
+        if not reason and not machine.frozen:
+            raise violated("forgotten", f"{node} parked {request} for no reason")
 
 
 def check_one_round(shards: Sequence[np.ndarray]) -> None:

@@ -7,7 +7,6 @@ hardly any would come by chance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
@@ -28,7 +27,7 @@ MENU = (
     "take for dead",
     "join",
 )
-PATIENCE_S = 0.6  # how long a fault waits for its phase
+PATIENCE_S = 2.0  # how long a fault waits for its phase
 
 
 class Cast(Protocol):
@@ -70,7 +69,7 @@ class Faults:
         random = self._random
         for _ in range(number):
             armed = Armed(random.choice(MENU), random.choice(phases), 0.0)
-            spread = 0.03 if armed.phase == "joining" else 1.5
+            spread = 0.02 if armed.phase == "joining" else 1.5
             self._world.at(
                 0.001 + spread * random.random() ** 2,
                 lambda armed=armed: self._arm(armed),  # type: ignore[misc]

@@ -67,7 +67,7 @@ class Network:
     def send(
         self, now: float, source: NodeId, target: NodeId, nbytes: int
     ) -> tuple[list[float], list[str]]:
-        """When a message sent now arrives (never where it is lost, twice where doubled), and why."""
+        """When a message sent now arrives (not at all, or twice), and which faults it met."""
         options, random = self.options, self.random
         if self._cut and any(
             until > now and (source in island) != (target in island) for island, until in self._cut

@@ -1,9 +1,9 @@
 """World: all machines of a cluster in one process, on virtual time and a seeded network.
 
-Each worker runs a *program*: a generator that yields the requests of `protocol.worker` (and
+Each worker runs a *program*: a generator that yields the requests of `protocol.requests` (and
 `Sleep`) and is sent their outcomes, the same shape that `runtime.client` drives on a real
-cluster. Every message is serialised; payloads arrive in two pieces, so that a crash can fall
-between them.
+cluster. Its node leaves when the program returns, as a process that exits does. Every message is
+serialised; payloads arrive in two pieces, so that a crash can fall between them.
 """
 
 from __future__ import annotations
@@ -316,6 +316,8 @@ class World:
                 request = sim.program.send(value)
             except StopIteration:
                 sim.program = None
+                sim.stopped = True
+                self._trace(f"{sim.node} leaves")
                 return
             match request:
                 case Sleep(seconds):

@@ -1,0 +1,165 @@
+"""What the workers of a simulated cluster do: a program that is made to be checkable.
+
+Table `ledger` has a key for each push, which adds 1 to it; table `stamp` gets the same number on
+every element, so that a torn or half-counted push shows.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Outcome
+from shoal.protocol.messages import NodeId
+from shoal.protocol.requests import (
+    AwaitView,
+    Cancel,
+    DeclareTable,
+    EnterBarrier,
+    Exchange,
+    FinishWork,
+    PullOp,
+    PushOp,
+    Start,
+    Wait,
+)
+from shoal.protocol.worker import WorkerMachine
+from shoal.sim.checkers import Ledger, check_canary, check_untorn
+from shoal.sim.world import Program, Sleep, World
+from shoal.tables.spec import Access, Consistency, TableSpec
+
+INCARNATIONS = 24
+STAMP_ROWS = 36
+STAMP_FRAGMENT = 3
+CANARY = -7.0
+PATIENCE_S = 0.3  # of an impatient request, twice
+STYLES = ("together", "apart", "overlapped", "after", "push and pull")
+
+
+class Workload:
+    """The programs of all workers, and what they have seen."""
+
+    def __init__(self, world: World, seed: int, consistency: Consistency, clocks: int) -> None:
+        self.clocks = clocks
+        self.ledger = Ledger(consistency, clocks)
+        self.done: dict[NodeId, None] = {}
+        self._world = world
+        self._seed = seed
+        self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
+
+    def tables(self) -> list[TableSpec]:
+        rows = INCARNATIONS * self.clocks
+        rule = self.ledger.consistency
+        common: dict[str, Any] = {"access": Access("sum"), "consistency": rule, "merge": "sum"}
+        return [
+            TableSpec("ledger", rows, fragment_rows=rows // 6, **common),
+            TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common),
+        ]
+
+    def check_buffers(self, node: NodeId) -> None:
+        """Nothing has landed where a pull was given up."""
+        for buffer in self._given_up.get(node, ()):
+            check_canary(buffer, CANARY)
+
+    # ------------------------------------------------------------------ programs
+
+    def program(self, node: NodeId, machine: WorkerMachine) -> Program:
+        """One worker's life."""
+        session = machine.session
+        first = (AwaitView(), *map(DeclareTable, self.tables()), EnterBarrier("start"))
+        for request in first:
+            outcome = yield request
+            if outcome.error is not None:
+                return
+        if machine.clock > 0:
+            self._world.coverage["join during training"] += 1
+        random = Random(self._seed * 31 + session.incarnation)
+        while machine.clock < self.clocks and not session.ended:
+            yield from self._clock(node, machine, random)
+            yield Sleep(random.choice([0.0, 0.01, 0.05, 0.3]) * random.random())
+        while not session.ended:
+            outcome = yield Exchange(advance=True, last=True)
+            if outcome.error is None:
+                break
+        if not session.ended:
+            yield EnterBarrier("end")
+        if not session.ended:
+            yield FinishWork()
+        self.done[node] = None
+
+    def _clock(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
+        """One clock: push to both tables, advance, read them back, in one of several styles."""
+        clock, incarnation = machine.clock, machine.session.incarnation
+        key = self.ledger.key(incarnation, clock)
+        self.ledger.intended[key] = clock
+        pushes = self._pushes(key, clock)
+        keys = self._some_keys(random) if random.random() < 0.3 else None
+        rows = INCARNATIONS * self.clocks
+        ledger = np.full(rows if keys is None else len(keys), CANARY, np.float32)
+        stamp = np.full(STAMP_ROWS, CANARY, np.float32)
+        pulls = (_pull("ledger", rows, ledger, keys), _pull("stamp", STAMP_ROWS, stamp, None))
+        timeout = random.choice([None, None, None, PATIENCE_S])
+        style = random.choice(STYLES)
+        if style == "together":
+            outcome = yield Exchange(pushes, advance=True, pulls=pulls, timeout_s=timeout)
+            self._pushed(key, outcome)
+        elif style == "push and pull":
+            ticket = yield Start(Exchange(pushes, pulls=pulls, timeout_s=timeout))
+            advanced = yield Start(Exchange(advance=True))
+            outcome = yield Wait(ticket)
+            self._pushed(key, outcome)
+            yield Wait(advanced)
+        else:
+            ticket = yield Start(Exchange(pushes))
+            if style == "apart":
+                outcome = yield Exchange(advance=True, pulls=pulls, timeout_s=timeout)
+                self._pushed(key, (yield Wait(ticket)))
+            else:
+                advanced = yield Start(Exchange(advance=True))
+                after = (ticket, advanced) if style == "after" else ()
+                pulled = yield Start(Exchange(pulls=pulls, after=after, timeout_s=timeout))
+                if random.random() < 0.1:
+                    yield Sleep(0.004 * random.random())
+                    yield Cancel(pulled)
+                outcome = yield Wait(pulled)
+                self._pushed(key, (yield Wait(ticket)))
+                yield Wait(advanced)
+        if machine.session.ended:
+            return
+        if outcome.error is not None:
+            self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
+            for buffer in (ledger, stamp):
+                buffer.fill(CANARY)
+                self._given_up.setdefault(node, []).append(buffer)
+            return
+        read_at = clock if style == "push and pull" else machine.clock
+        if keys is not None:
+            whole = np.full(rows, CANARY, np.float32)
+            whole[keys] = ledger
+            ledger = whole
+        self.ledger.check_read(incarnation, read_at, ledger)
+        check_untorn(stamp, STAMP_FRAGMENT)
+
+    def _pushed(self, key: int, outcome: Outcome) -> None:
+        (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
+
+    def _pushes(self, key: int, clock: int) -> tuple[PushOp, ...]:
+        one = np.ones(1, np.float32).view(np.uint8).data
+        stamps = np.full(STAMP_ROWS, clock + 1, np.float32).view(np.uint8).data
+        rows = KeyRange(0, INCARNATIONS * self.clocks)
+        return (
+            PushOp("ledger", rows, one, np.array([key], np.int64).data),
+            PushOp("stamp", KeyRange(0, STAMP_ROWS), stamps),
+        )
+
+    def _some_keys(self, random: Random) -> np.ndarray:
+        known = list(self.ledger.intended)
+        return np.array(sorted(random.sample(known, min(8, len(known)))), np.int64)
+
+
+def _pull(table: str, rows: int, out: np.ndarray, keys: np.ndarray | None) -> PullOp:
+    chosen = None if keys is None else keys.data
+    return PullOp(table, KeyRange(0, rows), out.view(np.uint8).data, chosen)

@@ -1,0 +1,46 @@
+"""Each planted bug is caught within 200 seeds, by the checker that it is for."""
+
+import importlib.util
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from shoal.sim.scenario import simulate
+
+_spec = importlib.util.spec_from_file_location("planted", Path(__file__).parent / "planted.py")
+planted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(planted)
+
+# bug, checker, the seed to begin with (any of the 200 may be the one; this saves time)
+BUGS = [
+    ("duplicate_applied_twice", "exactly once", 0),
+    ("pull_admitted_one_clock_early", "freshness", 0),
+    ("stale_view_accepted", "view", 5),
+    ("parked_pull_forgotten", "invariant", 0),
+    ("advance_overtakes_its_push", "freshness", 0),
+    ("late_pull_lands", "late pull", 32),
+    ("torn_fragment", "torn", 0),
+    ("dead_worker_counts_on_one_server_only", "split round", 0),
+    ("timed_out_push_dropped", "split round", 63),
+    ("view_told_before_it_is_persisted", "durable", 0),
+    ("scheduler_forgets_to_persist", "durable", 0),
+    ("frozen_server_acts", "view", 0),
+]
+
+
+@pytest.mark.parametrize(("bug", "checker", "first"), BUGS, ids=[bug for bug, _, _ in BUGS])
+def test_is_caught_within_200_seeds(bug, checker, first):
+    for seed in chain(range(first, 200), range(first)):
+        report = simulate(seed, planted=getattr(planted, bug))
+        if report.violation:
+            assert report.checker == checker, report.violation
+            healthy = simulate(seed)
+            assert not healthy.violation, healthy.violation
+            return
+    pytest.fail(f"{bug} was not caught within 200 seeds")
+
+
+def test_an_unseeded_choice_shows_in_the_trace_hash():
+    hashes = {simulate(0, planted=planted.unseeded_choice).trace_hash for _ in range(3)}
+    assert len(hashes) > 1

@@ -1,0 +1,87 @@
+"""Every example runs, each way that README says it does."""
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHOAL = [sys.executable, "-m", "shoal.cli"]
+PYTHON = [sys.executable]
+SHOAL_RUN = [*SHOAL, "run", "--workers", "2", "--servers", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+MNIST = Path(os.environ.get("SHOAL_DATA", ".")) / "mnist" / "train-images-idx3-ubyte.gz"
+
+pytestmark = pytest.mark.real
+needs_mnist = pytest.mark.skipif(
+    not MNIST.exists(), reason=f"no MNIST at {MNIST}: set SHOAL_DATA to a folder that has mnist/"
+)
+
+
+def output_of(command: list[str], folder: Path) -> str:
+    """Standard output of a command that has to end well."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if "torch.distributed.run" in command:
+        env["MASTER_ADDR"] = "127.0.0.1"
+        command = [*command[:3], "--master-addr", "127.0.0.1", "--master-port", "0", *command[3:]]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", text)]
+
+
+@pytest.mark.parametrize(("how", "workers"), [(PYTHON, 1), (SHOAL_RUN, 2)], ids=["python", "run"])
+def test_kv(how, workers, tmp_path):
+    text = output_of([*how, str(EXAMPLES / "kv.py")], tmp_path)
+    assert f"of {workers}: the sum is" in text
+
+
+def test_train_function(tmp_path):
+    text = output_of([*PYTHON, str(EXAMPLES / "train_function.py")], tmp_path)
+    assert accuracies(text)[0] > 0.88
+    assert (tmp_path / text.split("run ")[1].split()[0] / "model.safetensors").exists()
+    assert "(10, 64)" in text
+
+
+def test_job_file(tmp_path):
+    output_of([*SHOAL, "train", str(EXAMPLES / "job.toml"), "--json"], tmp_path)
+    (run,) = (tmp_path / "shoal-runs").iterdir()
+    assert run.name.startswith("digits-example")
+    assert (run / "workers" / "1" / "eval.csv").exists()
+
+
+def test_three_changed_lines_distribute_a_script():
+    """The docstring aside; an import that is no longer used counts as part of its line."""
+
+    def code(name: str) -> list[str]:
+        lines = (EXAMPLES / name).read_text().splitlines()[1:]
+        return [line for line in lines if line and line != "import shoal"]
+
+    plain, shared = code("mnist.py"), code("mnist_shoal.py")
+    changed = [line[2:] for line in difflib.ndiff(plain, shared) if line.startswith("+ ")]
+    imports = [line for line in changed if line.startswith("from torch.utils.data")]
+    assert len(changed) - len(imports) + 1 <= 3  # and `import shoal`
+
+
+@needs_mnist
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [
+        ("mnist.py", PYTHON),
+        ("mnist_shoal.py", PYTHON),
+        ("mnist_shoal.py", SHOAL_RUN),
+        ("mnist_shoal.py", TORCHRUN),
+    ],
+    ids=["plain", "python", "run", "torchrun"],
+)
+def test_mnist(script, how, tmp_path):
+    found = accuracies(output_of([*how, str(EXAMPLES / script)], tmp_path))
+    assert found
+    assert min(found) > 0.88

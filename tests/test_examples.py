@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOAL = [sys.executable, "-m", "shoal.cli"]
 PYTHON = [sys.executable]
 SHOAL_RUN = [*SHOAL, "run", "--workers", "2", "--servers", "2"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 MNIST = Path(os.environ.get("SHOAL_DATA", ".")) / "mnist" / "train-images-idx3-ubyte.gz"
 
 pytestmark = pytest.mark.real
@@ -25,9 +25,6 @@ needs_mnist = pytest.mark.skipif(
 def output_of(command: list[str], folder: Path) -> str:
     """Standard output of a command that has to end well."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if "torch.distributed.run" in command:
-        env["MASTER_ADDR"] = "127.0.0.1"
-        command = [*command[:3], "--master-addr", "127.0.0.1", "--master-port", "0", *command[3:]]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

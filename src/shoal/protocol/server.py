@@ -150,7 +150,7 @@ class ServerMachine:
         self._windows: dict[int, Window] = {}
         self._rounds: dict[int, list[Contribution]] = {}
         self._weights: dict[int, float] = {}  # of rounds that closed, the latest few
-        self._open_round = 0  # the slowest worker's last finite clock
+        self._open_round = 0  # the slowest worker's last finite clock, and after every closed round
         self._parked: dict[tuple[int, int], Parked] = {}
         self._story = Story()
 
@@ -498,6 +498,7 @@ class ServerMachine:
                     if number == table
                 ]
             )
+        self._open_round = max(self._open_round, clock + 1)
         self._weights[clock] = sum(entry.weight for entry in entries)
         for old in [c for c in self._weights if c < clock - WINDOW]:
             del self._weights[old]

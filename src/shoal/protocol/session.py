@@ -205,7 +205,8 @@ class Session:
         if view.id <= self.view_id:
             return None
         mine = view.member(self.me)
-        if mine is None:
+        replaced = self.view is not None and mine and mine.incarnation != self.incarnation
+        if mine is None or replaced:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
             self._stop(out, RunAborted(f"{reason}: it was taken for dead and has to join again"))
             return None

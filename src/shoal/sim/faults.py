@@ -19,11 +19,12 @@ from shoal.sim.world import SimNode, World
 PHASES = ("joining", "view change", "open round", "parked", "quiet")
 ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
 MENU = (
-    *(2 * ONE_SIDED),
+    *(3 * ONE_SIDED),
     "crash scheduler before persist",
     "crash scheduler after persist",
     "crash worker in mid-payload",
     "slow worker",
+    "clog",
     "take for dead",
     "join",
 )
@@ -205,5 +206,3 @@ class Faults:
         self.counts[name] += 1
         self._world.coverage[name] += 1
         self._world.note_line(f"FAULT {name}")
-
-

@@ -43,13 +43,10 @@ _CONVERSATIONS = {
     "loss": (
         "Join Joined Heartbeat Freeze Frozen NewView Declare Enter Released Request Reply Probe"
     ),
-    "duplicate": (
-        "Join Joined Freeze Frozen NewView Declare Enter Released Finish Finished "
-        "Request Reply Probe"
-    ),
+    "duplicate": ("Join Joined Freeze Frozen NewView Declare Enter Released Request Reply Probe"),
     "reorder": "Join Joined Freeze Frozen NewView Declare Enter Released Finish End Request Reply",
     "partition": "Heartbeat Freeze NewView Enter Request Reply Probe",
-    "clog": "Heartbeat Declare Enter Request Reply Probe",
+    "clog": "Heartbeat Declare Enter Request Probe",
     "stall": "Request Reply",
 }
 REQUIRED_COVERAGE: tuple[str, ...] = (
@@ -112,7 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
     def phases(self) -> tuple[str, ...]:
         """The phases that this cluster goes through."""
         if self.consistency.settles == "close":
-            return (*PHASES, "open round")  # it is short
+            return (*PHASES, "open round", "open round")  # it is short
         absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "parked")
         return tuple(phase for phase in PHASES if phase not in absent)
 

@@ -12,7 +12,7 @@ from shoal.keys import KeyRange
 from shoal.protocol import server as server_module
 from shoal.protocol.consistency import needed
 from shoal.protocol.machine import Accept, PeerLost, Persist, Send, Sink
-from shoal.protocol.messages import FOREVER, View
+from shoal.protocol.messages import View
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session

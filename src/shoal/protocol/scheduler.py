@@ -194,12 +194,12 @@ class SchedulerMachine:
             return
         for node in [n for n, at in self._silent_at.items() if now >= at]:
             self._lost(node, now, out)
-            if self.ended:
-                return
         if now >= self._freeze_again_at:
             self._freeze(now, out)
 
     def _lost(self, node: NodeId, now: float, out: Effects) -> None:
+        if self.ended:  # by the one before, in the same tick
+            return
         member = self.members.pop(node)
         del self._silent_at[node]
         out.append(Note("lost", {"name": member.name, "node": node}))

@@ -5,11 +5,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
+import shoal, torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import shoal
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 FOLDER = Path(os.environ.get("SHOAL_DATA", ".")) / "mnist"
 

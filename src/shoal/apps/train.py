@@ -160,7 +160,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "title": job.title,
         "strategy": job.strategy,
         "workers": job.workers,
-        "servers": job.servers,
+        "servers": job.servers if strategies[job.strategy].uses_servers else 0,
         "by_worker": results,
     }
 

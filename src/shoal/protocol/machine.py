@@ -87,7 +87,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Append `record` to this node's journal; later effects wait until it is durable."""
+    """Make `record` this node's journal; later effects wait until it is durable."""
 
     record: bytes
 

@@ -69,7 +69,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails
     probe_s:         the first question after an unanswered request; doubles up to probe_max_s
     behind_s:        before asking a server again that has not heard of our view yet
-    credit_bytes:    payload that may be under way to one server (one request may exceed it alone)
+    credit_bytes:    payload that may be under way to all servers (one request may exceed it alone)
     """
 
     sync_timeout_s: float = 10.0

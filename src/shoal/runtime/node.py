@@ -133,7 +133,7 @@ class Node:
             self.handle(Ticked())
 
     def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Ready file descriptors: looked for a few microseconds before this thread sleeps.
+        """Ready file descriptors: looked for a moment (SPIN_S) before this thread sleeps.
 
         An answer to a small request is there sooner than a sleeping core wakes up. Where looking
         was in vain it is left out for a while, twice as long each time, so that a process that

@@ -1,6 +1,6 @@
 """What a strategy is.
 
-A step is a generator: it yields what it needs exchanged (`protocol.worker.Exchange`, or
+A step is a generator: it yields what it needs exchanged (`protocol.requests.Exchange`, or
 `collective.base.AllReduce`) and returns a `StepResult`. State lives in the strategy's attributes
 and its `state_dict`, never in the generator's locals. Importable without torch, so that command
 lines can list and check strategies at once.

@@ -1,0 +1,161 @@
+"""Bugs that somebody could write, each planted by replacing one method."""
+
+import random
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from shoal.protocol import server as server_module
+from shoal.protocol.machine import Persist, Send, Sink
+from shoal.protocol.messages import NewView
+from shoal.protocol.routing import Router
+from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.worker import WorkerMachine
+from shoal.sim import world as world_module
+from shoal.sim.world import World
+
+
+@contextmanager
+def duplicate_applied_twice():
+    """The server forgets which pushes it has applied."""
+    right = ServerMachine._verdict
+
+    def verdict(self, sender, request):
+        found = right(self, sender, request)
+        window = self._windows.get(request.incarnation)
+        applied = window is not None and window.codes.get(request.seq) == "applied"
+        return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
+
+    with patch.object(ServerMachine, "_verdict", verdict):
+        yield
+
+
+@contextmanager
+def pull_admitted_one_clock_early():
+    right = server_module.needed
+    early = lambda rule, clock: max(0, right(rule, clock) - 1)  # noqa: E731
+    with patch.object(server_module, "needed", early):
+        yield
+
+
+@contextmanager
+def stale_view_accepted():
+    """The server takes requests of whatever view."""
+    right = ServerMachine._verdict
+
+    def verdict(self, sender, request):
+        found = right(self, sender, request)
+        return "fresh" if found == "stale" and hasattr(request, "pushes") else found
+
+    with patch.object(ServerMachine, "_verdict", verdict):
+        yield
+
+
+@contextmanager
+def parked_pull_forgotten():
+    """When a round closes, only the first parked pull is looked at again."""
+    right = ServerMachine._serve
+
+    def serve(self, parked, out):
+        if len(self._parked) != 2:
+            right(self, parked, out)
+
+    with patch.object(ServerMachine, "_serve", serve):
+        yield
+
+
+@contextmanager
+def advance_overtakes_its_push():
+    """The worker tells of its clock before its pushes are accepted everywhere."""
+    right = WorkerMachine._add_leg
+
+    def add_leg(self, *args):
+        right(self, *args)
+        next(reversed(self._legs.values())).gates = []
+
+    rides = lambda self, ask: not ask.assign  # noqa: E731
+    with patch.object(WorkerMachine, "_add_leg", add_leg), patch.object(Router, "rides", rides):
+        yield
+
+
+@contextmanager
+def late_pull_lands():
+    """A sink is not revoked when its request is given up."""
+    with patch.object(Sink, "revoke", lambda self: None):
+        yield
+
+
+@contextmanager
+def torn_fragment():
+    """The last quarter of a payload never reaches its sink."""
+    right = world_module._pour
+
+    def pour(sink, payload, start, stop):
+        right(sink, payload, start, stop if stop < len(payload) else stop - stop // 4)
+
+    with patch.object(world_module, "_pour", pour):
+        yield
+
+
+@contextmanager
+def unseeded_choice():
+    """A delay is drawn from the global generator."""
+    right = World.at
+
+    def at(self, when, action):
+        right(self, when + random.random() * 1e-4, action)
+
+    with patch.object(World, "at", at):
+        yield
+
+
+@contextmanager
+def dead_worker_counts_on_one_server_only():
+    """A server drops a dead worker's pushes whatever its last clock was."""
+    right = ServerMachine._drop_worker
+    drop = lambda self, worker, last_clock: right(self, worker, 0)  # noqa: E731
+    with patch.object(ServerMachine, "_drop_worker", drop):
+        yield
+
+
+@contextmanager
+def timed_out_push_dropped():
+    """A push that times out is forgotten although some servers hold it."""
+
+    def forget(self, request_id):
+        for seq, leg in list(self._legs.items()):
+            if leg.request_id == request_id:
+                self._drop_leg(seq, leg)
+
+    with patch.object(WorkerMachine, "_forget_legs", forget):
+        yield
+
+
+@contextmanager
+def view_told_before_it_is_persisted():
+    right = SchedulerMachine.handle
+
+    def handle(self, event, now):
+        effects = right(self, event, now)
+        told = [e for e in effects if isinstance(e, Send) and isinstance(e.message, NewView)]
+        return [*told, *(e for e in effects if not any(e is each for each in told))]
+
+    with patch.object(SchedulerMachine, "handle", handle):
+        yield
+
+
+@contextmanager
+def scheduler_forgets_to_persist():
+    right = SchedulerMachine.handle
+
+    def handle(self, event, now):
+        return [e for e in right(self, event, now) if not isinstance(e, Persist) or now < 0.2]
+
+    with patch.object(SchedulerMachine, "handle", handle):
+        yield
+
+
+@contextmanager
+def frozen_server_acts():
+    with patch.object(ServerMachine, "frozen", property(lambda self: False)):
+        yield

@@ -1,0 +1,103 @@
+"""The rooms: who may import whom, and what must not be found in which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+ROOT = Path(shoal.__file__).parent
+LEVELS = [
+    {"errors", "keys", "registry"},
+    {"tables", "codecs"},
+    {"protocol"},
+    {"transport", "collective"},
+    {"strategies", "graph"},
+    {"runtime", "sim"},
+    {"engines"},
+    {"jobs"},
+    {"apps", "reports"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL["testing"] = LEVEL["engines"]
+MODULES = sorted(ROOT.rglob("*.py"))
+FORBIDDEN = {"time", "random", "socket", "threading", "asyncio", "os"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_up_the_list(path):
+    room = room_of(path)
+    if room in ("__init__", "keys", "registry", "errors"):
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "shoal" or len(parts) < 2:
+            continue
+        other = parts[1]
+        assert LEVEL[other] <= LEVEL[room], f"{room} imports {name}"
+        if {room, other} == {"runtime", "sim"}:
+            raise AssertionError(f"{room} imports its sibling {other}")
+
+
+@pytest.mark.parametrize("room", ["protocol", "strategies"])
+def test_no_clock_no_chance_no_io(room):
+    for path in (ROOT / room).glob("*.py"):
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & FORBIDDEN, f"{path}: {roots & FORBIDDEN}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            looped = node.iter if isinstance(node, ast.For | ast.comprehension) else None
+            is_set = isinstance(looped, ast.Set | ast.SetComp) or (
+                isinstance(looped, ast.Call)
+                and isinstance(looped.func, ast.Name)
+                and looped.func.id in ("set", "frozenset")
+            )
+            assert not is_set, f"{path}:{looped.lineno} iterates over a set"
+
+
+def test_the_environment_is_read_in_few_places():
+    allowed = {"cli.py", "engines/joining.py", "engines/launcher.py"}
+    found = {str(path.relative_to(ROOT)) for path in MODULES if "os.environ" in path.read_text()}
+    assert found <= allowed
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for path in MODULES:
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"pickle", "marshal", "dill", "cloudpickle", "shelve"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("torch", "load"), f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("shoal.protocol.worker, shoal.protocol.server, shoal.protocol.scheduler", "torch numpy"),
+        ("shoal.transport, shoal.engines.roles", "torch numpy"),
+        ("shoal, shoal.strategies, shoal.cli, shoal.apps.train", "torch"),
+    ],
+)
+def test_rooms_without_torch(modules, absent):
+    code = f"import sys, {modules}\nprint([m for m in {absent.split()} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -327,7 +327,7 @@ class SchedulerMachine:
     def _consider(self, now: float, out: Effects) -> None:
         due, reason = decide_view(self.members, self.view, self._expected())
         if due:
-            self._propose(reason, now, out)
+            self._propose("", now, out)  # who came and went is looked up when it is made
         elif reason != self._reason:
             out.append(Note("no view", {"reason": reason}))
         self._reason = reason
@@ -371,8 +371,8 @@ class SchedulerMachine:
         due, changes = decide_view(self.members, self.view, self._expected())
         if self.view is None and not due:
             return  # somebody was lost again before the first view
-        if due and changes not in reason:
-            reason = f"{reason}, {changes}" if reason not in changes else changes
+        if due or not reason:
+            reason = f"{reason}, {changes}" if reason else changes
         self.view = next_view(
             number,
             self.members.values(),

@@ -54,7 +54,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct):
-    request_id: int
+    request_ids: list[int]
     question: Message
     again_at: float
 
@@ -109,14 +109,16 @@ class Session:
         self.ask("finish", request_id, Finish(self.incarnation), now, out)
 
     def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
-        """Send a question and repeat it until `answered(key)`."""
-        self._waiting[key] = _Waiting(request_id, question, now + self.options.resend_s)
+        """Send a question and repeat it until `answered(key)`, for all who have asked it."""
+        asked = self._waiting[key].request_ids if key in self._waiting else []
+        again_at = now + self.options.resend_s
+        self._waiting[key] = _Waiting([*asked, request_id], question, again_at)
         out.append(Send(SCHEDULER, question))
 
     def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
         waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            out.append(Resolve(waiting.request_id, outcome or Outcome()))
+        for request_id in waiting.request_ids if waiting is not None else ():
+            out.append(Resolve(request_id, outcome or Outcome()))
 
     def questions(self) -> list[str]:
         """What is still unanswered, for time-out errors."""
@@ -125,8 +127,10 @@ class Session:
     def forget(self, request_id: int) -> None:
         """The caller no longer waits."""
         for key, waiting in list(self._waiting.items()):
-            if waiting.request_id == request_id:
-                del self._waiting[key]
+            if request_id in waiting.request_ids:
+                waiting.request_ids.remove(request_id)
+                if not waiting.request_ids:
+                    del self._waiting[key]
 
     # ------------------------------------------------------------------ events
 

@@ -1,0 +1,197 @@
+"""Machines driven by hand: tiny views, a shard that a person can follow, and few words."""
+
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Accept, Asked, Note, Received, Resolve, Send
+from shoal.protocol.messages import SCHEDULER, Member, NewView, Reply, Request, View
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.session import Session
+from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.tables.spec import TableSpec, asp
+
+
+def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, **more):
+    """View (1, number): servers have the incarnations 1, 2, ..., workers 11, 12, ..."""
+    ranks = range(workers) if isinstance(workers, int) else workers
+    return View(
+        1,
+        number,
+        tuple(Member(f"server-{r}", "server", r, 1 + r) for r in range(servers)),
+        tuple(Member(f"worker-{r}", "worker", r, 11 + r, first_clock=first_clock) for r in ranks),
+        tables,
+        **more,
+    )
+
+
+def table(rule=None, rows=4, fragment_rows=2, name="w", **more):
+    """Rows of one int64, merged by their sum."""
+    rule = rule or asp()
+    return TableSpec(
+        name, rows, (), "int64", consistency=rule, merge="sum", fragment_rows=fragment_rows, **more
+    )
+
+
+def ints(*numbers):
+    """A buffer of int64."""
+    return memoryview(array("q", numbers))
+
+
+def as_bytes(*numbers):
+    return ints(*numbers).cast("B")
+
+
+class FakeStaged:
+    def __init__(self, rows, keys, values):
+        self.rows = rows
+        self.keys = array("q", [0] * keys) if keys >= 0 else None
+        self.values = array("q", [0] * values)
+        buffers = [self.keys, self.values] if keys >= 0 else [self.values]
+        self.views = [memoryview(each).cast("B") for each in buffers]
+
+    def problem(self):
+        return "" if self.keys is None or all(k in self.rows for k in self.keys) else "bad keys"
+
+    def updates(self):
+        keys = self.keys if self.keys is not None else range(self.rows.start, self.rows.stop)
+        return list(zip(keys, self.values, strict=True))
+
+
+class FakeShard:
+    """Rows of one int64 each, added to."""
+
+    def __init__(self, spec, held):
+        self.spec, self.held = spec, held
+        self.rows = array("q", [0] * len(held))
+        self.merged = []  # the weights of each merge, in the order given
+
+    def stage(self, rows, keys):
+        return FakeStaged(rows, keys, len(rows) if keys < 0 else keys)
+
+    def stage_keys(self, rows, keys):
+        return FakeStaged(rows, keys, 0)
+
+    def apply(self, staged, lr):
+        for key, value in staged.updates():
+            self.rows[key - self.held.start] += value
+
+    def write(self, staged):
+        for key, value in staged.updates():
+            self.rows[key - self.held.start] = value
+
+    def merge(self, contributions):
+        self.merged.append([weight for weight, _, _ in contributions])
+        for _, lr, staged in contributions:
+            self.apply(staged, lr)
+
+    def read(self, rows):
+        start = rows.start - self.held.start
+        return memoryview(self.rows)[start : start + len(rows)].cast("B")
+
+    def read_keys(self, staged):
+        return as_bytes(*(self.rows[key - self.held.start] for key in staged.keys))
+
+
+class Rig:
+    """A machine, and what came out of it last."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.effects = []
+        self.now = 0.0
+
+    def handle(self, event):
+        self.effects = self.machine.handle(event, self.now)
+        self.machine.check()
+        return self.effects
+
+    def receive(self, sender, message, payload=b""):
+        """A message with its payload, through `arriving` as a shell does it."""
+        if not payload:
+            return self.handle(Received(sender, message))
+        arrival = self.machine.arriving(sender, message, len(payload))
+        if not isinstance(arrival, Accept):
+            return self.handle(Received(sender, message))
+        edge = 0
+        for view in arrival.sink.views:
+            view[:] = payload[edge : edge + view.nbytes]
+            edge += view.nbytes
+        return self.handle(Received(sender, message, arrival.sink))
+
+    def sent(self, kind=object):
+        return [
+            e.message for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)
+        ]
+
+    def sends(self, kind=object):
+        return [e for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+    def notes(self, kind):
+        return [e.fields for e in self.effects if isinstance(e, Note) and e.kind == kind]
+
+    def resolved(self):
+        """Outcomes by request id."""
+        return {e.request_id: e.outcome for e in self.effects if isinstance(e, Resolve)}
+
+
+class ServerRig(Rig):
+    """Server 0, and workers that ask it by rank."""
+
+    def __init__(self, *tables, servers=1, workers=2, **more):
+        super().__init__(ServerMachine(Session("server-0", "server"), FakeShard))
+        self.adopt(view_of(servers=servers, workers=workers, tables=tables, **more))
+
+    @property
+    def rows(self):
+        return list(self.machine.shards[0].rows)
+
+    def adopt(self, view):
+        self.view = view
+        return self.receive(SCHEDULER, NewView(view))
+
+    def ask(self, rank, seq, payload=b"", view=None, settled_below=0, clock=0, **more):
+        """A request of a worker's; returns the codes of the replies that go to it."""
+        view = self.view.id if view is None else view
+        request = Request(view, 11 + rank, seq, settled_below, clock, **more)
+        self.receive(f"worker-{rank}", request, payload)
+        return self.codes(f"worker-{rank}")
+
+    def codes(self, to):
+        return [s.message.code for s in self.sends(Reply) if s.to == to]
+
+
+class WorkerRig(Rig):
+    """Worker 0, and servers that answer it by number."""
+
+    def __init__(self, *tables, servers=1, workers=2, **options):
+        super().__init__(WorkerMachine(Session("worker-0", "worker"), WorkerOptions(**options)))
+        self.view = view_of(servers=servers, workers=workers, tables=tables)
+        self.receive(SCHEDULER, NewView(self.view))
+
+    def ask(self, request_id, request):
+        self.handle(Asked(request_id, request))
+        return self.sent(Request)
+
+    def answer(self, server, seq, code, payload=b"", view=None, **more):
+        view = self.view.id if view is None else view
+        reply = Reply(11, seq, view, code, payload=len(payload), **more)
+        self.receive(f"server-{server}", reply, payload)
+
+
+@pytest.fixture
+def rigs():
+    """The vocabulary of these tests."""
+    return SimpleNamespace(
+        KeyRange=KeyRange,
+        FakeShard=FakeShard,
+        Rig=Rig,
+        ServerRig=ServerRig,
+        WorkerRig=WorkerRig,
+        as_bytes=as_bytes,
+        ints=ints,
+        table=table,
+        view_of=view_of,
+    )

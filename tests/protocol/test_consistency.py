@@ -1,0 +1,70 @@
+"""Vector clocks against a dictionary and `min`; the two rules against tables."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.protocol.consistency import AtClose, Now, VectorClock, admits, needed, settles
+from shoal.protocol.messages import FOREVER
+from shoal.tables.spec import asp, bsp, ssp
+
+workers = st.integers(1, 4)
+clocks = st.one_of(st.integers(0, 6), st.just(FOREVER))
+steps = st.lists(st.tuples(st.sampled_from(["enter", "leave", "advance"]), workers, clocks))
+
+
+@given(steps)
+def test_a_vector_clock_is_a_dictionary_with_a_minimum(history):
+    clock, oracle = VectorClock(), {}
+    for what, worker, to in history:
+        if what == "enter" and worker not in oracle:
+            clock.enter(worker, to)
+            oracle[worker] = to
+        elif what == "leave" and worker in oracle:
+            assert clock.leave(worker) == oracle.pop(worker)
+        elif what == "advance" and worker in oracle:
+            assert clock.advance(worker, to) is (to > oracle[worker])
+            oracle[worker] = max(to, oracle[worker])
+        assert clock.minimum == min(oracle.values(), default=FOREVER)
+        assert dict(clock.items()) == oracle
+        assert all(clock[each] == at and each in clock for each, at in oracle.items())
+        for limit in (0, 3, FOREVER):
+            assert clock.behind(limit) == sorted(w for w, at in oracle.items() if at < limit)
+
+
+def test_the_minimum_of_nobody_is_for_ever():
+    assert VectorClock().minimum == FOREVER
+    assert 1 not in VectorClock()
+
+
+@pytest.mark.parametrize(
+    ("rule", "read_at", "slowest_needed"),
+    [
+        (bsp(), 0, 0),
+        (bsp(), 5, 5),
+        (ssp(0), 5, 5),
+        (ssp(2), 5, 3),
+        (ssp(2), 2, 0),
+        (ssp(2), 1, 0),  # never below the first clock
+        (asp(), 5, 0),
+    ],
+)
+def test_admits(rule, read_at, slowest_needed):
+    assert needed(rule, read_at) == slowest_needed
+    assert admits(rule, read_at, slowest_needed)
+    assert not admits(rule, read_at, slowest_needed - 1)
+    assert admits(rule, read_at, FOREVER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "when"),
+    [
+        (bsp(), AtClose(3)),
+        (ssp(0, "close"), AtClose(3)),
+        (ssp(2), Now()),
+        (ssp(2, "close"), AtClose(3)),
+        (asp(), Now()),
+    ],
+)
+def test_settles(rule, when):
+    assert settles(rule, 3) == when

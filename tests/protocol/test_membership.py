@@ -1,0 +1,104 @@
+"""Decisions about views, each with its reason."""
+
+import pytest
+
+from shoal.protocol.membership import Expected, decide_view, missing, next_view
+from shoal.protocol.messages import FOREVER, Frozen, Member
+
+TWO_AND_TWO = Expected(servers=2, workers=2)
+
+
+def member(name, incarnation=1, **more):
+    role, rank = name.split("-")
+    return Member(name, role, int(rank), incarnation, **more)
+
+
+def members(*names):
+    return {name: member(name, number) for number, name in enumerate(names, 1)}
+
+
+ALL = members("server-0", "server-1", "worker-0", "worker-1")
+
+
+def first_view(present=ALL):
+    return next_view((1, 1), present.values(), None, (), [Frozen((1, 1), (), 0)], "")
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        (
+            members(),
+            "2 of 2 servers (server-0, server-1) and 2 of 2 workers (worker-0, worker-1)",
+        ),
+        (members("server-1", "worker-0", "worker-1"), "1 of 2 servers (server-0)"),
+        (members("server-0", "server-1", "worker-1"), "1 of 2 workers (worker-0)"),
+        (ALL, ""),
+        ({**ALL, "worker-2": member("worker-2", 9)}, ""),
+    ],
+)
+def test_missing_names_who_has_not_joined(present, words):
+    assert missing(present.values(), TWO_AND_TWO) == words
+
+
+def test_the_first_view_waits_for_everybody():
+    some = members("server-0", "server-1", "worker-0")
+    assert decide_view(some, None, TWO_AND_TWO) == (
+        False,
+        "waiting for 1 of 2 workers (worker-1)",
+    )
+    assert decide_view(ALL, None, TWO_AND_TWO) == (True, "all have joined")
+
+
+def test_later_views_say_who_came_and_went():
+    view = first_view()
+    assert decide_view(ALL, view, TWO_AND_TWO) == (False, "nobody came or went")
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    assert decide_view(joined, view, TWO_AND_TWO) == (True, "worker-2 joined")
+    changed = {n: m for n, m in joined.items() if n not in ("worker-0", "worker-1")}
+    due, reason = decide_view(changed, view, TWO_AND_TWO)
+    assert (due, reason) == (True, "worker-2 joined and worker-0, worker-1 left")
+
+
+def test_members_are_in_rank_order():
+    view = first_view(members("worker-1", "server-1", "worker-0", "server-0"))
+    assert [m.name for m in (*view.servers, *view.workers)] == [
+        "server-0",
+        "server-1",
+        "worker-0",
+        "worker-1",
+    ]
+
+
+def test_a_new_worker_begins_with_the_latest_round_that_is_open_anywhere():
+    promises = [Frozen((1, 2), ((3, 4),), 4), Frozen((1, 2), ((3, 6),), 6)]
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    view = next_view((1, 2), joined.values(), first_view(), (), promises, "")
+    assert [m.first_clock for m in view.workers] == [0, 0, 6]
+
+
+def test_rounds_that_no_server_has_opened_do_not_count():
+    promises = [Frozen((1, 2), (), FOREVER), Frozen((1, 2), (), 3)]
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    view = next_view((1, 2), joined.values(), first_view(), (), promises, "")
+    assert view.workers[-1].first_clock == 3
+
+
+def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
+    gone = ALL["worker-1"].incarnation
+    promises = [Frozen((1, 2), ((gone, 4),), 3), Frozen((1, 2), ((gone, 5),), 3)]
+    left = {n: m for n, m in ALL.items() if n != "worker-1"}
+    view = next_view((1, 2), left.values(), first_view(), (), promises, "")
+    assert [(m.name, m.last_clock) for m in view.departed] == [("worker-1", 5)]
+
+
+def test_the_dead_are_kept_until_every_server_is_past_their_last_round():
+    left = {n: m for n, m in ALL.items() if n != "worker-1"}
+    gone = ALL["worker-1"].incarnation
+    second = next_view(
+        (1, 2), left.values(), first_view(), (), [Frozen((1, 2), ((gone, 5),), 3)], ""
+    )
+    behind = next_view((1, 3), left.values(), second, (), [Frozen((1, 3), (), 4)], "")
+    assert [m.name for m in behind.departed] == ["worker-1"]
+    past = next_view((1, 4), left.values(), behind, (), [Frozen((1, 4), (), 5)], "")
+    assert past.departed == ()

@@ -1,0 +1,201 @@
+"""One member's conversation with the scheduler."""
+
+import pytest
+
+from shoal.errors import JoinRefused, JoinTimeout, RunAborted
+from shoal.protocol.machine import Resolve, Send, Stop
+from shoal.protocol.messages import (
+    End,
+    Enter,
+    Finish,
+    Finished,
+    Heartbeat,
+    Join,
+    Joined,
+    NewView,
+    NotJoined,
+    Released,
+)
+from shoal.protocol.session import Session, SessionOptions
+
+OPTIONS = SessionOptions(join_timeout_s=10, heartbeat_s=1, resend_s=0.5, silence_s=20, farewell_s=5)
+
+
+class Talk:
+    """A session and what it says."""
+
+    def __init__(self, role="worker", **more):
+        self.session = Session(f"{role}-0", role, options=OPTIONS, **more)
+
+    def tick(self, now):
+        out = []
+        self.session.tick(now, out)
+        return self.heard(out)
+
+    def handle(self, message, now=0.0):
+        out = []
+        self.session.handle(message, now, out)
+        return self.heard(out)
+
+    def heard(self, out):
+        self.out = out
+        return [each.message for each in out if isinstance(each, Send)]
+
+    @property
+    def stop(self):
+        return next(each for each in self.out if isinstance(each, Stop))
+
+    @property
+    def resolved(self):
+        return {e.request_id: e.outcome.error for e in self.out if isinstance(e, Resolve)}
+
+
+@pytest.fixture
+def joined(rigs):
+    talk = Talk()
+    talk.tick(0.0)
+    talk.handle(NewView(rigs.view_of()))
+    return talk
+
+
+def test_it_joins_until_it_is_in_a_view(rigs):
+    talk = Talk(address="tcp://here", host="here", rank=3)
+    assert talk.tick(0.0) == [Join("worker-0", "worker", "tcp://here", "here", 3)]
+    assert talk.tick(0.4) == []
+    assert talk.handle(Joined(7, 3), 0.45) == []
+    assert (talk.session.incarnation, talk.session.name) == (7, "worker-3")
+    assert len(talk.tick(0.5)) == 1  # it has joined, and waits for the view
+    talk.handle(NewView(rigs.view_of()), 0.6)
+    assert talk.session.view_id == (1, 1)
+    assert [type(message) for message in talk.tick(1.0)] == [Heartbeat]
+
+
+def test_an_address_is_announced_before_joining():
+    talk = Talk()
+    talk.session.announce("unix:///a.sock")
+    assert talk.tick(0.0)[0].address == "unix:///a.sock"
+
+
+def test_the_deadline_is_the_earliest_thing_to_do(joined):
+    assert joined.session.deadline() == 0.5  # when it would have joined again
+    joined.tick(0.5)
+    assert joined.session.deadline() == 1.5
+    joined.session.ask("finish", 1, Finish(11), 0.6, [])
+    assert joined.session.deadline() == pytest.approx(1.1)
+
+
+def test_no_scheduler_answers():
+    talk = Talk()
+    talk.tick(0.0)
+    talk.tick(10.0)
+    assert isinstance(talk.stop.error, JoinTimeout)
+    assert "the scheduler did not answer this worker within 10 s" in str(talk.stop.error)
+    assert talk.session.deadline() == float("inf")
+
+
+def test_the_cluster_stays_incomplete():
+    talk = Talk()
+    talk.tick(0.0)
+    talk.handle(Joined(7, 1), 1.0)
+    talk.tick(10.0)
+    assert str(talk.stop.error) == ("worker-1 joined, but the cluster was not complete within 10 s")
+
+
+def test_it_is_refused():
+    talk = Talk()
+    talk.handle(NotJoined("too late: the run has started"))
+    assert isinstance(talk.stop.error, JoinRefused)
+    assert "refused this worker: too late" in str(talk.stop.error)
+
+
+def test_the_scheduler_falls_silent(joined):
+    joined.tick(19.9)
+    assert not joined.session.ended
+    joined.tick(20.0)
+    assert str(joined.stop.error) == "the scheduler has not answered for 20 s"
+
+
+def test_older_and_equal_views_are_passed_over(joined, rigs):
+    joined.handle(NewView(rigs.view_of(3)))
+    for number in (1, 2, 3):
+        joined.handle(NewView(rigs.view_of(number)))
+        assert joined.session.view_id == (1, 3)
+        assert joined.out == []
+
+
+def test_a_view_without_it_ends_it(joined, rigs):
+    joined.handle(NewView(rigs.view_of(2, workers=[1], reason="worker-0 left")))
+    assert isinstance(joined.stop.error, RunAborted)
+    assert "(worker-0 left) is without this worker-0" in str(joined.stop.error)
+
+
+def test_a_view_with_another_incarnation_of_it_ends_it(joined, rigs):
+    """A late copy of its Join was answered after it had been taken for dead."""
+    joined.session.incarnation = 5
+    joined.handle(NewView(rigs.view_of(2)))
+    assert "has to join again" in str(joined.stop.error)
+
+
+def test_questions_are_repeated_until_they_are_answered(joined):
+    out = []
+    joined.session.enter_barrier(1, "epoch", ("workers",), 0.0, out)
+    assert joined.heard(out) == [Enter(11, "epoch", 0, ("workers",))]
+    assert joined.session.questions() == ["barrier epoch 0"]
+    assert Enter(11, "epoch", 0, ("workers",)) in joined.tick(0.5)
+    joined.handle(Released("epoch", 1))  # of somebody who is ahead
+    assert joined.resolved == {}
+    joined.handle(Released("epoch", 0))
+    assert joined.resolved == {1: None}
+    joined.handle(Released("epoch", 0))
+    assert joined.resolved == {}
+
+
+def test_barriers_of_one_name_are_numbered(joined):
+    for generation in range(3):
+        out = []
+        joined.session.enter_barrier(generation, "epoch", ("workers",), 0.0, out)
+        assert joined.heard(out)[0].generation == generation
+
+
+def test_a_question_that_is_asked_twice_is_answered_twice(joined):
+    out = []
+    joined.session.finish(1, 0.0, out)
+    joined.session.finish(2, 0.0, out)
+    joined.handle(Finished())
+    assert joined.resolved == {1: None, 2: None}
+
+
+def test_a_forgotten_question_is_not_repeated(joined):
+    joined.session.finish(1, 0.0, [])
+    joined.session.forget(1)
+    assert joined.session.questions() == []
+    joined.handle(Finished())
+    assert joined.resolved == {}
+
+
+def test_nobody_may_be_left_to_hear_that_it_has_finished(joined):
+    """A scheduler that has ended the run does not answer any more."""
+    joined.session.finish(1, 0.0, [])
+    joined.tick(4.9)
+    assert joined.resolved == {}
+    joined.tick(5.0)
+    assert joined.resolved == {1: None}
+
+
+def test_the_end_is_confirmed_and_fails_what_waits(joined):
+    joined.session.enter_barrier(1, "epoch", ("workers",), 0.0, [])
+    assert joined.handle(End("server-0 died")) == [Finish(11)]
+    assert joined.stop.error.message == "server-0 died"
+    assert joined.resolved[1].message == "server-0 died"
+    assert joined.tick(100.0) == []
+
+
+def test_an_orderly_end_is_no_error(joined):
+    joined.handle(End(""))
+    assert joined.stop.error is None
+
+
+def test_a_heartbeat_shows_the_scheduler_an_old_view(joined):
+    out = []
+    joined.session.ask_for_view(out)
+    assert joined.heard(out) == [Heartbeat(11, 0, (1, 1))]

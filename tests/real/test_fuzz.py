@@ -1,0 +1,111 @@
+"""Random and mutated frames against a live server and scheduler: no crash, no effect on tables.
+
+`python tests/real/test_fuzz.py 100000` runs more of them and prints what happened.
+"""
+
+import json
+import sys
+import time
+from random import Random
+
+import pytest
+import torch
+
+from shoal.engines.joining import cluster_here
+from shoal.errors import ShoalError
+from shoal.protocol.messages import Frozen, Part, Probe, Request
+from shoal.runtime.client import Client
+from shoal.tables.spec import TableSpec
+from shoal.transport import Identity, transport_for
+from shoal.transport.wire import encode
+
+pytestmark = pytest.mark.real
+
+
+def frames(random):
+    """One malformed or mutated frame after the other."""
+    parts = (Part(0, 0, 1000),)
+    valid = [
+        encode(Request((1, 2), 3, 5, 0, 0, parts, 1, parts), 4000) + random.randbytes(4000),
+        encode(Probe((1, 2), 3, 5)),
+        encode(Frozen((1, 2), ((1, 2),), 0)),
+    ]
+    while True:
+        frame = bytearray(random.choice(valid))
+        kind = random.randrange(4)
+        if kind == 0:
+            frame = bytearray(random.randbytes(random.randrange(1, 200)))
+        elif kind == 1:
+            for _ in range(random.randrange(1, 5)):
+                frame[random.randrange(min(len(frame), 80))] = random.randrange(256)
+        elif kind == 2:
+            frame = frame[: random.randrange(1, len(frame))]
+        yield bytes(frame)
+
+
+def attack(addresses, count, seed):
+    """Send that many frames, a few a connection, half of the connections without a hello."""
+    random = Random(seed)
+    source = frames(random)
+    sent = 0
+    while sent < count:
+        address = random.choice(addresses)
+        me = Identity(f"stranger-{sent}", "worker")
+        try:
+            connection = transport_for(address).connect(address, me, 5.0)
+        except ShoalError:
+            continue
+        sock = connection._sock
+        sock.setblocking(True)
+        sock.settimeout(5)
+        for _ in range(random.randrange(1, 30)):
+            try:
+                sock.sendall(next(source))
+                sent += 1
+            except OSError:
+                break
+        connection.close()
+    return sent
+
+
+def siege(count, seed=0):
+    engine = cluster_here(servers=1, workers=1)
+    client = Client(engine.address("scheduler"))
+    try:
+        client.create_table(TableSpec("w", 1000, merge="sum"))
+        client.push("w", torch.arange(1000.0)).wait()
+        began = time.monotonic()
+        sent, rounds = 0, 0
+        addresses = [engine.address("server-0"), engine.address("scheduler")]
+        while sent < count:
+            sent += attack(addresses, min(2000, count - sent), seed + rounds)
+            client.push("w", torch.zeros(1000)).wait()  # the others are served meanwhile
+            rounds += 1
+        unchanged = torch.equal(client.pull("w").wait(), torch.arange(1000.0))
+        alive = sorted(engine.running) == ["scheduler", "server-0"] and not engine.exits(0.1)
+        seconds = time.monotonic() - began
+        log = engine.folder.log("server-0").read_text()
+        kinds = sorted(
+            {line.split(": ")[1].split(" x")[0] for line in log.splitlines() if " x" in line}
+        )
+        return {
+            "frames": sent,
+            "seconds": round(seconds, 1),
+            "tables_unchanged": unchanged,
+            "alive": alive,
+            "counted": kinds,
+        }
+    finally:
+        client.close()
+        engine.finish()
+
+
+def test_malformed_frames_change_nothing():
+    report = siege(2000)
+    assert report["tables_unchanged"]
+    assert report["alive"]
+    assert "BadMagic" in report["counted"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(siege(int(sys.argv[1]))))

@@ -181,7 +181,7 @@ class WorkerRig(Rig):
         self.receive(f"server-{server}", reply, payload)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rigs():
     """The vocabulary of these tests."""
     return SimpleNamespace(

@@ -19,7 +19,8 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
-from shoal.protocol.server import WINDOW
+from shoal.protocol.server import WINDOW, ServerMachine
+from shoal.protocol.session import Session
 from shoal.tables.spec import bsp, ssp
 
 ALL = Part(0, 0, 4)
@@ -366,8 +367,7 @@ def test_a_worker_that_joins_holds_up_from_its_first_clock(synchronous, rigs):
 
 
 def test_nothing_is_served_before_the_first_view(rigs):
-    machine = rigs.ServerRig().machine.__class__
-    rig = rigs.Rig(machine(rigs.ServerRig().machine.session.__class__("server-0", "server"), None))
+    rig = rigs.Rig(ServerMachine(Session("server-0", "server"), rigs.FakeShard))
     rig.receive("worker-0", Request((1, 1), 11, 0, 0, 0, PUSH))
     assert rig.sent() == []
 

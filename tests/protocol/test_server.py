@@ -2,11 +2,12 @@
 
 import pytest
 
-from shoal.errors import InvariantBroken
+from shoal.errors import InvalidValue, InvariantBroken
 from shoal.protocol.machine import Accept, Asked, Discard, Received
 from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
+    Abort,
     Enter,
     Freeze,
     Frozen,
@@ -125,6 +126,18 @@ def test_assigning_writes_past_the_access_method(server, values):
 def test_refusals_say_why(server, more, words):
     assert server.ask(0, **more) == ["refused"]
     assert words in server.sent(Reply)[0].reason
+
+
+def test_a_table_that_cannot_be_opened_ends_the_run_and_requests_say_why(rigs):
+    def open_shard(spec, held):
+        raise InvalidValue("unknown access method 'adm'")
+
+    rig = rigs.Rig(ServerMachine(Session("server-0", "server"), open_shard))
+    rig.receive(SCHEDULER, NewView(rigs.view_of(tables=(rigs.table(),))))
+    assert rig.sent(Abort) == [Abort("unknown access method 'adm'")]
+    rig.receive("worker-0", Request((1, 1), 11, 0, 0, 0, pulls=PULL))
+    [reply] = rig.sent(Reply)
+    assert (reply.code, reply.reason) == ("refused", "unknown access method 'adm'")
 
 
 # ---------------------------------------------------------------------------- duplicates

@@ -19,6 +19,7 @@ from shoal.errors import (
     WaitsForever,
 )
 from shoal.keys import KeyRange
+from shoal.protocol.requests import DeclareTable
 from shoal.tables.spec import Access, TableSpec, bsp
 
 pytestmark = pytest.mark.real
@@ -162,6 +163,11 @@ def test_debug_mode_sees_a_write_to_a_borrowed_buffer(cluster):
         push.wait()
 
 
+def declaring(spec):
+    """A strategy's program that asks for a table."""
+    yield DeclareTable(spec)
+
+
 def test_bad_requests_are_named_and_change_nothing(cluster):
     _, [client] = cluster(2)
     client.create_table(TableSpec("w", 10, merge="sum"))
@@ -179,6 +185,8 @@ def test_bad_requests_are_named_and_change_nothing(cluster):
         client.push("w", torch.ones(20)[::2]).wait()
     with pytest.raises(UnknownName, match="did you mean 'adam'"):
         client.create_table(TableSpec("v", 10, access=Access("adm")))
+    with pytest.raises(UnknownName, match="did you mean 'adam'"):
+        client.drive(declaring(TableSpec("v", 10, access=Access("adm"))))
     with pytest.raises(Refused, match="exists with another specification"):
         client.create_table(TableSpec("w", 11, merge="sum"))
     with pytest.raises(InvalidValue, match="connect has no option tokn"):

@@ -152,6 +152,7 @@ class ServerMachine:
         self._weights: dict[int, float] = {}  # of rounds that closed, the latest few
         self._open_round = 0  # the slowest worker's last finite clock, and after every closed round
         self._parked: dict[tuple[int, int], Parked] = {}
+        self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -260,6 +261,7 @@ class ServerMachine:
             try:
                 self.shards.append(self._open_shard(view.tables[number], held))
             except ShoalError as error:  # the client checks first; this is for one that did not
+                self._unopened = error.message
                 self.session.abort(error.message, out)
                 return
 
@@ -379,7 +381,8 @@ class ServerMachine:
             reason = (
                 f"more than {WINDOW} requests in flight"
                 if verdict == "too many"
-                else "it names rows or a table that this server does not hold, or has no weight"
+                else self._unopened
+                or "it names rows or a table that this server does not hold, or has no weight"
             )
             self._reply(out, sender, request, "refused", reason)
 

@@ -226,7 +226,13 @@ class Client:
     # ------------------------------------------------------------------ tables
 
     def create_table(self, spec: TableSpec) -> TableSpec:
-        """Declare a table; all workers may, with the same specification."""
+        """Declare a table; all workers may, with the same specification.
+
+        Raises:
+            UnknownName: no such access method, or it has no such option
+            InvalidValue: an option's value, or rows that the access method cannot work on
+            Refused: there is another table of that name
+        """
         if not make(spec.access).supports(spec.dtype):
             raise InvalidValue(
                 f"table {spec.name!r}: access method {spec.access.name!r} cannot work on "
@@ -346,6 +352,8 @@ class Client:
                         future = tickets.pop(ticket)
                         future.wait()
                         value = future.outcome
+                    case DeclareTable(spec):
+                        self.create_table(spec)
                     case _:
                         future = self._ask(request)
                         future.wait()

@@ -20,8 +20,9 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
-from shoal.protocol.server import WINDOW, ServerMachine
+from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
+from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import bsp, ssp
 
 ALL = Part(0, 0, 4)
@@ -182,7 +183,7 @@ def test_the_window_moves_with_what_is_settled(server):
 def test_a_window_is_bounded(server):
     for seq in range(3 * WINDOW):
         assert server.ask(0, seq, settled_below=seq, pulls=PULL) == ["applied"]
-    assert len(server.machine._windows[11].codes) == 1
+    assert len(server.machine._windows["worker-0"].codes) == 1
 
 
 # ---------------------------------------------------------------------------- pulls that wait

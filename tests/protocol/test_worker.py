@@ -38,8 +38,8 @@ from shoal.protocol.requests import (
     PullOp,
     PushOp,
 )
-from shoal.protocol.server import WINDOW
 from shoal.protocol.session import Session
+from shoal.protocol.windows import WINDOW
 from shoal.protocol.worker import WorkerMachine
 from shoal.tables.spec import bsp, ssp
 

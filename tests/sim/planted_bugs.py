@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from shoal.protocol import server as server_module
+from shoal.protocol.flight import Flight
 from shoal.protocol.machine import Persist, Send, Sink
 from shoal.protocol.messages import NewView
 from shoal.protocol.routing import Router
@@ -22,7 +23,7 @@ def duplicate_applied_twice():
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
-        window = self._windows.get(request.incarnation)
+        window = self._windows.get(sender)
         applied = window is not None and window.codes.get(request.seq) == "applied"
         return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
 
@@ -56,9 +57,9 @@ def parked_pull_forgotten():
     """When a round closes, only the first parked pull is looked at again."""
     right = ServerMachine._serve
 
-    def serve(self, parked, out):
+    def serve(self, sender, request, keys, window, out):
         if len(self._parked) != 2:
-            right(self, parked, out)
+            right(self, sender, request, keys, window, out)
 
     with patch.object(ServerMachine, "_serve", serve):
         yield
@@ -67,14 +68,15 @@ def parked_pull_forgotten():
 @contextmanager
 def advance_overtakes_its_push():
     """The worker tells of its clock before its pushes are accepted everywhere."""
-    right = WorkerMachine._add_leg
+    right = Flight.add
 
-    def add_leg(self, *args):
-        right(self, *args)
-        next(reversed(self._legs.values())).gates = []
+    def add(self, *args):
+        leg = right(self, *args)
+        leg.gates = []
+        return leg
 
     rides = lambda self, ask: not ask.assign  # noqa: E731
-    with patch.object(WorkerMachine, "_add_leg", add_leg), patch.object(Router, "rides", rides):
+    with patch.object(Flight, "add", add), patch.object(Router, "rides", rides):
         yield
 
 
@@ -121,13 +123,7 @@ def dead_worker_counts_on_one_server_only():
 @contextmanager
 def timed_out_push_dropped():
     """A push that times out is forgotten although some servers hold it."""
-
-    def forget(self, request_id):
-        for seq, leg in list(self._legs.items()):
-            if leg.request_id == request_id:
-                self._drop_leg(seq, leg)
-
-    with patch.object(WorkerMachine, "_forget_legs", forget):
+    with patch.object(WorkerMachine, "_abandon", lambda self, leg: self._flight.drop(leg)):
         yield
 
 

@@ -345,6 +345,8 @@ def test_nothing_follows_half_a_frame(raw):
         def sendmsg(self, buffers):
             raise OSError(105, "No buffer space available")
 
+        send = sendmsg
+
         def __getattr__(self, name):
             return getattr(real, name)
 

@@ -107,7 +107,7 @@ def needed(rule: Consistency, read_clock: int) -> int:
 
 def settles(rule: Consistency, push_clock: int) -> Now | AtClose:
     """When a push at `push_clock` reaches the rows."""
-    return AtClose(push_clock) if rule.settles == "close" else _NOW
+    return AtClose(push_clock) if rule.settles == "close" else NOW
 
 
-_NOW = Now()
+NOW = Now()

@@ -123,7 +123,9 @@ class Sink:
 
     def __init__(self, views: list[memoryview], context: Any = None) -> None:
         self.views = views
-        self.nbytes = sum(view.nbytes for view in views)
+        self.nbytes = 0
+        for view in views:
+            self.nbytes += view.nbytes
         self.context = context
         self.revoked = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from shoal.keys import KeyRange
@@ -28,12 +30,13 @@ class PullOp(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """Push, then advance, then pull: any of the three.
+    """Push, then advance, then pull: any of the three. To ask the same again, reuse the object.
 
     advance:    whether this worker has finished its present clock
     last:       ... and every later one
     after:      requests that have to be resolved first
     timeout_s:  the first expiry asks for a resend, the second gives up; None: the option's
+    route:      what a router has made of it, and keeps here
     """
 
     pushes: tuple[PushOp, ...] = ()
@@ -45,6 +48,7 @@ class Exchange(msgspec.Struct, frozen=True):
     lr: float | None = None
     assign: bool = False
     last: bool = False
+    route: Any = None
 
 
 class DeclareTable(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Who gets which part of an exchange: cutting operations along the servers' rows.
 
-A router belongs to one view. Exchanges of whole ranges repeat for ever in training, so their plans
-(which bytes of which operation go to which server) are made once.
+A router belongs to one view. Training repeats the same exchanges for ever, so what a router has
+made of one stays with it; and exchanges of the same whole ranges share a plan (which bytes of which
+operation go to which server).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
 
 
-class Share(msgspec.Struct):
-    """One server's part of an exchange.
+class Share(msgspec.Struct, frozen=True):
+    """One server's part of a leg.
 
     buffers:  what is pushed, then the keys of keyed pulls
     outs:     where the rows that are pulled go
@@ -34,6 +35,36 @@ class Share(msgspec.Struct):
     outs: list[memoryview]
     nbytes: int
     nbytes_out: int
+
+    def without_push(self) -> Share:
+        """The same pulls, of the same keys."""
+        keyed = sum(part.keys >= 0 for part in self.pulls)
+        keys = self.buffers[len(self.buffers) - keyed :]
+        return msgspec.structs.replace(self, pushes=(), buffers=keys)
+
+    def without_caller(self, copied: bool) -> Share:
+        """The same push, its bytes copied if asked to; what is pulled goes nowhere."""
+        buffers = self.buffers
+        if copied:
+            buffers = tuple(memoryview(bytes(each)) for each in buffers)
+        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0)
+
+
+class LegPlan(msgspec.Struct, frozen=True):
+    """What of an exchange travels together, at most one message per server.
+
+    pushed:    the tables that it pushes to
+    pulled:    ... and pulls from
+    closing:   whether one of the pushed settles at the close of its round
+    advances:  whether it tells that the clock is finished
+    """
+
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    closing: bool
+    advances: bool
+    shares: list[Share]
+    nbytes: int
 
 
 class Plan(msgspec.Struct):
@@ -64,6 +95,34 @@ class Router:
         self._sizes = [spec.row_bytes for spec in view.tables]
         self._routes: dict[tuple[int, KeyRange], list[tuple[int, KeyRange]]] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def legs(self, ask: Exchange) -> tuple[LegPlan, ...]:
+        """The legs of an exchange, in their order: one, or a push and then the rest.
+
+        Raises what `cut` does.
+        """
+        known: tuple[Router, tuple[LegPlan, ...]] | None = ask.route
+        if known is not None and known[0] is self:
+            return known[1]
+        if self.rides(ask):
+            legs: tuple[LegPlan, ...] = (self._leg(ask, ask.pushes, ask.pulls, ask.advance),)
+        else:
+            legs = (
+                self._leg(ask, ask.pushes, (), False),
+                self._leg(ask, (), ask.pulls, ask.advance),
+            )
+        ops: tuple[PushOp | PullOp, ...] = (*ask.pushes, *ask.pulls)
+        if all(op.keys is None for op in ops):  # keys may be others by then
+            msgspec.structs.force_setattr(ask, "route", (self, legs))
+        return legs
+
+    def _leg(
+        self, ask: Exchange, pushes: Sequence[PushOp], pulls: Sequence[PullOp], advances: bool
+    ) -> LegPlan:
+        plan, shares = self.cut(pushes, pulls, advances)
+        closing = plan.closing and not ask.assign
+        nbytes = sum(share.nbytes for share in shares)
+        return LegPlan(plan.pushed, plan.pulled, closing, advances, shares, nbytes)
 
     def rides(self, ask: Exchange) -> bool:
         """Whether push, advance and pull may travel in one message per server.

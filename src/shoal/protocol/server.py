@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.keys import KeyRange
-from shoal.protocol.consistency import AtClose, VectorClock, needed, settles
+from shoal.protocol.consistency import NOW, VectorClock, needed, settles
 from shoal.protocol.machine import (
     Accept,
     Arrival,
@@ -24,7 +24,6 @@ from shoal.protocol.machine import (
     Effects,
     Event,
     Note,
-    PeerLost,
     Received,
     Send,
     Sink,
@@ -42,7 +41,6 @@ from shoal.protocol.messages import (
     Message,
     NodeId,
     Nudge,
-    Part,
     Probe,
     Reply,
     Request,
@@ -50,18 +48,10 @@ from shoal.protocol.messages import (
     ViewId,
     describe,
 )
+from shoal.protocol.rounds import Contribution, Loads, Rounds, Staged
 from shoal.protocol.session import Session
+from shoal.protocol.windows import WINDOW, Window
 from shoal.tables.spec import TableSpec
-
-WINDOW = 256  # requests that one worker may have in flight
-
-
-class Staged(Protocol):
-    """A push that has come in whole and is not applied yet."""
-
-    views: list[memoryview]
-
-    def problem(self) -> str: ...
 
 
 class Shard(Protocol):
@@ -80,60 +70,30 @@ class Shard(Protocol):
 
 
 OpenShard = Callable[[TableSpec, KeyRange], Shard]
-Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
-class Contribution(msgspec.Struct):
-    """One push in a round's accumulator: accepted, not acknowledged."""
-
-    rank: int
-    incarnation: int
-    seq: int
-    weight: float
-    lr: float | None
-    parts: list[tuple[int, Staged]]
-
-
-class Parked(msgspec.Struct):
+class Parked(msgspec.Struct, eq=False):
     """A pull that waits until every worker has reached `clock`."""
 
     sender: NodeId
+    window: Window
     request: Request
-    loads: Loads
+    keys: Loads
     clock: int
-    since: float
 
 
-class Arrived(msgspec.Struct, frozen=True):
-    """What a sink on this server fills, and the view that it was accepted in."""
+class Arrived(msgspec.Struct, frozen=True, eq=False):
+    """What a sink on this server fills, for whom, and the view that it was accepted in."""
 
     loads: Loads
+    window: Window
     view: ViewId
-
-
-class Window:
-    """Which requests of one incarnation this server has seen: a high-water mark and a few bits.
-
-    `settled_below` only grows, and a request below it is forgotten, so the table is bounded by
-    the WINDOW requests that may be in flight.
-    """
-
-    __slots__ = ("codes", "settled_below")
-
-    def __init__(self) -> None:
-        self.settled_below = 0
-        self.codes: dict[int, Code] = {}
-
-    def settle(self, below: int) -> None:
-        if below > self.settled_below:
-            self.settled_below = below
-            for seq in [seq for seq in self.codes if seq < below]:
-                del self.codes[seq]
 
 
 Verdict = Literal[
     "fresh", "again", "seen", "settled", "frozen", "stale", "stranger", "too many", "misfit"
 ]
+TAKEN = ("fresh", "again")
 
 
 class ServerMachine:
@@ -145,14 +105,12 @@ class ServerMachine:
         self.clocks = VectorClock()
         self.counters: Counter[str] = Counter()
         self._open_shard = open_shard
-        self._promised = NO_VIEW
-        self._members: dict[NodeId, Member] = {}  # the view's workers
-        self._windows: dict[int, Window] = {}
-        self._rounds: dict[int, list[Contribution]] = {}
-        self._weights: dict[int, float] = {}  # of rounds that closed, the latest few
-        self._open_round = 0  # the slowest worker's last finite clock, and after every closed round
-        self._parked: dict[tuple[int, int], Parked] = {}
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
+        self._promised = NO_VIEW
+        self._workers: dict[int, Member] = {}  # the view's, by incarnation
+        self._windows: dict[NodeId, Window] = {}  # the view's workers'
+        self._rounds = Rounds()
+        self._parked: dict[tuple[int, int], Parked] = {}  # by request id
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -162,41 +120,43 @@ class ServerMachine:
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
         verdict = self._verdict(sender, message)
-        if verdict not in ("fresh", "again"):
+        if verdict not in TAKEN:
             return Discard(verdict)
         loads = self._stage(message)
-        arrived = Arrived(loads, self.session.view_id)
-        sink = Sink([view for load in loads for view in load.views], arrived)
+        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
+        sink = Sink(views, Arrived(loads, self._windows[sender], self.session.view_id))
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
         return Accept(sink)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        match event:
-            case Received(sender, message, payload):
-                self._story.add(now, sender, message)
-                if isinstance(message, Request):
-                    self._request(sender, message, payload, now, out)
-                elif isinstance(message, Probe):
-                    self._probe(sender, message, out)
-                elif isinstance(message, Freeze):
-                    self._freeze(message, out)
-                elif sender == SCHEDULER:
-                    view = self.session.handle(message, now, out)
-                    if view is not None:
-                        self._adopt(view, out)
-                else:
-                    self._count(out, "unexpected", sender, type(message).__name__)
-            case Ticked():
-                self.session.tick(now, out)
-            case PeerLost():
-                pass  # views say who is gone; a broken connection may come back
-            case Asked(request_id, request):
-                name, groups = request
-                self.session.enter_barrier(request_id, name, groups, now, out)
+        if isinstance(event, Received):
+            self._received(event, now, out)
+        elif isinstance(event, Ticked):
+            self.session.tick(now, out)
+        elif isinstance(event, Asked):
+            name, groups = event.request
+            self.session.enter_barrier(event.request_id, name, groups, now, out)
+        # a lost peer changes nothing: views say who is gone; a broken connection may come back
         self.session.progress += 1
         return out
+
+    def _received(self, event: Received, now: float, out: Effects) -> None:
+        sender, message = event.sender, event.message
+        self._story.add(now, sender, message)
+        if isinstance(message, Request):
+            self._request(sender, message, event.payload, out)
+        elif isinstance(message, Probe):
+            self._probe(sender, message, out)
+        elif isinstance(message, Freeze):
+            self._freeze(message, out)
+        elif sender == SCHEDULER:
+            view = self.session.handle(message, now, out)
+            if view is not None:
+                self._adopt(view, out)
+        else:
+            self._count(out, "unexpected", sender, type(message).__name__)
 
     def deadline(self) -> float | None:
         return self.session.deadline()
@@ -207,17 +167,18 @@ class ServerMachine:
 
     def check(self) -> None:
         """Every parked pull has a reason that is still true; no closed round is kept."""
+        if self.frozen:
+            return
         for parked in self._parked.values():
-            if not self.frozen and self.clocks.minimum >= parked.clock:
+            if self.clocks.minimum >= parked.clock:
                 raise self._broken(
                     f"{self.session.name}: {describe(parked.request)} is parked although every "
                     f"worker has reached clock {parked.clock}"
                 )
-        for clock in self._rounds:
-            if not self.frozen and clock < self.clocks.minimum:
-                raise self._broken(
-                    f"{self.session.name}: round {clock} is open at clock {self.clocks.minimum}"
-                )
+        for clock in self._rounds.below(self.clocks.minimum):
+            raise self._broken(
+                f"{self.session.name}: round {clock} is open at clock {self.clocks.minimum}"
+            )
 
     @property
     def frozen(self) -> bool:
@@ -226,7 +187,7 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [(describe(p.request), self._why(p)) for p in self._parked.values()]
+        return [(describe(p.request), self._absent(p.clock)) for p in self._parked.values()]
 
     # ------------------------------------------------------------------ views
 
@@ -236,22 +197,24 @@ class ServerMachine:
         self._promised = max(self._promised, message.view)
         if message.view == self._promised:
             clocks = tuple(self.clocks.items())
-            out.append(Send(SCHEDULER, Frozen(message.view, clocks, self._open_round)))
+            out.append(Send(SCHEDULER, Frozen(message.view, clocks, self._rounds.first_open)))
 
     def _adopt(self, view: View, out: Effects) -> None:
         self._promised = max(self._promised, view.id)
         self._open_tables(view, out)
-        present = {m.incarnation: m for m in view.workers}
-        self._members = {m.id: m for m in view.workers}
+        self._workers = {m.incarnation: m for m in view.workers}
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
         for worker, _ in list(self.clocks.items()):
-            if worker not in present:
+            if worker not in self._workers:
                 self.clocks.leave(worker)
                 self._drop_worker(worker, last_clocks.get(worker, 0))
-        for worker, member in present.items():
+        for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)
-        self._windows = {worker: self._windows.get(worker) or Window() for worker in present}
+        known = {window.incarnation: window for window in self._windows.values()}
+        self._windows = {
+            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank) for m in view.workers
+        }
         self._settle(out)
 
     def _open_tables(self, view: View, out: Effects) -> None:
@@ -266,46 +229,42 @@ class ServerMachine:
                 return
 
     def _drop_worker(self, worker: int, last_clock: int) -> None:
-        """A dead worker counts in the rounds below its last clock and in no others (rule 5)."""
-        for clock in [c for c in self._rounds if c >= last_clock]:
-            kept = [c for c in self._rounds[clock] if c.incarnation != worker]
-            self._rounds[clock] = kept
+        self._rounds.drop(worker, last_clock)
         for key in [key for key in self._parked if key[0] == worker]:
             del self._parked[key]
 
     # ------------------------------------------------------------------ requests
 
     def _verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
-        view = self.session.view
-        if view is None or self.frozen:
+        if self.frozen:
             return "frozen"
-        window = self._windows.get(request.incarnation)
-        member = self._members.get(sender)
-        if window is None or member is None or member.incarnation != request.incarnation:
+        window = self._windows.get(sender)
+        if window is None or window.incarnation != request.incarnation:
             return "stranger"
-        if request.seq < window.settled_below:
+        seq = request.seq
+        if seq < window.settled_below:
             return "settled"
-        if request.seq in window.codes:
+        if seq in window.codes:
             lost = isinstance(request, Request) and request.pulls and not request.pushes
-            return "again" if lost and window.codes[request.seq] == "applied" else "seen"
+            return "again" if lost and window.codes[seq] == "applied" else "seen"
         if request.view != self.session.view_id:
             return "stale"
         if isinstance(request, Request):
-            if request.seq >= max(window.settled_below, request.settled_below) + WINDOW:
+            if seq >= max(window.settled_below, request.settled_below) + WINDOW:
                 return "too many"
-            if not 0 < request.weight < inf or not all(
-                self._fits(part) for part in (*request.pushes, *request.pulls)
-            ):
+            if not 0 < request.weight < inf or not self._fits(request):
                 return "misfit"
         return "fresh"
 
-    def _fits(self, part: Part) -> bool:
-        if not 0 <= part.table < len(self.shards):
-            return False
-        held = self.shards[part.table].held
-        return held.start <= part.start <= part.stop <= held.stop and part.keys <= (
-            part.stop - part.start
-        )
+    def _fits(self, request: Request) -> bool:
+        for parts in (request.pushes, request.pulls):
+            for part in parts:
+                if not 0 <= part.table < len(self.shards):
+                    return False
+                held, start, stop = self.shards[part.table].held, part.start, part.stop
+                if not held.start <= start <= stop <= held.stop or part.keys > stop - start:
+                    return False
+        return True
 
     def _stage(self, request: Request) -> Loads:
         loads: Loads = []
@@ -319,25 +278,30 @@ class ServerMachine:
         return loads
 
     def _request(
-        self, sender: NodeId, request: Request, payload: Sink | None, now: float, out: Effects
+        self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
     ) -> None:
-        if not self._still_fresh(request, payload):
+        arrived: Arrived | None = payload.context if payload is not None else None
+        if arrived is not None and self._still_fresh(request, arrived):
+            window, loads = arrived.window, arrived.loads
+        else:
             verdict = self._verdict(sender, request)
-            if verdict not in ("fresh", "again"):
+            if verdict not in TAKEN:
                 self._decline(sender, request, verdict, out)
                 return
-        window = self._windows[request.incarnation]
-        self._forget_below(window, request)
-        loads: Loads = payload.context.loads if payload is not None else self._stage(request)
-        if payload is None and any(view.nbytes for load in loads for view in load.views):
-            # Its payload was discarded on arrival, for a reason that has passed since.
-            self._reply(out, sender, request, "missing")
-            return
-        problem = next(filter(None, (load.problem() for load in loads)), "")
-        if problem:
-            window.codes[request.seq] = "refused"
-            self._reply(out, sender, request, "refused", problem)
-            return
+            window = self._windows[sender]
+            loads = arrived.loads if arrived is not None else self._stage(request)
+            if arrived is None and any(view.nbytes for load in loads for view in load.views):
+                # Its payload was discarded on arrival, for a reason that has passed since.
+                self._reply(out, sender, request, "missing")
+                return
+        if request.settled_below > window.settled_below:
+            self._forget_below(window, request.settled_below)
+        for load in loads:
+            problem = load.problem()
+            if problem:
+                window.codes[request.seq] = "refused"
+                self._reply(out, sender, request, "refused", problem)
+                return
         accepted = False
         if request.pushes:
             if self._too_late(sender, request, window, out):
@@ -346,28 +310,31 @@ class ServerMachine:
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
         if request.pulls:
-            self._pull(sender, request, loads[len(request.pushes) :], accepted, now, out)
+            keys = loads[len(request.pushes) :]
+            self._pull(sender, request, keys, accepted, window, out)
         elif not accepted:
             window.codes[request.seq] = "applied"
             self._reply(out, sender, request, "applied")
         elif window.codes[request.seq] == "accepted":  # and its own advance did not close it
             self._reply(out, sender, request, "accepted")
 
-    def _still_fresh(self, request: Request, payload: Sink | None) -> bool:
+    def _still_fresh(self, request: Request, arrived: Arrived) -> bool:
         """Whether `arriving` accepted this in the present view and no copy overtook it since."""
-        if payload is None or self.frozen or payload.context.view != self.session.view_id:
-            return False
-        window = self._windows[request.incarnation]
-        return request.seq not in window.codes and request.seq >= window.settled_below
+        window, seq = arrived.window, request.seq
+        return (
+            arrived.view == self.session.view_id
+            and not self.frozen
+            and seq not in window.codes
+            and seq >= window.settled_below
+        )
 
-    def _forget_below(self, window: Window, request: Request) -> None:
+    def _forget_below(self, window: Window, below: int) -> None:
         """Whatever its worker has settled, or given up, is not kept, and not answered any more."""
-        if request.settled_below <= window.settled_below:
-            return
-        window.settle(request.settled_below)
-        worker = request.incarnation
-        for key in [k for k in self._parked if k[0] == worker and k[1] < request.settled_below]:
-            del self._parked[key]
+        window.settle(below)
+        if self._parked:
+            worker = window.incarnation
+            for key in [k for k in self._parked if k[0] == worker and k[1] < below]:
+                del self._parked[key]
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self._count(out, verdict, sender, describe(request))
@@ -389,7 +356,7 @@ class ServerMachine:
     def _too_late(self, sender: NodeId, request: Request, window: Window, out: Effects) -> bool:
         """Refuse a push for a round that takes no more from this worker."""
         reached = self.clocks[request.incarnation]
-        if not self._closing(request) or request.clock >= reached:
+        if request.clock >= reached or not self._closing(request):
             return False
         window.codes[request.seq] = "round_closed"
         reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
@@ -405,25 +372,18 @@ class ServerMachine:
             shard = self.shards[part.table]
             if request.assign:
                 shard.write(staged)
-            elif isinstance(settles(shard.spec.consistency, request.clock), AtClose):
-                kept.append((part.table, staged))
-            else:
+            elif settles(shard.spec.consistency, request.clock) is NOW:
                 shard.apply(staged, request.lr)
+            else:
+                kept.append((part.table, staged))
         code: Code = "accepted" if kept else "applied"
         if request.pulls:
             code = "parked"  # the answer with the rows acknowledges the push as well
         window.codes[request.seq] = code
         out.append(Note("pushed", {"request": request, "code": code}))
         if kept:
-            entry = Contribution(
-                self._members[sender].rank,
-                request.incarnation,
-                request.seq,
-                request.weight,
-                request.lr,
-                kept,
-            )
-            self._rounds.setdefault(request.clock, []).append(entry)
+            entry = Contribution(sender, window, request.seq, request.weight, request.lr, kept)
+            self._rounds.add(request.clock, entry)
         return bool(kept)
 
     def _closing(self, request: Request) -> bool:
@@ -442,7 +402,7 @@ class ServerMachine:
         request: Request,
         keys: Loads,
         accepted: bool,
-        now: float,
+        window: Window,
         out: Effects,
     ) -> None:
         """Answer with rows, now or when the slowest worker has reached what the rules ask.
@@ -450,31 +410,30 @@ class ServerMachine:
         The answer acknowledges the request's own push too, so it also waits for that round.
         """
         clock = _read_clock(request)
-        rules = [self.shards[part.table].spec.consistency for part in request.pulls]
-        need = max(needed(rule, clock) for rule in rules)
-        if accepted:
-            need = max(need, request.clock + 1)
-        parked = Parked(sender, request, keys, need, now)
+        need = request.clock + 1 if accepted else 0
+        for part in request.pulls:
+            need = max(need, needed(self.shards[part.table].spec.consistency, clock))
         if need <= self.clocks.minimum:
-            self._serve(parked, out)
+            self._serve(sender, request, keys, window, out)
             return
-        self._windows[request.incarnation].codes[request.seq] = "parked"
-        self._parked[request.incarnation, request.seq] = parked
-        out.append(Note("parked", {"worker": request.incarnation, "reason": self._why(parked)}))
+        window.codes[request.seq] = "parked"
+        self._parked[request.incarnation, request.seq] = Parked(sender, window, request, keys, need)
+        out.append(Note("parked", {"worker": request.incarnation, "reason": self._absent(need)}))
 
-    def _serve(self, parked: Parked, out: Effects) -> None:
-        request = parked.request
+    def _serve(
+        self, sender: NodeId, request: Request, keys: Loads, window: Window, out: Effects
+    ) -> None:
         buffers: list[memoryview] = []
-        keyed = iter(parked.loads)
+        keyed = iter(keys)
         for part in request.pulls:
             shard = self.shards[part.table]
-            if part.keys >= 0:
-                buffers.append(shard.read_keys(next(keyed)))
-            else:
+            if part.keys < 0:
                 buffers.append(shard.read(KeyRange(part.start, part.stop)))
-        self._parked.pop((request.incarnation, request.seq), None)
-        self._windows[request.incarnation].codes[request.seq] = "applied"
-        self._reply(out, parked.sender, request, "applied", buffers=tuple(buffers))
+            else:
+                buffers.append(shard.read_keys(next(keyed)))
+        window.codes[request.seq] = "applied"
+        weight = self._rounds.weight(_read_clock(request) - 1)
+        self._reply(out, sender, request, "applied", "", tuple(buffers), weight)
 
     # ------------------------------------------------------------------ rounds
 
@@ -482,17 +441,18 @@ class ServerMachine:
         """Close every round below the slowest clock, then look at the parked pulls again."""
         minimum = self.clocks.minimum
         if minimum < FOREVER:
-            self._open_round = max(self._open_round, minimum)
-        for clock in sorted(c for c in self._rounds if c < minimum):
+            self._rounds.reach(minimum)
+        for clock in self._rounds.below(minimum):
             self._close(clock, out)
-        for parked in [p for p in self._parked.values() if p.clock <= minimum]:
-            self._serve(parked, out)
+        for key, parked in list(self._parked.items()):
+            if parked.clock <= minimum:
+                del self._parked[key]
+                self._serve(parked.sender, parked.request, parked.keys, parked.window, out)
 
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""
-        entries = sorted(self._rounds.pop(clock), key=lambda entry: (entry.rank, entry.seq))
-        tables = sorted({table for entry in entries for table, _ in entry.parts})
-        for table in tables:
+        entries = self._rounds.close(clock)
+        for table in sorted({table for entry in entries for table, _ in entry.parts}):
             self.shards[table].merge(
                 [
                     (entry.weight, entry.lr, staged)
@@ -501,23 +461,15 @@ class ServerMachine:
                     if number == table
                 ]
             )
-        self._open_round = max(self._open_round, clock + 1)
-        self._weights[clock] = sum(entry.weight for entry in entries)
-        for old in [c for c in self._weights if c < clock - WINDOW]:
-            del self._weights[old]
-        workers = self._workers()
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
         for entry in entries:
-            window = self._windows.get(entry.incarnation)
-            if window is None or window.codes.get(entry.seq) != "accepted":
+            window = entry.window
+            present = self._windows.get(entry.sender) is window
+            if not present or window.codes.get(entry.seq) != "accepted":
                 continue  # it has left, or its pull in the same request answers for both
             window.codes[entry.seq] = "applied"
-            out.append(
-                Send(
-                    workers[entry.incarnation].id,
-                    Reply(entry.incarnation, entry.seq, self.session.view_id, "applied"),
-                )
-            )
+            reply = Reply(window.incarnation, entry.seq, self.session.view_id, "applied")
+            out.append(Send(entry.sender, reply))
 
     # ------------------------------------------------------------------ answers
 
@@ -533,7 +485,7 @@ class ServerMachine:
             self._count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self._windows[request.incarnation].codes[request.seq]
+        code = self._windows[sender].codes[request.seq]
         parked = self._parked.get((request.incarnation, request.seq))
         target = parked.clock if parked else self.clocks.minimum + 1
         reason = ""
@@ -541,9 +493,8 @@ class ServerMachine:
             reason = self._absent(target)
         self._reply(out, sender, request, code, reason)
         if isinstance(request, Probe) and request.urgent and reason:
-            for worker, member in self._workers().items():
-                if worker in self.clocks and self.clocks[worker] < target:
-                    out.append(Send(member.id, Nudge(reason)))
+            for worker in self.clocks.behind(target):
+                out.append(Send(self._workers[worker].id, Nudge(reason)))
 
     def _reply(
         self,
@@ -553,10 +504,11 @@ class ServerMachine:
         code: Code,
         reason: str = "",
         buffers: tuple[memoryview, ...] = (),
+        round_weight: float = -1.0,
     ) -> None:
-        weight = -1.0
-        if buffers and isinstance(request, Request):
-            weight = self._weights.get(_read_clock(request) - 1, 0.0)
+        nbytes = 0
+        for buffer in buffers:
+            nbytes += buffer.nbytes
         reply = Reply(
             request.incarnation,
             request.seq,
@@ -564,27 +516,18 @@ class ServerMachine:
             code,
             reason,
             self.clocks.minimum,
-            weight,
-            sum(view.nbytes for view in buffers),
+            round_weight,
+            nbytes,
         )
-        out.append(Send(to, reply, buffers, volatile=True))
-
-    def _why(self, parked: Parked) -> str:
-        return self._absent(parked.clock)
+        out.append(Send(to, reply, buffers, True))
 
     def _absent(self, clock: int) -> str:
         """Who keeps `clock` from being reached: every wait is explained by this line."""
-        workers = self._workers()
         late = [
-            f"{workers[worker].name} (at {self.clocks[worker]})"
+            f"{self._workers[worker].name} (at {self.clocks[worker]})"
             for worker in self.clocks.behind(clock)
-            if worker in workers
         ]
         return f"waits for clock {clock} of {', '.join(late)}" if late else ""
-
-    def _workers(self) -> dict[int, Member]:
-        view = self.session.view
-        return {m.incarnation: m for m in view.workers} if view else {}
 
     def _count(self, out: Effects, kind: str, sender: NodeId, what: str) -> None:
         self.counters[kind] += 1

@@ -84,6 +84,7 @@ class Session:
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
+        self._due = -inf  # nothing is to be done before; it may be earlier than need be
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
 
@@ -113,6 +114,7 @@ class Session:
         asked = self._waiting[key].request_ids if key in self._waiting else []
         again_at = now + self.options.resend_s
         self._waiting[key] = _Waiting([*asked, request_id], question, again_at)
+        self._due = min(self._due, again_at)
         out.append(Send(SCHEDULER, question))
 
     def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
@@ -135,8 +137,11 @@ class Session:
     # ------------------------------------------------------------------ events
 
     def tick(self, now: float, out: Effects) -> None:
-        if self.ended:
-            return
+        if now >= self._due and not self.ended:
+            self._tick(now, out)
+            self._due = self._next_due()
+
+    def _tick(self, now: float, out: Effects) -> None:
         if self._join_by == inf:
             self._join_by = now + self.options.join_timeout_s
             self._heard_at = now
@@ -163,12 +168,17 @@ class Session:
                 out.append(Send(SCHEDULER, waiting.question))
 
     def deadline(self) -> float:
+        return self._due
+
+    def _next_due(self) -> float:
         if self.ended:
             return inf
         limit = self._join_by if self.view is None else self._heard_at + self.options.silence_s
         at = min(limit, self._again_at)
         if self._waiting:
             at = min(at, *(w.again_at for w in self._waiting.values()))
+        if "finish" in self._waiting:
+            at = min(at, self._heard_at + self.options.farewell_s)
         return at
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
@@ -230,6 +240,7 @@ class Session:
 
     def _stop(self, out: Effects, error: ShoalError | None) -> None:
         self.ended = True
+        self._due = inf
         for key in list(self._waiting):
             self.answered(key, out, Outcome(error=error or RunAborted("the run has ended")))
         out.append(Stop(error))

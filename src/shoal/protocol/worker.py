@@ -1,9 +1,6 @@
 """The worker's machine: routing, fan-out, resend, reassembly, clocks, credits.
 
-A request of the caller's becomes one or two *legs*. A leg has one sequence number and at most one
-message per server. Two legs are needed where `Advance` has to follow accepted pushes (DESIGN
-section 4, rule 5): with several servers a worker tells none of them that it has finished a round
-before all of them hold its pushes, so that its death cannot split the round.
+What is under way, and what may leave, is `protocol.flight`'s.
 
 Architecture invariant: absent here are tensors, threads and connections. Values are memoryviews
 that the caller lends until the request resolves.
@@ -15,7 +12,16 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import Cancelled, InvalidValue, Refused, RequestTimeout, RoundClosed, SyncTimeout
+from shoal.errors import (
+    Cancelled,
+    InvalidValue,
+    Refused,
+    RequestTimeout,
+    RoundClosed,
+    ShoalError,
+    SyncTimeout,
+)
+from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import (
     Accept,
     Arrival,
@@ -25,7 +31,6 @@ from shoal.protocol.machine import (
     Event,
     Note,
     Outcome,
-    PeerLost,
     Received,
     Resolve,
     Send,
@@ -55,11 +60,8 @@ from shoal.protocol.requests import (
     EnterBarrier,
     Exchange,
     FinishWork,
-    PullOp,
-    PushOp,
 )
 from shoal.protocol.routing import Router
-from shoal.protocol.server import WINDOW
 from shoal.protocol.session import Session
 from shoal.tables.spec import TableSpec
 
@@ -79,50 +81,13 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     credit_bytes: int = 256 << 20
 
 
-# ---------------------------------------------------------------------------- state
-
-
-class LegPart(msgspec.Struct):
-    """One server's share of a leg. Invariant: `done` implies `accepted`."""
-
-    server: NodeId
-    message: Request
-    buffers: tuple[memoryview, ...]
-    outs: list[memoryview]
-    nbytes_out: int
-    nbytes: int
-    again_at: float = inf
-    wait_s: float = 0.0
-    accepted: bool = False
-    done: bool = False
-    reason: str = "no answer"
-    sink: Sink | None = None
-
-
-class Leg(msgspec.Struct):
-    """One message per server, and what became of each.
-
-    An *orphan* (request_id 0) is a push whose request ended with its outcome unknown: it goes on
-    until every server holds it, because one that only some of them count would split its round.
-    """
-
-    request_id: int
-    clock: int
-    parts: dict[NodeId, LegPart]
-    tables: tuple[int, ...]  # that it pushes to
-    closing: bool  # whether one of them settles at the close
-    gates: list[int]  # legs that have to be accepted everywhere first
-    nbytes: int = 0
-    sent: bool = False
-
-
 class Pending(msgspec.Struct):
-    """A caller's request: its legs, and when its patience ends."""
+    """A caller's request: its legs that are not done, and when its patience ends."""
 
-    legs: int
-    after: list[int]
     expires_at: float
     timeout_s: float
+    legs: list[Leg] = []
+    after: list[int] = []
     clock_min: int = FOREVER
     round_weight: float = -1.0
     nudged: bool = False
@@ -137,13 +102,10 @@ class WorkerMachine:
         self.clock = 0
         self.bytes_pushed = 0
         self.bytes_pulled = 0
-        self._next_seq = 0
-        self._legs: dict[int, Leg] = {}  # by sequence number, in its order
-        self._unaccepted: dict[int, Leg] = {}  # those with pushes that some server may not hold
+        self._flight = Flight(self.options.credit_bytes)
         self._requests: dict[int, Pending] = {}
+        self._followers: dict[int, list[int]] = {}  # request -> those that come after it
         self._awaiting: list[int] = []
-        self._in_flight_bytes = 0
-        self._unsent = 0
         self._next_tick = inf
         self._router: Router | None = None  # of the present view
         self._story = Story()
@@ -151,39 +113,28 @@ class WorkerMachine:
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        part = self._part_of(sender, message)
-        if part is None or part.done or nbytes != part.nbytes_out:
+        leg = self._leg_of(message)
+        part = leg.parts.get(sender) if leg is not None else None
+        if part is None or part.done or nbytes != part.share.nbytes_out:
             return Discard("nobody waits for it")
-        if part.sink is not None:
-            part.sink.revoke()
-        part.sink = Sink(part.outs)
+        part.revoke()
+        part.sink = Sink(part.share.outs)
         return Accept(part.sink)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        match event:
-            case Received(sender, message, payload):
-                self._story.add(now, sender, message)
-                if isinstance(message, Reply):
-                    self._reply(sender, message, payload, now, out)
-                elif isinstance(message, Nudge):
-                    self._probe_all(now, out)
-                elif isinstance(message, NotDeclared):
-                    self._declared(message.table, message.reason, out)
-                elif sender == SCHEDULER:
-                    view = self.session.handle(message, now, out)
-                    if view is not None:
-                        self._adopt(view, now, out)
-            case Asked(request_id, request):
-                self._asked(request_id, request, now, out)
-            case Ticked():
-                self.session.tick(now, out)
-                if now >= self._next_tick:
-                    self._tick(now, out)
-                    self._next_tick = min(self._wakeups(), default=inf)
-            case PeerLost(node):
-                self._peer_lost(node, now)
-                self._next_tick = min(self._next_tick, now + self.options.behind_s)
+        if isinstance(event, Received):
+            self._received(event, now, out)
+        elif isinstance(event, Asked):
+            self._asked(event.request_id, event.request, now, out)
+        elif isinstance(event, Ticked):
+            self.session.tick(now, out)
+            if now >= self._next_tick:
+                self._tick(now, out)
+                self._next_tick = min(self._wakeups(), default=inf)
+        else:
+            self._peer_lost(event.node, now)
+            self._wake_at(now + self.options.behind_s)
         if self.session.ended:
             self._end(out)
         return out
@@ -198,11 +149,12 @@ class WorkerMachine:
 
     def check(self) -> None:
         """Every leg belongs to a request; no request has more in flight than its window."""
-        for seq, leg in self._legs.items():
+        for leg in self._flight.legs.values():
             if leg.request_id and leg.request_id not in self._requests:
-                raise self._story.broken(f"leg #{seq} belongs to no request")
-        if self._legs and self._next_seq > next(iter(self._legs)) + WINDOW + self._unsent:
-            raise self._story.broken("more requests in flight than the window allows")
+                raise self._story.broken(f"leg #{leg.seq} belongs to no request")
+        problem = self._flight.problem()
+        if problem:
+            raise self._story.broken(problem)
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name in the present view."""
@@ -214,8 +166,9 @@ class WorkerMachine:
 
     def hopeless(self, request_id: int) -> str:
         """Why waiting for a request now would never end; empty where it may."""
-        for leg in self._legs.values():
-            if leg.request_id == request_id and leg.closing and leg.clock >= self.clock:
+        pending = self._requests.get(request_id)
+        for leg in pending.legs if pending is not None else ():
+            if leg.plan.closing and leg.clock >= self.clock:
                 return (
                     f"a push at clock {leg.clock} to a table that settles at the close is "
                     "acknowledged when its round closes; call advance() before waiting for it"
@@ -225,10 +178,9 @@ class WorkerMachine:
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything unanswered."""
         return [
-            (describe(part.message), f"{self._name(part.server)}: {part.reason}")
-            for leg in self._legs.values()
-            for part in leg.parts.values()
-            if not part.done
+            (self._described(leg, part), f"{self._name(part.share.server)}: {part.reason}")
+            for leg in self._flight.legs.values()
+            for part in leg.open_parts()
         ]
 
     # ------------------------------------------------------------------ asking
@@ -238,15 +190,16 @@ class WorkerMachine:
         if self.session.ended:
             error = Refused("this worker's run has ended")
             out.append(Resolve(request_id, Outcome(error=error)))
-            return
+        elif isinstance(request, Exchange):
+            try:
+                self._exchange(request_id, request, now, out)
+            except InvalidValue as mistake:
+                out.append(Resolve(request_id, Outcome(error=mistake)))
+        else:
+            self._asked_scheduler(request_id, request, now, out)
+
+    def _asked_scheduler(self, request_id: int, request: object, now: float, out: Effects) -> None:
         match request:
-            case Exchange():
-                try:
-                    self._exchange(request_id, request, now, out)
-                except InvalidValue as error:
-                    self._forget_legs(request_id)
-                    self._requests.pop(request_id, None)
-                    out.append(Resolve(request_id, Outcome(error=error)))
             case DeclareTable(spec):
                 question = Declare(self.session.incarnation, spec)
                 self.session.ask(f"table {spec.name}", request_id, question, now, out)
@@ -265,313 +218,251 @@ class WorkerMachine:
                 out.append(Resolve(request_id, Outcome()))
 
     def _exchange(self, request_id: int, ask: Exchange, now: float, out: Effects) -> None:
-        router = self._router
-        if router is None:
+        if self._router is None:
             raise InvalidValue("this worker is in no view yet")
+        plans = self._router.legs(ask)
         clock = advance = self.clock
         if ask.advance:
-            advance = FOREVER if ask.last else clock + 1
-        timeout = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
-        after = [each for each in ask.after if each in self._requests]
-        pending = Pending(0, after, now + timeout, timeout)
-        self._requests[request_id] = pending
-        told = advance if ask.advance else -1
-        if router.rides(ask):
-            self._add_leg(router, request_id, clock, ask, ask.pushes, told, ask.pulls)
-        else:
-            self._add_leg(router, request_id, clock, ask, ask.pushes, -1, ())
-            self._add_leg(router, request_id, clock, ask, (), told, ask.pulls)
-        self.clock = advance
-        self._next_tick = min(self._next_tick, pending.expires_at)
+            advance = self.clock = FOREVER if ask.last else clock + 1
+        timeout_s = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
+        pending = self._requests[request_id] = Pending(now + timeout_s, timeout_s)
+        for each in ask.after:
+            if each in self._requests:
+                pending.after.append(each)
+                self._followers.setdefault(each, []).append(request_id)
+        for plan in plans:
+            told = advance if plan.advances else -1
+            pending.legs.append(self._flight.add(request_id, ask, plan, clock, told))
+        self._wake_at(pending.expires_at)
         self._pump(now, out)
-
-    def _add_leg(
-        self,
-        router: Router,
-        request_id: int,
-        clock: int,
-        ask: Exchange,
-        pushes: tuple[PushOp, ...],
-        advance: int,
-        pulls: tuple[PullOp, ...],
-    ) -> None:
-        plan, shares = router.cut(pushes, pulls, advance >= 0)
-        gates = [
-            seq
-            for seq, earlier in self._unaccepted.items()
-            if advance >= 0 or any(table in plan.pulled for table in earlier.tables)
-        ]
-        seq = self._next_seq
-        self._next_seq += 1
-        leg = Leg(request_id, clock, {}, plan.pushed, plan.closing and not ask.assign, gates)
-        for share in shares:
-            message = Request(
-                router.view_id,
-                self.session.incarnation,
-                seq,
-                0,
-                clock,
-                share.pushes,
-                advance,
-                share.pulls,
-                ask.weight,
-                ask.lr,
-                ask.assign,
-            )
-            leg.parts[share.server] = LegPart(
-                share.server, message, share.buffers, share.outs, share.nbytes_out, share.nbytes
-            )
-            leg.nbytes += share.nbytes
-        self._requests[request_id].legs += 1
-        self._legs[seq] = leg
-        self._unsent += 1
-        if pushes:
-            self._unaccepted[seq] = leg
 
     # ------------------------------------------------------------------ sending
 
     def _pump(self, now: float, out: Effects) -> None:
         """Send what its gates, its dependencies and the credits allow, in order."""
-        if not self._unsent:
+        if not self._flight.unsent:
             return
-        lowest = next(iter(self._legs))
-        for seq, leg in list(self._legs.items()):
-            if leg.sent:
+        for leg in self._flight.admitted():
+            if self._requests[leg.request_id].after:
                 continue
-            if seq >= lowest + WINDOW:
-                return
-            leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
-            if leg.gates or self._requests[leg.request_id].after:
-                continue
-            crowded = self._in_flight_bytes + leg.nbytes > self.options.credit_bytes
-            if leg.nbytes and self._in_flight_bytes and crowded:
-                continue
-            self._send_leg(leg, lowest, now, out)
+            self._flight.leave(leg)
+            again_at = now + self.options.probe_s
+            self._wake_at(again_at)
+            for part in leg.parts.values():
+                part.wait_s = self.options.probe_s
+                part.again_at = again_at
+                self.bytes_pushed += part.share.nbytes
+                out.append(Send(part.share.server, self._message(leg, part), part.share.buffers))
             if not leg.parts:  # a request without any row asks nobody
-                self._leg_done(seq, leg, out)
+                self._leg_done(leg, out)
 
-    def _send_leg(self, leg: Leg, lowest: int, now: float, out: Effects) -> None:
-        leg.sent = True
-        self._unsent -= 1
-        self._next_tick = min(self._next_tick, now + self.options.probe_s)
-        self._in_flight_bytes += leg.nbytes
-        for part in leg.parts.values():
-            if lowest:
-                part.message = msgspec.structs.replace(part.message, settled_below=lowest)
-            part.wait_s = self.options.probe_s
-            part.again_at = now + part.wait_s
-            self.bytes_pushed += part.nbytes
-            out.append(Send(part.server, part.message, part.buffers))
+    def _message(self, leg: Leg, part: LegPart) -> Request:
+        """What a server is asked, as of now."""
+        ask, share = leg.ask, part.share
+        return Request(
+            self.session.view_id,
+            self.session.incarnation,
+            leg.seq,
+            self._flight.lowest,
+            leg.clock,
+            share.pushes,
+            leg.advance,
+            share.pulls,
+            ask.weight,
+            ask.lr,
+            ask.assign,
+        )
+
+    def _send_again(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
+        part.again_at = now + part.wait_s
+        self._wake_at(part.again_at)
+        out.append(Send(part.share.server, self._message(leg, part), part.share.buffers))
+
+    def _wake_at(self, at: float) -> None:
+        if at < self._next_tick:
+            self._next_tick = at
+
+    def _wakeups(self) -> list[float]:
+        times = [pending.expires_at for pending in self._requests.values()]
+        for leg in self._flight.legs.values():
+            if leg.sent:
+                times += [part.again_at for part in leg.open_parts()]
+        return times
 
     def _tick(self, now: float, out: Effects) -> None:
-        for leg in list(self._legs.values()):
-            for part in leg.parts.values():
-                if leg.sent and not part.done and now >= part.again_at:
+        for leg in list(self._flight.legs.values()):
+            for part in leg.open_parts() if leg.sent else ():
+                if now >= part.again_at:
                     part.wait_s = min(2 * part.wait_s, self.options.probe_max_s)
-                    self._probe(part, now, out)
+                    self._probe(leg, part, now, out)
         for request_id, pending in list(self._requests.items()):
             if now < pending.expires_at or request_id not in self._requests:
                 continue
             if not pending.nudged:
                 pending.nudged = True
                 pending.expires_at = now + pending.timeout_s
-                self._probe_all(now, out, request_id, urgent=True)
+                for leg in pending.legs:
+                    self._probe_leg(leg, now, out, urgent=True)
             else:
-                self._resolve(request_id, self._timed_out(request_id, pending), out)
+                self._resolve(request_id, self._timed_out(pending), out)
         self._pump(now, out)
 
-    def _wakeups(self) -> list[float]:
-        times = [pending.expires_at for pending in self._requests.values()]
-        for leg in self._legs.values():
-            if leg.sent:
-                times += [part.again_at for part in leg.parts.values() if not part.done]
-        return times
-
-    def _probe(self, part: LegPart, now: float, out: Effects, urgent: bool = False) -> None:
-        part.again_at = now + part.wait_s
-        self._next_tick = min(self._next_tick, part.again_at)
-        message = part.message
-        probe = Probe(self.session.view_id, message.incarnation, message.seq, urgent)
-        out.append(Send(part.server, probe))
-
-    def _probe_all(
-        self, now: float, out: Effects, request_id: int | None = None, urgent: bool = False
+    def _probe(
+        self, leg: Leg, part: LegPart, now: float, out: Effects, urgent: bool = False
     ) -> None:
-        for leg in self._legs.values():
-            if leg.sent and request_id in (None, leg.request_id):
-                for part in leg.parts.values():
-                    if not part.done:
-                        self._probe(part, now, out, urgent)
+        part.again_at = now + part.wait_s
+        self._wake_at(part.again_at)
+        probe = Probe(self.session.view_id, self.session.incarnation, leg.seq, urgent)
+        out.append(Send(part.share.server, probe))
+
+    def _probe_leg(self, leg: Leg, now: float, out: Effects, urgent: bool = False) -> None:
+        for part in leg.open_parts() if leg.sent else ():
+            self._probe(leg, part, now, out, urgent)
+
+    def _probe_all(self, now: float, out: Effects) -> None:
+        for leg in self._flight.legs.values():
+            self._probe_leg(leg, now, out)
 
     def _peer_lost(self, node: NodeId, now: float) -> None:
         """Ask again once the connection is back; half an answer must not be waited for."""
-        for leg in self._legs.values():
+        for leg in self._flight.legs.values():
             part = leg.parts.get(node)
             if part is not None and leg.sent and not part.done:
-                if part.sink is not None:
-                    part.sink.revoke()
-                    part.sink = None
+                part.revoke()
                 part.again_at = min(part.again_at, now + self.options.behind_s)
 
     # ------------------------------------------------------------------ answers
 
-    def _part_of(self, sender: NodeId, message: Message) -> LegPart | None:
+    def _received(self, event: Received, now: float, out: Effects) -> None:
+        sender, message = event.sender, event.message
+        self._story.add(now, sender, message)
+        if isinstance(message, Reply):
+            self._reply(sender, message, event.payload, now, out)
+        elif isinstance(message, Nudge):
+            self._probe_all(now, out)
+        elif isinstance(message, NotDeclared):
+            self._declared(message.table, message.reason, out)
+        elif sender == SCHEDULER:
+            view = self.session.handle(message, now, out)
+            if view is not None:
+                self._adopt(view, now, out)
+
+    def _leg_of(self, message: Message) -> Leg | None:
         if not isinstance(message, Reply) or message.incarnation != self.session.incarnation:
             return None
-        leg = self._legs.get(message.seq)
-        return leg.parts.get(sender) if leg is not None else None
+        return self._flight.legs.get(message.seq)
 
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        part = self._part_of(sender, reply)
-        if part is None or part.done:
+        leg = self._leg_of(reply)
+        part = leg.parts.get(sender) if leg is not None else None
+        if leg is None or part is None or part.done:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
-        leg = self._legs[reply.seq]
         part.reason = reply.reason or reply.code
         match reply.code:
             case "applied":
-                self._applied(part, leg, reply, payload, now, out)
+                self._applied(leg, part, reply, payload, now, out)
             case "accepted":
-                part.accepted = True
-                self._check_accepted(reply.seq, leg, now, out)
+                self._accepted(leg, part, now, out)
             case "parked":  # its pull is; the push with it has been taken
                 part.again_at = now + part.wait_s
-                part.accepted = True
-                self._check_accepted(reply.seq, leg, now, out)
+                self._accepted(leg, part, now, out)
             case "missing":
-                self._send_again(part, now, out)
+                self._send_again(leg, part, now, out)
             case "stale":
                 part.again_at = now + self.options.behind_s
-                self._next_tick = min(self._next_tick, part.again_at)
+                self._wake_at(part.again_at)
                 if reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":
-                self._refused(part, leg, reply, out)
+                self._refused(leg, part, reply, out)
                 self._pump(now, out)
 
     def _applied(
         self,
-        part: LegPart,
         leg: Leg,
+        part: LegPart,
         reply: Reply,
         payload: Sink | None,
         now: float,
         out: Effects,
     ) -> None:
-        if part.nbytes_out and payload is None:
-            # The rows themselves were lost: ask for them again, without the push.
-            pulled = part.message.pulls
-            keyed = sum(each.keys >= 0 for each in pulled)
-            part.message = msgspec.structs.replace(part.message, pushes=())
-            part.buffers = part.buffers[len(part.buffers) - keyed :]
-            self._send_again(part, now, out)
+        if payload is None and part.share.nbytes_out:  # the rows were lost: the push was not
+            part.share = part.share.without_push()
+            self._send_again(leg, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
         part.accepted = part.done = True
-        part.again_at = inf
-        self.bytes_pulled += part.nbytes_out
+        self.bytes_pulled += part.share.nbytes_out
         pending = self._requests.get(leg.request_id)
         if pending is not None:
-            pending.clock_min = min(pending.clock_min, reply.clock_min)
-            pending.round_weight = max(pending.round_weight, reply.round_weight)
-        if all(each.done for each in leg.parts.values()):
-            self._leg_done(reply.seq, leg, out)
+            if reply.clock_min < pending.clock_min:
+                pending.clock_min = reply.clock_min
+            if reply.round_weight > pending.round_weight:
+                pending.round_weight = reply.round_weight
+        if leg.done:
+            self._leg_done(leg, out)
             self._pump(now, out)
-        else:
-            self._check_accepted(reply.seq, leg, now, out)
+        elif self._flight.accept(leg):
+            self._pump(now, out)
 
-    def _refused(self, part: LegPart, leg: Leg, reply: Reply, out: Effects) -> None:
+    def _accepted(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
+        part.accepted = True
+        if self._flight.accept(leg):
+            self._pump(now, out)
+
+    def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
-        who = self._name(part.server)
-        error = kind(f"{who} refused {describe(part.message)}: {reply.reason}")
+        who = self._name(part.share.server)
+        error = kind(f"{who} refused {self._described(leg, part)}: {reply.reason}")
         part.accepted = part.done = True  # this server has said its last word on it
         if leg.request_id:
             self._resolve(leg.request_id, error, out)
-        elif all(each.done for each in leg.parts.values()):
-            self._drop_leg(reply.seq, leg)
+        elif leg.done:
+            self._flight.drop(leg)
 
-    def _send_again(self, part: LegPart, now: float, out: Effects) -> None:
-        part.message = msgspec.structs.replace(part.message, view=self.session.view_id)
-        part.again_at = now + part.wait_s
-        self._next_tick = min(self._next_tick, part.again_at)
-        out.append(Send(part.server, part.message, part.buffers))
-
-    def _check_accepted(self, seq: int, leg: Leg, now: float, out: Effects) -> None:
-        if seq in self._unaccepted and all(part.accepted for part in leg.parts.values()):
-            del self._unaccepted[seq]
-            self._pump(now, out)
-
-    def _leg_done(self, seq: int, leg: Leg, out: Effects) -> None:
-        self._drop_leg(seq, leg)
+    def _leg_done(self, leg: Leg, out: Effects) -> None:
+        self._flight.drop(leg)
         pending = self._requests.get(leg.request_id)
         if pending is None:
             return
-        pending.legs -= 1
+        pending.legs.remove(leg)
         if not pending.legs:
             self._resolve(leg.request_id, None, out)
 
-    def _drop_leg(self, seq: int, leg: Leg) -> None:
-        del self._legs[seq]
-        self._unaccepted.pop(seq, None)
-        if leg.sent:
-            self._in_flight_bytes -= leg.nbytes
-        else:
-            self._unsent -= 1
-        for part in leg.parts.values():
-            if part.sink is not None and not part.done:
-                part.sink.revoke()  # what still arrives goes to scratch
-
-    def _forget_legs(self, request_id: int) -> None:
-        for seq, leg in list(self._legs.items()):
-            if leg.request_id == request_id:
-                if leg.sent and leg.tables and not all(p.done for p in leg.parts.values()):
-                    self._orphan(leg)
-                else:
-                    self._drop_leg(seq, leg)
-
-    def _orphan(self, leg: Leg) -> None:
-        """Give the caller its buffers back and let the push go on with copies."""
-        leg.request_id = 0
-        for part in leg.parts.values():
-            if part.sink is not None:
-                part.sink.revoke()
-                part.sink = None
-            part.outs, part.nbytes_out = [], 0
-            if not part.accepted:
-                part.buffers = tuple(memoryview(bytes(each)) for each in part.buffers)
-
-    def _resolve(self, request_id: int, error: Exception | None, out: Effects) -> None:
+    def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
         pending = self._requests.pop(request_id)
-        self._forget_legs(request_id)
-        outcome = Outcome(
-            error=error,  # type: ignore[arg-type]
-            clock_min=-1 if pending.clock_min == FOREVER else pending.clock_min,
-            round_weight=pending.round_weight,
-        )
-        out.append(Resolve(request_id, outcome))
-        for follower, other in list(self._requests.items()):
-            if request_id in other.after:
+        for leg in pending.legs:
+            self._abandon(leg)
+        clock_min = -1 if pending.clock_min == FOREVER else pending.clock_min
+        out.append(Resolve(request_id, Outcome(error, clock_min, pending.round_weight)))
+        for follower in self._followers.pop(request_id, ()):
+            other = self._requests.get(follower)
+            if other is not None:
                 other.after.remove(request_id)
-                if error is not None and follower in self._requests:
+                if error is not None:
                     why = Refused(f"a request that this one comes after failed: {error}")
                     self._resolve(follower, why, out)
 
-    def _timed_out(self, request_id: int, pending: Pending) -> RequestTimeout:
+    def _abandon(self, leg: Leg) -> None:
+        """Its request is over, the leg is not: what some server may hold has to go on."""
+        if leg.sent and leg.plan.pushed and not leg.done and not self.session.ended:
+            self._flight.orphan(leg)
+        else:
+            self._flight.drop(leg)
+
+    def _timed_out(self, pending: Pending) -> RequestTimeout:
         lines, parked = [], False
-        for leg in self._legs.values():
-            if leg.request_id != request_id:
-                continue
-            for part in leg.parts.values():
-                if not part.done:
-                    why = part.reason if leg.sent else "not sent: an earlier push is not accepted"
-                    parked = parked or "waits for" in why
-                    lines.append(f"{self._name(part.server)} {why}")
-        total = 2 * pending.timeout_s
-        text = f"no answer within {total:g} s: {'; '.join(lines)}"
+        for leg in pending.legs:
+            for part in leg.open_parts():
+                why = part.reason if leg.sent else "not sent: an earlier push is not accepted"
+                parked = parked or "waits for" in why
+                lines.append(f"{self._name(part.share.server)} {why}")
+        text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
         return (SyncTimeout if parked else RequestTimeout)(text, self._story.lines())
 
     # ------------------------------------------------------------------ views, end
@@ -584,9 +475,6 @@ class WorkerMachine:
         for spec in view.tables:
             self._declared(spec.name, "", out)
         self._resolve_awaiting(out)
-        for leg in self._legs.values():
-            for part in leg.parts.values():
-                part.message = msgspec.structs.replace(part.message, view=view.id)
         self._probe_all(now, out)
         self._pump(now, out)
 
@@ -612,10 +500,9 @@ class WorkerMachine:
 
     def _end(self, out: Effects) -> None:
         """The session is over: nothing that is asked will be answered."""
-        for seq, leg in list(self._legs.items()):
-            leg.tables = ()  # nothing goes on either
+        for leg in list(self._flight.legs.values()):
             if not leg.request_id:
-                self._drop_leg(seq, leg)
+                self._flight.drop(leg)
         stop = next((e for e in out if isinstance(e, Stop)), None)
         error = stop.error if stop and stop.error else Refused("the run has ended")
         for request_id in list(self._requests):
@@ -624,6 +511,9 @@ class WorkerMachine:
         for request_id in self._awaiting:
             out.append(Resolve(request_id, Outcome(error=error)))
         self._awaiting.clear()
+
+    def _described(self, leg: Leg, part: LegPart) -> str:
+        return describe(self._message(leg, part))
 
     def _name(self, node: NodeId) -> str:
         member = self.session.view.member(node) if self.session.view else None

@@ -30,6 +30,7 @@ from shoal.transport.wire import PREFIX, decode, encode, read_prefix
 INBOX_BYTES = 64 << 10
 SCRATCH_BYTES = 64 << 10
 STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
+JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
 TURN_BYTES = 4 << 20  # then the other connections have theirs
 BUFFERS_A_CALL = 512  # below IOV_MAX
 UNIX_SEND_BYTES = 1 << 20  # the default, 208 KiB, costs a third of the throughput
@@ -83,13 +84,16 @@ class StreamConnection(Connection):
         for buffer in buffers:
             nbytes += buffer.nbytes
         head = encode(message, nbytes)
+        pieces: Sequence[bytes | memoryview] = (head, *buffers)
+        if 0 < nbytes <= JOINED_BYTES:
+            pieces = (b"".join(pieces),)  # cheaper than to have the kernel gather them
         sent = 0
         if not self._outbox:
             try:
-                if buffers:
-                    sent = self._sock.sendmsg((head, *buffers[: BUFFERS_A_CALL - 1]))
+                if len(pieces) == 1:
+                    sent = self._sock.send(pieces[0])
                 else:
-                    sent = self._sock.send(head)
+                    sent = self._sock.sendmsg(pieces[:BUFFERS_A_CALL])
             except BlockingIOError:
                 pass
             except OSError:
@@ -97,7 +101,12 @@ class StreamConnection(Connection):
                 return
             if sent == len(head) + nbytes:
                 return
-        for view in (memoryview(head), *buffers):
+        self._keep(pieces, sent, volatile)
+
+    def _keep(self, pieces: Sequence[bytes | memoryview], sent: int, volatile: bool) -> None:
+        """What could not be sent at once waits for `flush`."""
+        for piece in pieces:
+            view = memoryview(piece)
             if sent >= view.nbytes:
                 sent -= view.nbytes
                 continue
@@ -166,54 +175,53 @@ class StreamConnection(Connection):
         """Take everything whole out of the inbox."""
         needed = PREFIX.size
         while True:
-            if self._expected:
-                if not self._pour():
-                    break
-                message, sink = self._message, self._sink
-                self._message = self._sink = None
-                self._expected = 0
-                if message is not None:
-                    deliver(self.peer, message, sink)
-            held = self._stop - self._start
+            if self._expected and not self._end_payload(deliver):
+                break
+            start = self._start
+            held = self._stop - start
             if held < needed:
                 break
-            header_bytes, payload_bytes = read_prefix(self._inbox, self._start)
+            header_bytes, payload_bytes = read_prefix(self._inbox, start)
             if self._asked is not None and header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
                 raise HandshakeFailed("a caller that has not said hello sends too much")
-            if held < PREFIX.size + header_bytes:
+            start += PREFIX.size
+            edge = start + header_bytes
+            if edge > self._stop:
                 needed = PREFIX.size + header_bytes
                 break
-            first = self._start + PREFIX.size
-            self._start = first + header_bytes
-            header = self._inbox[first : self._start]
-            self._begin(header, payload_bytes, arriving, deliver, malformed)
-        self._make_room(needed)
-
-    def _begin(
-        self,
-        header: memoryview,
-        payload_bytes: int,
-        arriving: Arriving,
-        deliver: Deliver,
-        malformed: Malformed,
-    ) -> None:
-        """A header is whole: shake hands, deliver, or find out where its payload goes."""
-        if self._asked is not None:
-            self._answer(decode(header), self._asked)
-            return
-        sink = message = None
-        try:
-            message = decode(header)
-        except BadMessage as error:
-            malformed(self.peer, error)
-        else:
+            self._start = edge
+            header = self._inbox[start:edge]
+            if self._asked is not None:
+                self._answer(decode(header), self._asked)
+                continue
+            try:
+                message = decode(header)
+            except BadMessage as error:
+                malformed(self.peer, error)
+                self._begin_payload(None, None, payload_bytes)
+                continue
             if not payload_bytes:
                 deliver(self.peer, message, None)
-                return
+                continue
             sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
+            self._begin_payload(message, sink, payload_bytes)
+        self._make_room(needed)
+
+    def _begin_payload(self, message: Message | None, sink: Sink | None, nbytes: int) -> None:
         self._message, self._sink = message, sink
-        self._read, self._expected = 0, payload_bytes
+        self._read, self._expected = 0, nbytes
         self._view = self._edge = 0
+
+    def _end_payload(self, deliver: Deliver) -> bool:
+        """Move what the inbox holds of the payload to its place; deliver it when it is whole."""
+        if not self._pour():
+            return False
+        message, sink = self._message, self._sink
+        self._message = self._sink = None
+        self._expected = 0
+        if message is not None:
+            deliver(self.peer, message, sink)
+        return True
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message)
@@ -227,13 +235,17 @@ class StreamConnection(Connection):
         self._asked = None
 
     def _pour(self) -> bool:
-        """Move what the inbox holds of the payload to its place; True when that is whole."""
         while self._read < self._expected:
-            if self._start == self._stop:
+            held = self._stop - self._start
+            if not held:
                 return False
             target = self._target()
-            count = min(target.nbytes, self._stop - self._start)
-            target[:count] = self._inbox[self._start : self._start + count]
+            count = target.nbytes
+            if count <= held:
+                target[:] = self._inbox[self._start : self._start + count]
+            else:
+                count = held
+                target[:count] = self._inbox[self._start : self._stop]
             self._start += count
             self._read += count
         return True
@@ -256,13 +268,16 @@ class StreamConnection(Connection):
 
         It grows for one large header, exactly, and is its old size again after that.
         """
-        held = self._stop - self._start
-        inbox, size = self._inbox, max(nbytes, INBOX_BYTES)
+        start, held = self._start, self._stop - self._start
+        self._start, self._stop = 0, held
+        size = nbytes if nbytes > INBOX_BYTES else INBOX_BYTES
+        inbox = self._inbox
         if len(inbox) != size:
-            inbox = memoryview(bytearray(size))
-        if held and (self._start or inbox is not self._inbox):
-            inbox[:held] = self._inbox[self._start : self._stop]
-        self._inbox, self._start, self._stop = inbox, 0, held
+            self._inbox = memoryview(bytearray(size))
+        elif not start:
+            return
+        if held:
+            self._inbox[:held] = inbox[start : start + held]
 
     def close(self) -> None:
         if self._sink is not None:

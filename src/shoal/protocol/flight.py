@@ -1,0 +1,164 @@
+"""What a worker has under way: legs, in the order of their sequence numbers.
+
+A request of the caller's becomes one or two *legs*. A leg has one sequence number and at most one
+message per server. Two legs are needed where `Advance` has to follow accepted pushes (DESIGN
+section 4, rule 5): with several servers a worker tells none of them that it has finished a round
+before all of them hold its pushes, so that its death cannot split the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import msgspec
+
+from shoal.protocol.machine import Sink
+from shoal.protocol.messages import NodeId
+from shoal.protocol.requests import Exchange
+from shoal.protocol.routing import LegPlan, Share
+from shoal.protocol.windows import WINDOW
+
+
+class LegPart(msgspec.Struct, eq=False):
+    """One server's share of a leg. Invariant: `done` implies `accepted`."""
+
+    share: Share
+    again_at: float = inf
+    wait_s: float = 0.0
+    accepted: bool = False
+    done: bool = False
+    reason: str = "no answer"
+    sink: Sink | None = None
+
+    def revoke(self) -> None:
+        """What still arrives for it goes to scratch."""
+        if self.sink is not None:
+            self.sink.revoke()
+            self.sink = None
+
+
+class Leg(msgspec.Struct, eq=False):
+    """One message per server, and what became of each.
+
+    request_id:  of the caller's request; 0 for an *orphan*, a push whose request ended with its
+                 outcome unknown. It goes on until every server holds it, because one that only
+                 some of them count would split its round
+    advance:     the worker's clock afterwards, or -1
+    gates:       legs that have to be accepted everywhere first
+    """
+
+    seq: int
+    request_id: int
+    ask: Exchange
+    plan: LegPlan
+    clock: int
+    advance: int
+    parts: dict[NodeId, LegPart]
+    gates: list[int] = []
+    sent: bool = False
+
+    def open_parts(self) -> list[LegPart]:
+        return [part for part in self.parts.values() if not part.done]
+
+    @property
+    def done(self) -> bool:
+        for part in self.parts.values():  # noqa: SIM110 - asked at every answer: no generator
+            if not part.done:
+                return False
+        return True
+
+    @property
+    def accepted(self) -> bool:
+        for part in self.parts.values():  # noqa: SIM110
+            if not part.accepted:
+                return False
+        return True
+
+
+class Flight:
+    """The legs that are not done, and which of them may leave.
+
+    Invariant: at most WINDOW sequence numbers lie between the oldest leg and the youngest sent.
+    """
+
+    def __init__(self, credit_bytes: int) -> None:
+        self.legs: dict[int, Leg] = {}
+        self.unsent: dict[int, Leg] = {}
+        self._unaccepted: dict[int, Leg] = {}  # those with pushes that some server may not hold
+        self._credit_bytes = credit_bytes
+        self._bytes = 0  # of those sent
+        self._next_seq = 0
+
+    def add(self, request_id: int, ask: Exchange, plan: LegPlan, clock: int, advance: int) -> Leg:
+        """The next leg, behind those whose pushes it has to follow."""
+        seq = self._next_seq
+        self._next_seq = seq + 1
+        parts = {share.server: LegPart(share) for share in plan.shares}
+        leg = Leg(seq, request_id, ask, plan, clock, advance, parts)
+        if self._unaccepted:
+            leg.gates = [
+                earlier.seq
+                for earlier in self._unaccepted.values()
+                if advance >= 0 or any(table in plan.pulled for table in earlier.plan.pushed)
+            ]
+        self.legs[seq] = self.unsent[seq] = leg
+        if plan.pushed:
+            self._unaccepted[seq] = leg
+        return leg
+
+    @property
+    def lowest(self) -> int:
+        """Every request below this is settled."""
+        return next(iter(self.legs), self._next_seq)
+
+    def admitted(self) -> Iterator[Leg]:
+        """The unsent legs that gates, window and credits let through now, in order."""
+        for leg in list(self.unsent.values()):
+            if leg.seq >= self.lowest + WINDOW:
+                return
+            if leg.gates:
+                leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
+            nbytes = leg.plan.nbytes
+            crowded = nbytes and self._bytes and self._bytes + nbytes > self._credit_bytes
+            if not leg.gates and not crowded and not leg.sent:
+                yield leg
+
+    def leave(self, leg: Leg) -> None:
+        """The leg is being sent."""
+        leg.sent = True
+        del self.unsent[leg.seq]
+        self._bytes += leg.plan.nbytes
+
+    def accept(self, leg: Leg) -> bool:
+        """Whether that made the leg's pushes accepted everywhere, so that others may follow."""
+        if leg.seq not in self._unaccepted or not leg.accepted:
+            return False
+        del self._unaccepted[leg.seq]
+        return True
+
+    def drop(self, leg: Leg) -> None:
+        """The leg is over; what still arrives for it goes to scratch."""
+        del self.legs[leg.seq]
+        self._unaccepted.pop(leg.seq, None)
+        if leg.sent:
+            self._bytes -= leg.plan.nbytes
+        else:
+            del self.unsent[leg.seq]
+        for part in leg.parts.values():
+            if not part.done:
+                part.revoke()
+
+    def orphan(self, leg: Leg) -> None:
+        """Give the caller its buffers back and let the push go on with copies."""
+        leg.request_id = 0
+        for part in leg.parts.values():
+            part.revoke()
+            part.share = part.share.without_caller(copied=not part.accepted)
+
+    def problem(self) -> str:
+        """The invariant that does not hold; empty where all do."""
+        sent = self._next_seq - len(self.unsent)
+        if self.legs and sent > self.lowest + WINDOW:
+            return "more requests in flight than the window allows"
+        return ""

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.reports.events import Run, load_run
-    from shoal.runtime.client import Client, Future, connect
+    from shoal.runtime.client import Client, connect
     from shoal.runtime.context import Context
     from shoal.runtime.data import Sampler
+    from shoal.runtime.driver import Future
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
     from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
@@ -29,7 +30,7 @@ _HOME = {
     "Consistency": "shoal.tables.spec",
     "Context": "shoal.runtime.context",
     "FlatParams": "shoal.runtime.params",
-    "Future": "shoal.runtime.client",
+    "Future": "shoal.runtime.driver",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Optimizer": "shoal.runtime.optimizer",

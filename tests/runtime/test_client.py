@@ -197,11 +197,11 @@ def test_bad_requests_are_named_and_change_nothing(cluster):
 
 def test_heartbeats_go_on_while_the_caller_computes(cluster):
     _, [client] = cluster()
-    before = client._machine.session._again_at
+    before = client._driver.machine.session._again_at
     until = time.monotonic() + 5
-    while client._machine.session._again_at == before and time.monotonic() < until:
+    while client._driver.machine.session._again_at == before and time.monotonic() < until:
         sum(range(1000))  # computes, and asks for nothing
-    assert client._machine.session._again_at > before
+    assert client._driver.machine.session._again_at > before
 
 
 def test_a_run_that_ended_refuses_politely(cluster):

@@ -110,7 +110,7 @@ class Node:
 
     def handle(self, event: Event) -> None:
         """Give the machine an event and carry its effects out."""
-        self._perform(self.machine.handle(event, monotonic()))
+        self.perform(self.machine.handle(event, monotonic()))
 
     def poll(self, timeout_s: float) -> None:
         """Wait for work for `timeout_s` at most, and do what there is."""
@@ -280,7 +280,8 @@ class Node:
 
     # ------------------------------------------------------------------ effects
 
-    def _perform(self, effects: Effects) -> None:
+    def perform(self, effects: Effects) -> None:
+        """Carry out what the machine has decided, in order."""
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)

@@ -1,0 +1,265 @@
+"""Driver: who does a worker's socket work, and when.
+
+One lock owns the machine. A caller that waits does the socket work itself, so that a blocking
+request costs no thread hand-off; a pump thread takes over while requests are under way and nobody
+waits, and sends heartbeats while the caller computes (DESIGN section 4, rule 8).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
+from shoal.protocol.machine import Asked, Note, Outcome
+from shoal.protocol.requests import Cancel
+from shoal.protocol.worker import WorkerMachine
+from shoal.runtime.node import Node
+from shoal.transport import Identity
+
+PUMP_AFTER_S = 0.0005  # a request that nobody waits for is left to its caller for this long
+
+Finish = Callable[[], Any]
+
+
+class Future:
+    """A request under way. `wait` drives the exchange; done callbacks run where it is driven."""
+
+    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
+
+    def __init__(self, driver: Driver, request_id: int, finish: Finish | None) -> None:
+        self.request_id = request_id
+        self.outcome: Outcome | None = None
+        self._driver = driver
+        self._finish = finish
+        self._result: Any = None
+        self._callbacks: list[Callable[[Future], None]] | None = None
+
+    def done(self) -> bool:
+        return self.outcome is not None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """What was pulled (None for pushes), once it is there.
+
+        timeout: seconds; then RequestTimeout is raised and the request goes on. `cancel` ends it.
+        Raises the request's own error: SyncTimeout, Refused, RoundClosed, WaitsForever ...
+        """
+        if self.outcome is None:
+            self._driver.wait(self, timeout)
+        return self.result()
+
+    def result(self) -> Any:
+        """What `wait` returns, of a request that is done."""
+        assert self.outcome is not None, "not done yet"
+        if self.outcome.error is not None:
+            raise self.outcome.error
+        return self._result
+
+    def exception(self) -> ShoalError | None:
+        """The error of a request that is done."""
+        return self.outcome.error if self.outcome is not None else None
+
+    def cancel(self) -> bool:
+        """Withdraw the request; its buffers are the caller's again. False if it was done."""
+        if self.outcome is not None:
+            return False
+        self._driver.ask(Cancel(self.request_id)).wait()
+        return True
+
+    def add_done_callback(self, callback: Callable[[Future], None]) -> None:
+        """Call `callback(future)` when it is done, or now if it is."""
+        if self.outcome is not None:
+            callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def settle(self, outcome: Outcome) -> None:
+        """The driver says how the request ended."""
+        if outcome.error is None and self._finish is not None:
+            try:
+                self._result = self._finish()
+            except ShoalError as error:
+                outcome = Outcome(error=error)
+        self.outcome = outcome
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback(self)
+
+
+class Driver:
+    """A worker's machine, the node that it runs in, and the threads that may drive it."""
+
+    def __init__(self, machine: WorkerMachine, me: Identity, scheduler: str) -> None:
+        self.machine = machine
+        self.node = Node(
+            machine, me, scheduler=scheduler, resolve=self._resolved, on_note=self._noted
+        )
+        self.on_note: Callable[[Note], None] = lambda note: None
+        self._futures: dict[int, Future] = {}
+        self._ids = count(1)
+        self._lock = threading.Lock()
+        self._turnstile = threading.Lock()
+        self._visitors = 0
+        self._drivers = 0  # threads that wait for a future; changed by the lock's owner only
+        self._closed = False
+        self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
+        self._pump_wake = threading.Event()
+
+    # ------------------------------------------------------------------ the public side
+
+    def ask(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
+        """Ask the machine; with `pump` its answer is worked for even where nobody waits."""
+        future = Future(self, next(self._ids), finish)
+        self._enter()
+        try:
+            self._submit(future, request)
+        finally:
+            self._lock.release()
+        if pump and not self._drivers:
+            self._pump_wake.set()
+        return future
+
+    def run(self, request: object, finish: Finish | None = None) -> Any:
+        """Ask and wait: the lock is taken once, and nobody else is told that there is work."""
+        future = Future(self, next(self._ids), finish)
+        self._enter()
+        self._drivers += 1
+        try:
+            self._submit(future, request)
+            self._drive(future, None)
+        finally:
+            self._leave()
+        return future.result()
+
+    def wait(self, future: Future, timeout: float | None) -> None:
+        """Drive until the future is done."""
+        self._enter()
+        self._drivers += 1
+        try:
+            self._drive(future, timeout)
+        finally:
+            self._leave()
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Nobody else touches machine and node meanwhile."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def start_pump(self) -> None:
+        self._pump.start()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Send what waits to be sent, and disconnect."""
+        self._closed = True
+        with self.own():
+            self.node.linger()
+            self.node.close()
+        self._pump_wake.set()
+        if self._pump.is_alive() and threading.current_thread() is not self._pump:
+            self._pump.join(timeout=2)
+
+    # ------------------------------------------------------------------ driving
+
+    def _submit(self, future: Future, request: object) -> None:
+        self._futures[future.request_id] = future
+        if self.node.stopped:
+            error = self.node.error or UsageError("this client is closed")
+            self._resolved(future.request_id, Outcome(error=error))
+        else:
+            self.node.handle(Asked(future.request_id, request))
+
+    def _drive(self, future: Future, timeout: float | None) -> None:
+        if future.outcome is not None:
+            return
+        until = monotonic() + timeout if timeout is not None else None
+        reason = self.machine.hopeless(future.request_id)
+        if reason:
+            raise WaitsForever(reason)
+        while future.outcome is None:
+            left = 3600.0 if until is None else until - monotonic()
+            if left <= 0:
+                raise RequestTimeout(
+                    f"not done within {timeout:g} s; the request goes on (cancel() ends "
+                    f"it): {_shown(self.machine.waiting())}"
+                )
+            self._poll(left)
+
+    def _poll(self, limit_s: float) -> None:
+        """Poll once with the lock held, then let visitors in."""
+        self.node.poll(limit_s)
+        if self.node.stopped:
+            error = self.node.error or UsageError("the run has ended")
+            for request_id in list(self._futures):
+                self._resolved(request_id, Outcome(error=error))
+        if self._visitors:
+            self._lock.release()
+            with self._turnstile:  # until the visitor has the lock
+                pass
+            self._lock.acquire()
+
+    def _enter(self) -> None:
+        """Own the machine; a driver that polls is woken to let us in."""
+        if not self._lock.acquire(blocking=False):
+            with self._turnstile:
+                self._visitors += 1
+                if not self.node.stopped:
+                    self.node.wake()
+                self._lock.acquire()
+                self._visitors -= 1
+
+    def _leave(self) -> None:
+        self._drivers -= 1
+        left_over = self._futures and not self._drivers
+        self._lock.release()
+        if left_over:
+            self._pump_wake.set()
+
+    def _resolved(self, request_id: int, outcome: Outcome) -> None:
+        future = self._futures.pop(request_id, None)
+        if future is not None:
+            future.settle(outcome)
+
+    def _noted(self, note: Note) -> None:
+        self.on_note(note)
+
+    # ------------------------------------------------------------------ the pump
+
+    def _run_pump(self) -> None:
+        """Heartbeats while the caller computes; progress while nobody waits."""
+        while not self._over():
+            left_alone = bool(self._futures) and not self._drivers
+            if left_alone:
+                idle_s = PUMP_AFTER_S
+            elif self._drivers:
+                idle_s = 0.05
+            else:
+                due = self.machine.deadline()
+                idle_s = 0.5 if due is None else max(0.0, min(0.5, due - monotonic()))
+            self._pump_wake.wait(idle_s)
+            self._pump_wake.clear()
+            if self._drivers or (self._futures and not left_alone):
+                continue  # its caller may be about to wait for it
+            with self.own():
+                if not self._over():
+                    self._poll(0.02 if self._futures else 0.0)
+
+    def _over(self) -> bool:
+        return self._closed or self.node.stopped
+
+
+def _shown(waiting: list[tuple[str, str]]) -> str:
+    return "; ".join(f"{what}: {why}" for what, why in waiting[:4]) or "nothing is unanswered"

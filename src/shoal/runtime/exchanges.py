@@ -1,0 +1,207 @@
+"""Exchanges of tensors: what a client's caller says, as operations on rows and bytes.
+
+Training pushes and pulls the same few tensors for ever. An exchange of whole tables is kept while
+its tensors live, so that neither their checks nor its routing are done twice.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
+from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.tables.dense import DTYPES
+from shoal.tables.spec import TableSpec
+
+Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
+Finish = Callable[[], Tensor]
+Key = tuple[Any, ...]
+KEPT = 256
+
+
+class _Kept(msgspec.Struct, eq=False):
+    """An exchange with the tensors that it was made of: each with its address and size."""
+
+    ask: Exchange
+    tensors: tuple[tuple[weakref.ref[Tensor], int, int], ...]
+
+    def fits(self, tensors: tuple[Tensor, ...]) -> bool:
+        for (made_of, address, size), tensor in zip(self.tensors, tensors, strict=True):
+            if (
+                made_of() is not tensor
+                or tensor.data_ptr() != address
+                or tensor.numel() != size
+                or not tensor.is_contiguous()
+            ):
+                return False
+        return True
+
+
+class Exchanges:
+    """Makes them. The arguments are those of `Client.push`, `pull` and `push_pull`."""
+
+    def __init__(self, table: Callable[[str], TableSpec]) -> None:
+        self._table = table
+        self._kept: dict[Key, _Kept] = {}
+
+    def push(
+        self,
+        table: str,
+        values: Tensor,
+        keys: Keys = None,
+        *,
+        within: KeyRange | None = None,
+        weight: float = 1.0,
+        lr: float | None = None,
+        assign: bool = False,
+        after: tuple[int, ...] = (),
+        timeout_s: float | None = None,
+    ) -> Exchange:
+        key: Key | None = None
+        if keys is None and not after:
+            key = (table, id(values), weight, lr, assign, timeout_s)
+            kept = self._kept.get(key)
+            if kept is not None and kept.fits((values,)):
+                return kept.ask
+        op = self._push_op(table, values, keys, within)
+        ask = Exchange((op,), weight=weight, lr=lr, assign=assign, after=after, timeout_s=timeout_s)
+        if key is not None:
+            self._keep(key, ask, (values,))
+        return ask
+
+    def pull(
+        self,
+        table: str,
+        keys: Keys = None,
+        out: Tensor | None = None,
+        *,
+        after: tuple[int, ...] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Exchange, Finish]:
+        if keys is None and out is not None and not after:
+            key = (table, id(out), timeout_s)
+            kept = self._kept.get(key)
+            if kept is None or not kept.fits((out,)):
+                op, _ = self._pull_op(table, None, out)
+                ask = Exchange(pulls=(op,), timeout_s=timeout_s)
+                kept = self._keep(key, ask, (out,))
+            return kept.ask, lambda: out
+        op, finish = self._pull_op(table, keys, out)
+        return Exchange(pulls=(op,), after=after, timeout_s=timeout_s), finish
+
+    def push_pull(
+        self,
+        table: str,
+        values: Tensor,
+        keys: Keys = None,
+        out: Tensor | None = None,
+        *,
+        advance: bool = False,
+        weight: float = 1.0,
+        lr: float | None = None,
+        after: tuple[int, ...] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Exchange, Finish]:
+        key: Key | None = None
+        if keys is None and out is not None and not after:
+            key = (table, id(values), id(out), advance, weight, lr, timeout_s)
+            kept = self._kept.get(key)
+            if kept is not None and kept.fits((values, out)):
+                return kept.ask, lambda: out
+        push = self._push_op(table, values, keys, None)
+        pull, finish = self._pull_op(table, keys, out)
+        ask = Exchange((push,), advance, (pull,), after, timeout_s=timeout_s, weight=weight, lr=lr)
+        if key is not None and out is not None:
+            self._keep(key, ask, (values, out))
+        return ask, finish
+
+    def _keep(self, key: Key | None, ask: Exchange, tensors: tuple[Tensor, ...]) -> _Kept:
+        def forget(_: object) -> None:
+            self._kept.pop(key, None)  # type: ignore[arg-type]
+
+        kept = _Kept(ask, tuple((weakref.ref(t, forget), t.data_ptr(), t.numel()) for t in tensors))
+        if key is not None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            self._kept[key] = kept
+        return kept
+
+    # ------------------------------------------------------------------ operations
+
+    def _push_op(self, table: str, values: Tensor, keys: Keys, within: KeyRange | None) -> PushOp:
+        spec = self._table(table)
+        _check_values(spec, values)
+        if keys is None or isinstance(keys, KeyRange):
+            return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
+        chosen, order = _sorted_keys(keys)
+        rows = values.reshape(len(order), spec.width)
+        if len(chosen) < len(order):
+            merged = torch.zeros((len(chosen), spec.width), dtype=rows.dtype)
+            merged.index_add_(0, torch.from_numpy(order), rows)
+            rows = merged
+        else:
+            rows = rows[torch.from_numpy(np.argsort(order))]
+        return PushOp(
+            table, spec.keys if within is None else within, bytes_of(rows.contiguous()), chosen.data
+        )
+
+    def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
+        spec = self._table(table)
+        plain = keys is None or isinstance(keys, KeyRange)
+        rows = keys if isinstance(keys, KeyRange) else spec.keys
+        count_rows = len(rows) if plain else len(keys)  # type: ignore[arg-type]
+        if out is None:
+            out = torch.empty((count_rows, *spec.row_shape), dtype=DTYPES[spec.dtype])
+        _check_values(spec, out)
+        if out.numel() != count_rows * spec.width:
+            raise InvalidValue(
+                f"table {table!r}: {count_rows} rows of {spec.width} do not fit a tensor of shape "
+                f"{tuple(out.shape)}"
+            )
+        target = out
+        if plain:
+            return PullOp(table, rows, bytes_of(target)), lambda: target
+        chosen, order = _sorted_keys(keys)
+        staged = torch.empty((len(chosen), spec.width), dtype=out.dtype)
+        index = torch.from_numpy(order)
+
+        def finish() -> Tensor:
+            target.view(len(order), spec.width).copy_(staged[index])
+            return target
+
+        return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's memory as bytes; it has to be contiguous and on the CPU."""
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise InvalidValue(
+            f"values have to be contiguous CPU tensors, not {tensor.device.type} of strides "
+            f"{tensor.stride()}; use .cpu().contiguous()"
+        )
+    if not tensor.numel():
+        return memoryview(bytearray())
+    view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def _check_values(spec: TableSpec, values: Tensor) -> None:
+    if values.dtype != DTYPES[spec.dtype]:
+        raise InvalidValue(f"table {spec.name!r} holds {spec.dtype} values, not {values.dtype}")
+
+
+def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
+    """(distinct keys in order, for each given key its place among them)."""
+    given = np.asarray(keys)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidValue(f"keys are a list of row numbers, not {given.dtype} of {given.shape}")
+    chosen, order = np.unique(given.astype(np.int64), return_inverse=True)
+    return chosen, order

@@ -140,7 +140,9 @@ class WorkerMachine:
         return out
 
     def deadline(self) -> float | None:
-        at = min(self._next_tick, self.session.deadline())
+        at = self.session.deadline()
+        if self._next_tick < at:
+            return self._next_tick
         return at if at < inf else None
 
     def address_of(self, node: NodeId) -> str | None:

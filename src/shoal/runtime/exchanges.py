@@ -28,19 +28,20 @@ KEPT = 256
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """An exchange with the tensors that it was made of: each with its address and size."""
+    """An exchange, and where the tensors were that it was made of. It goes when one of them does.
+
+    A tensor's identity is in the key. Its memory may still be another than it was: `t.data = ...`.
+    """
 
     ask: Exchange
-    tensors: tuple[tuple[weakref.ref[Tensor], int, int], ...]
+    places: tuple[tuple[int, int], ...]  # of each tensor: address, elements
+    refs: tuple[weakref.ref[Tensor], ...]
 
-    def fits(self, tensors: tuple[Tensor, ...]) -> bool:
-        for (made_of, address, size), tensor in zip(self.tensors, tensors, strict=True):
-            if (
-                made_of() is not tensor
-                or tensor.data_ptr() != address
-                or tensor.numel() != size
-                or not tensor.is_contiguous()
-            ):
+    def fits(self, *tensors: Tensor) -> bool:
+        for tensor, (address, size) in zip(tensors, self.places, strict=False):
+            if tensor.data_ptr() != address or tensor.numel() != size:
+                return False
+            if not tensor.is_contiguous():
                 return False
         return True
 
@@ -69,7 +70,7 @@ class Exchanges:
         if keys is None and not after:
             key = (table, id(values), weight, lr, assign, timeout_s)
             kept = self._kept.get(key)
-            if kept is not None and kept.fits((values,)):
+            if kept is not None and kept.fits(values):
                 return kept.ask
         op = self._push_op(table, values, keys, within)
         ask = Exchange((op,), weight=weight, lr=lr, assign=assign, after=after, timeout_s=timeout_s)
@@ -89,7 +90,7 @@ class Exchanges:
         if keys is None and out is not None and not after:
             key = (table, id(out), timeout_s)
             kept = self._kept.get(key)
-            if kept is None or not kept.fits((out,)):
+            if kept is None or not kept.fits(out):
                 op, _ = self._pull_op(table, None, out)
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
                 kept = self._keep(key, ask, (out,))
@@ -114,7 +115,7 @@ class Exchanges:
         if keys is None and out is not None and not after:
             key = (table, id(values), id(out), advance, weight, lr, timeout_s)
             kept = self._kept.get(key)
-            if kept is not None and kept.fits((values, out)):
+            if kept is not None and kept.fits(values, out):
                 return kept.ask, lambda: out
         push = self._push_op(table, values, keys, None)
         pull, finish = self._pull_op(table, keys, out)
@@ -127,7 +128,8 @@ class Exchanges:
         def forget(_: object) -> None:
             self._kept.pop(key, None)  # type: ignore[arg-type]
 
-        kept = _Kept(ask, tuple((weakref.ref(t, forget), t.data_ptr(), t.numel()) for t in tensors))
+        places = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors)
+        kept = _Kept(ask, places, tuple(weakref.ref(tensor, forget) for tensor in tensors))
         if key is not None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()

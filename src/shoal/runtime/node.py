@@ -16,7 +16,6 @@ from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError, WireError
 from shoal.protocol.machine import (
-    Arrival,
     Effects,
     Event,
     Machine,
@@ -114,12 +113,13 @@ class Node:
 
     def poll(self, timeout_s: float) -> None:
         """Wait for work for `timeout_s` at most, and do what there is."""
+        now = monotonic()
         due = self.machine.deadline()
-        if due is not None:
-            timeout_s = min(timeout_s, max(0.0, due - monotonic()))
+        if due is not None and due - now < timeout_s:
+            timeout_s = max(0.0, due - now)
         if self._strangers:
             timeout_s = min(timeout_s, 1.0)
-        for fileno, mask in self._wait(timeout_s):
+        for fileno, mask in self._wait(timeout_s, now):
             connection = self._connections.get(fileno)
             if connection is not None:
                 self._serve(connection, mask)
@@ -132,7 +132,7 @@ class Node:
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
-    def _wait(self, timeout_s: float) -> list[tuple[int, int]]:
+    def _wait(self, timeout_s: float, now: float) -> list[tuple[int, int]]:
         """Ready file descriptors: looked for a moment (SPIN_S) before this thread sleeps.
 
         An answer to a small request is there sooner than a sleeping core wakes up. Where looking
@@ -142,7 +142,7 @@ class Node:
         if timeout_s <= 0 or self._spin_skip > 0:
             self._spin_skip -= 1
             return self._epoll.poll(timeout_s)
-        until = monotonic() + min(SPIN_S, timeout_s)
+        until = now + min(SPIN_S, timeout_s)
         while True:
             ready = self._epoll.poll(0)
             if ready:
@@ -243,7 +243,7 @@ class Node:
             return
         known = connection.peer
         try:
-            alive = connection.receive(self._arriving, self._deliver, self._malformed)
+            alive = connection.receive(self.machine.arriving, self._deliver, self._malformed)
         except WireError as error:
             self._count(error, connection)
             alive = False
@@ -255,9 +255,6 @@ class Node:
             self._drop(connection)
         elif connection.peer and not known:
             self._meet(connection)
-
-    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        return self.machine.arriving(sender, message, nbytes)
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         if not self.stopped:

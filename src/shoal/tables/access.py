@@ -16,9 +16,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar, final
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
@@ -27,6 +30,10 @@ from shoal.tables.schedules import ANY, BELOW_ONE, NOT_NEGATIVE, PREFIX, UNIT, n
 from shoal.tables.spec import ITEM_SIZES, Options
 
 ANY_DTYPE = frozenset(ITEM_SIZES)
+Prepared = Callable[[int, float | None], object]  # (step, lr): one more update
+
+NUMPY_ADDS = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
+SMALL = 4096  # elements; up to here calling torch costs more than the addition itself
 
 # One option, one meaning: a range belongs to the name, whichever method has it.
 RANGES = {
@@ -126,6 +133,14 @@ class AccessMethod(ABC):
             InvalidValue: the update is not shaped and typed as the rows are.
         """
 
+    def prepared(self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor) -> Prepared:
+        """`apply` for tensors that come again and again with other values in them.
+
+        Training pushes the same rows for ever, into the same staging memory: what can be checked
+        or made once is not done at every push.
+        """
+        return partial(self.apply, rows, slots, update)
+
     @final
     def _number(self, option: str) -> float:
         return float(self.settings[option])
@@ -186,6 +201,13 @@ class Sum(AccessMethod):
     ) -> None:
         require_alike(self.name, rows, update)
         rows.add_(update)
+
+    def prepared(self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor) -> Prepared:
+        if rows.numel() > SMALL or rows.dtype not in NUMPY_ADDS:
+            return super().prepared(rows, slots, update)
+        require_alike(self.name, rows, update)
+        target, added = rows.numpy(), update.numpy()
+        return lambda step, lr: np.add(target, added, target)
 
 
 @final

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, cut_at_edges
-from shoal.tables.access import AccessMethod
+from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.methods import make
 from shoal.tables.spec import Init, TableSpec
 
@@ -56,7 +56,7 @@ class StagedRows:
     values:  (n, width) of the table's dtype
     """
 
-    __slots__ = ("_memory", "keys", "rows", "values", "views")
+    __slots__ = ("_memory", "keys", "prepared", "rows", "values", "views")
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class StagedRows:
         width: int,
     ) -> None:
         self.rows = rows
+        self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
         keys_bytes = 0 if keys < 0 else 8 * keys
         start = -(-keys_bytes // _ALIGN) * _ALIGN
@@ -128,7 +129,6 @@ class DenseShard:
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._all = list(enumerate(self.fragments))
-        self._pieces = [self._piece(part) for part in self.fragments]
 
     # ------------------------------------------------------------------ arrival
 
@@ -164,17 +164,29 @@ class DenseShard:
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Hand a push to the access method at once, fragment by fragment."""
-        for index, part in self._touched(staged.rows):
-            if staged.keys is None:
-                self._update(index, part, _rows_of(staged, part), lr)
-            else:
-                first, last = torch.searchsorted(
-                    staged.keys, torch.tensor([part.start, part.stop])
-                ).tolist()
-                self._update_some(index, staged.keys[first:last], staged.values[first:last], lr)
+        if staged.keys is None:
+            if staged.prepared is None:
+                staged.prepared = self._prepared(staged)
+            for index, update in staged.prepared:
+                update(self.updates[index], lr)
+                self.updates[index] += 1
+                self.versions[index] += 1
+        else:
+            self._apply_keys(staged.rows, staged.keys, staged.values, lr)
+        self.release(staged)
+
+    def _prepared(self, staged: StagedRows) -> list[tuple[int, Prepared]]:
+        return [
+            (index, self.access.prepared(*self._piece(part), _rows_of(staged, part)))
+            for index, part in self._touched(staged.rows)
+        ]
+
+    def _apply_keys(self, rows: KeyRange, keys: Tensor, values: Tensor, lr: float | None) -> None:
+        for index, part in self._touched(rows):
+            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
+            self._update_some(index, keys[first:last], values[first:last], lr)
             self.updates[index] += 1
             self.versions[index] += 1
-        self.release(staged)
 
     def write(self, staged: StagedRows) -> None:
         """Set rows to the pushed values; optimizer state stays."""
@@ -225,7 +237,7 @@ class DenseShard:
             else:
                 merged.add_(update, alpha=factor)
         assert merged is not None
-        self._update(index, part, merged, named[0][1])
+        self.access.apply(*self._piece(part), merged, self.updates[index], named[0][1])
 
     def _merge_some(
         self,
@@ -255,11 +267,6 @@ class DenseShard:
         total = sum(weights)
         return [weight / total for weight in weights]
 
-    def _update(self, index: int, part: KeyRange, update: Tensor, lr: float | None) -> None:
-        whole = part == self.fragments[index]
-        rows, slots = self._pieces[index] if whole else self._piece(part)
-        self.access.apply(rows, slots, update, self.updates[index], lr)
-
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
         return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
@@ -279,6 +286,8 @@ class DenseShard:
 
     def read(self, rows: KeyRange) -> memoryview:
         """The live bytes of `rows`: they change with the next update."""
+        if rows == self.held:
+            return self._bytes
         size = self._row_bytes
         start = rows.start - self.held.start
         return self._bytes[start * size : (start + len(rows)) * size]

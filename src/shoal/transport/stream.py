@@ -152,7 +152,7 @@ class StreamConnection(Connection):
         while turn < TURN_BYTES:
             target = self._target() if self._expected else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
-            into = target if straight else self._inbox[self._stop :]
+            into = target if straight else self._inbox[self._stop :] if self._stop else self._inbox
             try:
                 count = self._sock.recv_into(into)
             except BlockingIOError:
@@ -204,6 +204,12 @@ class StreamConnection(Connection):
                 deliver(self.peer, message, None)
                 continue
             sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
+            if edge + payload_bytes <= self._stop:  # all of it is here, as of most small ones
+                self._start = edge + payload_bytes
+                if sink is not None:
+                    _fill(sink, self._inbox, edge)
+                deliver(self.peer, message, sink)
+                continue
             self._begin_payload(message, sink, payload_bytes)
         self._make_room(needed)
 
@@ -270,8 +276,10 @@ class StreamConnection(Connection):
         """
         start, held = self._start, self._stop - self._start
         self._start, self._stop = 0, held
-        size = nbytes if nbytes > INBOX_BYTES else INBOX_BYTES
         inbox = self._inbox
+        if not held and len(inbox) == INBOX_BYTES:
+            return
+        size = nbytes if nbytes > INBOX_BYTES else INBOX_BYTES
         if len(inbox) != size:
             self._inbox = memoryview(bytearray(size))
         elif not start:
@@ -287,6 +295,13 @@ class StreamConnection(Connection):
         self._outbox.clear()
         self._backlog = 0
         self._sock.close()
+
+
+def _fill(sink: Sink, data: memoryview, start: int) -> None:
+    for view in sink.views:
+        stop = start + view.nbytes
+        view[:] = data[start:stop]
+        start = stop
 
 
 class StreamListener(Listener):

@@ -241,7 +241,9 @@ def scheduler(
 @main.command()
 @_scheduler
 @click.option("--listen", default="", help="own address; found by itself where it is not given")
-@click.option("--advertise", default="", help="address that others use, where it differs")
+@click.option(
+    "--advertise", default="", help="address that others use, where it differs; port 0: the own one"
+)
 @click.option("--interface", default="", help="network interface to listen on")
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
 @_init_timeout
@@ -319,10 +321,9 @@ def bench(suite: str, as_json: bool, rounds: int) -> None:
 
     console = Console(stderr=as_json)
     report = run_suite(suite, rounds, console)
+    show_rows(console, report)
     if as_json:
         click.echo(json.dumps(report))
-    else:
-        show_rows(console, report)
 
 
 @main.command("list")

@@ -50,9 +50,9 @@ def init(
         return known
     env: Mapping[str, str] = os.environ
     address = scheduler or env.get("SHOAL_SCHEDULER", "")
-    wish = int(env.get("SHOAL_RANK", "-1")) if rank is None else rank
+    wish = _number(env, "SHOAL_RANK", -1) if rank is None else rank
     secret = token or env.get("SHOAL_TOKEN", "")
-    count = servers if servers is not None else int(env.get("SHOAL_SERVERS", "1"))
+    count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
     rendezvous = env.get("SHOAL_RENDEZVOUS", "")
@@ -84,6 +84,13 @@ def init(
     set_current(context)
     atexit.register(context.close)
     return context
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(env.get(name, default))
+    except ValueError:
+        raise InvalidValue(f"{name}={env[name]!r} is not a whole number") from None
 
 
 def cluster_here(

@@ -64,7 +64,10 @@ class Launcher:
                     self._reap(key.fd)
 
     def _read(self) -> None:
-        data = self._commands.recv(1 << 16)
+        try:
+            data = self._commands.recv(1 << 16)
+        except ConnectionResetError:  # the engine's process was killed with reports unread
+            data = b""
         if not data:
             self._end()
         *lines, self._pending = (self._pending + data).split(b"\n")

@@ -95,12 +95,26 @@ def run_server(
         on_note=note,
     )
     try:
-        session.announce(advertise or node.listen(listen))
+        session.announce(advertised(node.listen(listen), advertise))
         node.run()
     finally:
         if node.counters:
             logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))
         node.close()
+
+
+def advertised(bound: str, advertise: str) -> str:
+    """What others use to reach a server that listens at `bound`.
+
+    >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
+    'tcp://gpu7.example.org:4567'
+    """
+    from shoal.transport.tcp import endpoint_of, tcp_address
+
+    if not advertise.startswith("tcp://"):
+        return advertise or bound
+    host, port = endpoint_of(advertise)
+    return tcp_address(host, port or endpoint_of(bound)[1])
 
 
 def configure_log() -> None:

@@ -30,6 +30,7 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message, NodeId
+from shoal.runtime.poller import Poller
 from shoal.transport import Connection, Identity, Listener, transport_for
 
 log = logging.getLogger("shoal.node")
@@ -38,8 +39,6 @@ CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
 HELLO_S = 10.0  # for a caller to shake hands
-SPIN_S = 0.0004  # how long to look for work before sleeping
-SPIN_PENALTY_MAX = 64  # polls without looking, after it was in vain
 
 
 class Journal:
@@ -86,7 +85,7 @@ class Node:
         self._journal = journal
         self._resolve = resolve
         self._on_note = on_note
-        self._epoll = select.epoll()
+        self._poller = Poller()
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
@@ -94,17 +93,15 @@ class Node:
         self._strangers: dict[int, float] = {}  # accepted, no hello yet: until when
         self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
-        self._spin_skip = 0
-        self._spin_penalty = 1
 
     # ------------------------------------------------------------------ the public side
 
     def listen(self, address: str) -> str:
         """Let peers connect; returns the address that they use."""
         self._listener = transport_for(address).listen(address, self.me)
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._poller.register(self._listener.fileno(), select.EPOLLIN)
         return self._listener.address
 
     def handle(self, event: Event) -> None:
@@ -119,7 +116,7 @@ class Node:
             timeout_s = max(0.0, due - now)
         if self._strangers:
             timeout_s = min(timeout_s, 1.0)
-        for fileno, mask in self._wait(timeout_s, now):
+        for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
             if connection is not None:
                 self._serve(connection, mask)
@@ -131,29 +128,6 @@ class Node:
             self._send_strangers_away()
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
-
-    def _wait(self, timeout_s: float, now: float) -> list[tuple[int, int]]:
-        """Ready file descriptors: looked for a moment (SPIN_S) before this thread sleeps.
-
-        An answer to a small request is there sooner than a sleeping core wakes up. Where looking
-        was in vain it is left out for a while, twice as long each time, so that a process that
-        really waits costs nothing.
-        """
-        if timeout_s <= 0 or self._spin_skip > 0:
-            self._spin_skip -= 1
-            return self._epoll.poll(timeout_s)
-        until = now + min(SPIN_S, timeout_s)
-        while True:
-            ready = self._epoll.poll(0)
-            if ready:
-                self._spin_penalty = 1
-                return ready
-            if monotonic() >= until:
-                break
-            os.sched_yield()
-        self._spin_skip = self._spin_penalty
-        self._spin_penalty = min(2 * self._spin_penalty, SPIN_PENALTY_MAX)
-        return self._epoll.poll(timeout_s)
 
     def run(self) -> None:
         """Poll until the machine stops; raises its error."""
@@ -173,7 +147,7 @@ class Node:
         until = monotonic() + limit_s
         waiting = [c for c in self._connections.values() if c.backlog]
         while waiting and monotonic() < until:
-            self._epoll.poll(0.01)
+            self._poller.wait(0.01, monotonic())
             for connection in waiting:
                 connection.flush()
             waiting = [c for c in waiting if c.backlog]
@@ -188,7 +162,7 @@ class Node:
         self._connections.clear()
         if self._listener is not None:
             self._listener.close()
-        self._epoll.close()
+        self._poller.close()
         os.close(self._wake)
 
     # ------------------------------------------------------------------ connections
@@ -211,7 +185,7 @@ class Node:
 
     def _add(self, connection: Connection) -> None:
         self._connections[connection.fileno()] = connection
-        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._poller.register(connection.fileno(), select.EPOLLIN)
         if connection.peer:
             self._meet(connection)
 
@@ -229,7 +203,7 @@ class Node:
             return
         self._writing.discard(fileno)
         self._strangers.pop(fileno, None)
-        self._epoll.unregister(fileno)
+        self._poller.unregister(fileno)
         connection.close()
         if self._peers.get(connection.peer) is connection:
             del self._peers[connection.peer]
@@ -328,7 +302,7 @@ class Node:
         fileno = connection.fileno()
         if connection.backlog and fileno not in self._writing:
             self._writing.add(fileno)
-            self._epoll.modify(fileno, select.EPOLLIN | select.EPOLLOUT)
+            self._poller.modify(fileno, select.EPOLLIN | select.EPOLLOUT)
         elif not connection.backlog and fileno in self._writing:
             self._writing.discard(fileno)
-            self._epoll.modify(fileno, select.EPOLLIN)
+            self._poller.modify(fileno, select.EPOLLIN)

@@ -1,0 +1,81 @@
+"""Poller: which file descriptors are ready, looked for a moment before this thread sleeps."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+from time import monotonic
+
+SPIN_S = 0.0004  # how long to look for work before sleeping
+SPIN_PENALTY_MAX = 64  # waits without looking, after it was in vain
+CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let somebody else run
+CROWDED_WAITS = 8  # so many waits in a row, and this thread looks for another core
+CROWDED_WAITS_MAX = 1 << 14
+
+Ready = list[tuple[int, int]]
+
+
+class Poller:
+    """An epoll that spins before it sleeps.
+
+    An answer to a small request is there sooner than a sleeping core wakes up. Where looking was
+    in vain it is left out for a while, twice as long each time, so that a process that really
+    waits costs nothing.
+
+    Two that talk to each other and never sleep can be on one core for ever while another is idle:
+    to the kernel both look too busy to be moved, and every message costs two switches. Who notices
+    it moves. That may not help (every core is busy), so each time it takes longer to be noticed.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.register = self._epoll.register
+        self.modify = self._epoll.modify
+        self.unregister = self._epoll.unregister
+        self.close = self._epoll.close
+        self._skip = 0
+        self._penalty = 1
+        self._crowded = 0  # waits in a row
+        self._patience = CROWDED_WAITS + os.getpid() % CROWDED_WAITS  # not both of two at once
+
+    def wait(self, timeout_s: float, now: float) -> Ready:
+        """(file descriptor, event mask) of those that are ready, after `timeout_s` at most."""
+        poll = self._epoll.poll
+        if timeout_s <= 0 or self._skip > 0:
+            self._skip -= 1
+            return poll(timeout_s)
+        until = now + min(SPIN_S, timeout_s)
+        crowded = False
+        while True:
+            ready = poll(0)
+            if ready:
+                self._penalty = 1
+                self._crowded = self._crowded + 1 if crowded else 0
+                if self._crowded >= self._patience:
+                    self._move()
+                return ready
+            if now >= until:
+                break
+            before = now
+            os.sched_yield()
+            now = monotonic()
+            crowded = crowded or now - before > CROWDED_S
+        self._skip = self._penalty
+        self._penalty = min(2 * self._penalty, SPIN_PENALTY_MAX)
+        return poll(timeout_s)
+
+    def _move(self) -> None:
+        self._crowded = 0
+        self._patience = min(2 * self._patience, CROWDED_WAITS_MAX)
+        allowed = os.sched_getaffinity(0)
+        others = allowed - {_core()}
+        if others:
+            os.sched_setaffinity(0, others)
+            os.sched_setaffinity(0, allowed)
+
+
+def _core() -> int:
+    """The core that this thread runs on."""
+    fields = Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[36])

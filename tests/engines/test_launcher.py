@@ -1,0 +1,72 @@
+import json
+import socket
+import struct
+import subprocess
+import sys
+
+from shoal.engines.roles import advertised
+
+
+def launcher(tmp_path):
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), str(tmp_path / "s")],
+        pass_fds=(theirs.fileno(),),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    return ours, process
+
+
+def command(tmp_path, name, entry, args):
+    return (
+        json.dumps(
+            {
+                "name": name,
+                "entry": entry,
+                "args": args,
+                "log": str(tmp_path / "log"),
+                "error": str(tmp_path / "error"),
+            }
+        ).encode()
+        + b"\n"
+    )
+
+
+def read_reports(sock, count):
+    data = b""
+    while data.count(b"\n") < count:
+        data += sock.recv(1 << 16)
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_it_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
+    ours, process = launcher(tmp_path)
+    ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 5, "stop": 2}))
+    started, exited = read_reports(ours, 2)
+    assert started["started"] == "a"
+    assert exited == {"exited": "a", "code": 1}
+    assert json.loads((tmp_path / "error").read_text())["type"] == "InvalidValue"
+    ours.close()
+    assert process.communicate(timeout=10)[1] == ""
+    assert process.returncode == 0
+
+
+def test_it_ends_quietly_where_its_reports_are_left_unread(tmp_path):
+    (tmp_path / "s").mkdir()
+    ours, process = launcher(tmp_path)
+    ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
+    ours.recv(1, socket.MSG_PEEK)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    ours.close()  # as a process does that is killed: the launcher's next read is reset
+    assert process.communicate(timeout=10)[1] == ""
+    assert process.returncode == 0
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_server_tells_the_address_that_it_is_told_to():
+    assert advertised("tcp://0.0.0.0:4567", "") == "tcp://0.0.0.0:4567"
+    assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:9") == "tcp://a.example:9"
+    assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:0") == "tcp://a.example:4567"
+    assert advertised("unix:///a.sock", "unix:///b.sock") == "unix:///b.sock"

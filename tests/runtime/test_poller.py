@@ -1,0 +1,80 @@
+import os
+import threading
+from itertools import pairwise
+from time import monotonic
+
+import pytest
+
+from shoal.runtime import poller as poller_module
+from shoal.runtime.poller import CROWDED_WAITS, SPIN_PENALTY_MAX, Poller
+
+
+@pytest.fixture
+def pipe():
+    poller = Poller()
+    reader, writer = os.pipe()
+    poller.register(reader, 1)
+    yield poller, reader, writer
+    poller.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_what_is_ready_is_returned(pipe):
+    poller, reader, writer = pipe
+    os.write(writer, b"x")
+    assert poller.wait(1.0, monotonic()) == [(reader, 1)]
+
+
+def test_it_sleeps_until_something_comes(pipe):
+    poller, reader, writer = pipe
+    timer = threading.Timer(0.05, os.write, (writer, b"x"))
+    timer.start()
+    assert poller.wait(30.0, monotonic()) == [(reader, 1)]
+    timer.join()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.0001, 0.02])
+def test_nothing_comes(pipe, timeout_s):
+    begin = monotonic()
+    assert pipe[0].wait(timeout_s, begin) == []
+    assert monotonic() - begin >= timeout_s * 0.9  # epoll counts in milliseconds
+
+
+def test_looking_in_vain_is_left_out_longer_and_longer(pipe, monkeypatch):
+    poller = pipe[0]
+    looked = []
+    monkeypatch.setattr(poller_module.os, "sched_yield", lambda: looked.append(wait))
+    for wait in range(500):
+        poller.wait(1e-6, monotonic() - 1.0 if looked and looked[-1] == wait else monotonic())
+    spins = sorted(set(looked))
+    pauses = [b - a for a, b in pairwise(spins)]
+    assert pauses[:4] == [2, 3, 5, 9]
+    assert max(pauses) <= SPIN_PENALTY_MAX + 1
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: nowhere to go")
+def test_who_shares_a_core_moves_to_another_one_and_seldom(pipe, monkeypatch):
+    poller, _, writer = pipe
+    allowed = os.sched_getaffinity(0)
+    moves, real = [], os.sched_setaffinity
+
+    def moved(pid, cores):
+        moves.append(set(cores))
+        real(pid, cores)
+
+    def somebody_else_runs():
+        begin = monotonic()
+        while monotonic() - begin < 2 * poller_module.CROWDED_S:
+            pass
+        os.write(writer, b"x")
+
+    monkeypatch.setattr(poller_module.os, "sched_setaffinity", moved)
+    monkeypatch.setattr(poller_module.os, "sched_yield", somebody_else_runs)
+    for _ in range(7 * 2 * CROWDED_WAITS):
+        assert poller.wait(1.0, monotonic())
+        os.read(pipe[1], 100)
+    assert moves[0] < allowed
+    assert all(cores == allowed for cores in moves[1::2])
+    assert 2 <= len(moves) <= 6, "each time it takes twice as long to be noticed"
+    assert os.sched_getaffinity(0) == allowed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.protocol.membership import Expected, decide_view, missing, next_view
+from shoal.protocol.membership import Expected, closed_up, decide_view, missing, next_view
 from shoal.protocol.messages import FOREVER, Frozen, Member
 
 TWO_AND_TWO = Expected(servers=2, workers=2)
@@ -39,6 +39,16 @@ def first_view(present=ALL):
 )
 def test_missing_names_who_has_not_joined(present, words):
     assert missing(present.values(), TWO_AND_TWO) == words
+
+
+def test_a_hole_among_the_ranks_is_nobody_missing():
+    holed = members("server-0", "server-1", "worker-1", "worker-4")
+    assert missing(holed.values(), TWO_AND_TWO) == ""
+    closed = closed_up(holed.values())
+    assert {n: m.rank for n, m in closed.items()} == {
+        "server-0": 0, "server-1": 1, "worker-1": 0, "worker-4": 1,
+    }  # fmt: skip
+    assert [m.incarnation for m in closed.values()] == [1, 2, 3, 4]
 
 
 def test_the_first_view_waits_for_everybody():

@@ -251,12 +251,51 @@ def test_a_stranger_is_told_to_join_again(cluster):
 # ---------------------------------------------------------------------------- deaths
 
 
+def test_what_a_former_self_says_does_not_count(make):
+    """Seed 903: a worker taken for dead, its old Join that came in late, and then its Finish."""
+    rig = make(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.now = 9.0
+    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.at(10.0)
+    rig.promise()
+    assert rig.notes("lost") == []  # of this event; the one before lost worker-0
+    assert "worker-0" not in rig.machine.members
+    rig.join("worker-0")
+    assert rig.machine.members["worker-0"].incarnation == 4
+    for message in (Finish(2), Heartbeat(2, 9, (1, 1)), Enter(2, "epoch", 0, ("workers",))):
+        rig.now += 1.0
+        rig.receive("worker-0", message)
+        assert rig.sent() == []
+        assert rig.notes("stale")
+    assert rig.machine.finished == set()
+    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.at(20.0)  # the new self was never heard of
+    assert rig.notes("lost") == [{"name": "worker-0", "node": "worker-0"}]
+
+
+def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
+    """Seed 881: a replacement joined before the death was noticed, and got a rank too high."""
+    rig = make(elastic=True)
+    rig.join("worker-0", "worker-1")
+    rig.receive("other", Join("other", "worker", "", ""))
+    assert rig.machine.members["other"].rank == 2
+    rig.handle(PeerLost("worker-0"))
+    rig.at(2.0)
+    assert sorted(rig.machine.members) == ["other", "worker-1"]
+    rig.join("server-0")
+    assert [(m.id, m.rank) for m in rig.view.workers] == [("worker-1", 0), ("other", 1)]
+    assert {m.rank for m in rig.machine.members.values() if m.role == "worker"} == {0, 1}
+
+
 def test_a_silent_worker_leaves_with_its_last_clock(make):
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     rig.now = 5.0
-    for node in ("server-0", "worker-0"):
-        rig.receive(node, Heartbeat(1, 0, (1, 1)))
+    for node, incarnation in (("server-0", 1), ("worker-0", 2)):
+        rig.receive(node, Heartbeat(incarnation, 0, (1, 1)))
     rig.at(10.0)
     assert rig.notes("lost") == [{"name": "worker-1", "node": "worker-1"}]
     rig.promise(clocks=((2, 9), (3, 7)), open_round=7)
@@ -320,7 +359,7 @@ def test_a_barrier_is_released_once_all_are_there(cluster):
     cluster.receive("worker-0", enter)
     assert cluster.sent() == []
     assert cluster.machine.absent_from("epoch", 0) == ["worker-1"]
-    cluster.receive("worker-1", enter)
+    cluster.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
     assert cluster.told(Released) == {n: Released("epoch", 0) for n in ("worker-0", "worker-1")}
     cluster.receive("worker-0", enter)  # the answer was lost
     assert cluster.told(Released) == {"worker-0": Released("epoch", 0)}
@@ -360,8 +399,8 @@ def test_the_run_ends_when_all_workers_have_finished(cluster):
 
 
 def test_an_unconfirmed_end_lingers_for_a_while(cluster):
-    for node in ("worker-0", "worker-1"):
-        cluster.receive(node, Finish(2))
+    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
+        cluster.receive(node, Finish(incarnation))
     cluster.at(2.0)
     assert cluster.stop.error is None
 
@@ -393,8 +432,8 @@ def test_incarnations_are_not_granted_twice_over_a_restart(make):
 
 
 def test_a_restart_knows_barriers_and_who_has_finished(cluster):
-    for node in ("worker-0", "worker-1"):
-        cluster.receive(node, Enter(2, "epoch", 0, ("workers",)))
+    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
+        cluster.receive(node, Enter(incarnation, "epoch", 0, ("workers",)))
     cluster.receive("worker-0", Finish(2))
     again = cluster.restart()
     again.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))

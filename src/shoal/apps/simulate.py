@@ -14,13 +14,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.sim.scenario import Report, simulate
+from shoal.sim.scenario import (
+    LEAST_SEEDS,
+    LEAST_SEEDS_OF,
+    REQUIRED_COVERAGE,
+    Report,
+    simulate,
+)
 
 
 def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) -> dict[str, Any]:
     """Simulate seeds [first, first + count); print what they covered; return the figures.
 
-    coverage counts, for each fault and phase, the seeds that hit it.
+    coverage counts, for each fault and phase, the seeds that hit it; where there are enough of
+    them, `thin` names the counters that too few have hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)
@@ -32,10 +39,14 @@ def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) 
         combined.update(report.trace_hash.encode())
     trace_hash = reports[0].trace_hash if count == 1 else combined.hexdigest()
     found = [report for report in reports if report.violation]
+    enough = count >= LEAST_SEEDS_OF
+    thin = {k: coverage[k] for k in REQUIRED_COVERAGE if enough and coverage[k] < LEAST_SEEDS}
     _show(console, reports, coverage, trace_hash, trace)
     for report in found:
         console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
         console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace")
+    for name, seeds_hit in thin.items():
+        console.print(f"[yellow]thin[/]: {name} in {seeds_hit} seeds, not {LEAST_SEEDS}")
     return {
         "seeds": count,
         "first_seed": first,
@@ -47,6 +58,7 @@ def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) 
         "events_min": min(report.events for report in reports),
         "faults_min": min(report.faults for report in reports),
         "coverage": dict(sorted(coverage.items())),
+        "thin": thin,
         "wall_s": time.monotonic() - began,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -23,10 +24,25 @@ def missing(members: Iterable[Member], expected: Expected) -> str:
     words = []
     for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
         ranks = {m.rank for m in present if m.role == role}
-        absent = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
-        if absent:
-            words.append(f"{len(absent)} of {wanted} {role}s ({', '.join(absent)})")
+        absent = wanted - len(ranks)
+        if absent > 0:
+            free = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
+            words.append(f"{absent} of {wanted} {role}s ({', '.join(free[:absent])})")
     return " and ".join(words)
+
+
+def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
+    """The members with ranks from 0 on, in their order.
+
+    For the first view, before which nobody has used a rank: who died until then, and was replaced
+    before that was noticed, has left a hole.
+    """
+    given: Counter[str] = Counter()
+    closed = {}
+    for member in sorted(members, key=lambda m: m.rank):
+        closed[member.id] = msgspec.structs.replace(member, rank=given[member.role])
+        given[member.role] += 1
+    return closed
 
 
 def decide_view(

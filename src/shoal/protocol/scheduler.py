@@ -30,7 +30,7 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
-from shoal.protocol.membership import Expected, decide_view, missing, next_view
+from shoal.protocol.membership import Expected, closed_up, decide_view, missing, next_view
 from shoal.protocol.messages import (
     Abort,
     Declare,
@@ -236,6 +236,11 @@ class SchedulerMachine:
         if member is None:
             out.append(Send(sender, End(_STRANGER)))
             return
+        if getattr(message, "incarnation", member.incarnation) != member.incarnation:
+            # Its former self's, taken for dead since: an old Join of its has come in late. If that
+            # is all there is of the new one, it will not be heard of, and is dead soon.
+            out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
+            return
         if sender not in self.finished:
             self._silent_at[sender] = now + self.options.silence_s
         match message:
@@ -371,6 +376,8 @@ class SchedulerMachine:
         due, changes = decide_view(self.members, self.view, self._expected())
         if self.view is None and not due:
             return  # somebody was lost again before the first view
+        if self.view is None:
+            self.members = closed_up(self.members.values())
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
         self.view = next_view(

@@ -186,7 +186,7 @@ class Session:
         self._heard_at = now
         match message:
             case Joined(incarnation, rank):
-                if not self.incarnation:
+                if self.view is None and incarnation > self.incarnation:
                     self.incarnation, self.rank = incarnation, rank
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
             case NotJoined(reason):

@@ -153,7 +153,7 @@ class World:
         heappush(self._heap, (when, next(self._order), action))
 
     def run(self, until: float = float("inf"), most_events: int = 1_000_000) -> None:
-        """Run until nothing is left to do, everybody has stopped, or the time or events are up."""
+        """Run until nothing is left to do, or the time or events are up."""
         while self._heap and self.events < most_events:
             when, _, action = heappop(self._heap)
             if when > until:
@@ -162,8 +162,6 @@ class World:
                 return
             self.now = when
             action()
-            if all(sim.stopped or not sim.alive for sim in self.nodes.values()):
-                return
 
     @property
     def trace_hash(self) -> str:

@@ -144,7 +144,7 @@ class Faults:
                 self._count(what)
             case "take for dead":
                 if len(workers) > 1:
-                    network.partition(frozenset([random.choice(workers)]), until + 2.2)
+                    network.partition(frozenset([random.choice(workers)]), until + 3.2)
                     self._count(what)
             case "join":
                 if self._cast.add_worker() is not None:

@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True):
             ),
             kill_server=random.random() < 0.15,
             faults=random.randint(7, 10),
-            clocks=24 if servers * workers > 3 else 40,
+            clocks=26 if servers * workers > 3 else 44,
         )
 
     def phases(self) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ class Scenario:
             servers=plan.servers,
             workers=plan.workers,
             join_timeout_s=20.0,
-            silence_s=2.0,
-            broken_s=1.0,
+            silence_s=3.0,
+            broken_s=1.8,
             elastic=True,
         )
         self._session_options = SessionOptions(

@@ -183,7 +183,7 @@ def test_the_window_moves_with_what_is_settled(server):
 def test_a_window_is_bounded(server):
     for seq in range(3 * WINDOW):
         assert server.ask(0, seq, settled_below=seq, pulls=PULL) == ["applied"]
-    assert len(server.machine._windows["worker-0"].codes) == 1
+    assert len(server.machine.gate.windows["worker-0"].codes) == 1
 
 
 # ---------------------------------------------------------------------------- pulls that wait

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 from shoal.protocol import server as server_module
 from shoal.protocol.flight import Flight
+from shoal.protocol.gate import Gate
 from shoal.protocol.machine import Persist, Send, Sink
 from shoal.protocol.messages import NewView
 from shoal.protocol.routing import Router
@@ -19,15 +20,15 @@ from shoal.sim.world import World
 @contextmanager
 def duplicate_applied_twice():
     """The server forgets which pushes it has applied."""
-    right = ServerMachine._verdict
+    right = Gate.verdict
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
-        window = self._windows.get(sender)
+        window = self.windows.get(sender)
         applied = window is not None and window.codes.get(request.seq) == "applied"
         return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
 
-    with patch.object(ServerMachine, "_verdict", verdict):
+    with patch.object(Gate, "verdict", verdict):
         yield
 
 
@@ -42,13 +43,13 @@ def pull_admitted_one_clock_early():
 @contextmanager
 def stale_view_accepted():
     """The server takes requests of whatever view."""
-    right = ServerMachine._verdict
+    right = Gate.verdict
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
         return "fresh" if found == "stale" and hasattr(request, "pushes") else found
 
-    with patch.object(ServerMachine, "_verdict", verdict):
+    with patch.object(Gate, "verdict", verdict):
         yield
 
 
@@ -89,11 +90,12 @@ def late_pull_lands():
 
 @contextmanager
 def torn_fragment():
-    """The last quarter of a payload never reaches its sink."""
+    """The last quarter of a payload never reaches its sink, which holds zeros there."""
     right = world_module._pour
 
     def pour(sink, payload, start, stop):
-        right(sink, payload, start, stop if stop < len(payload) else stop - stop // 4)
+        kept = len(payload) - len(payload) // 4
+        right(sink, payload[:kept] + bytes(len(payload) - kept), start, stop)
 
     with patch.object(world_module, "_pour", pour):
         yield
@@ -153,5 +155,20 @@ def scheduler_forgets_to_persist():
 
 @contextmanager
 def frozen_server_acts():
-    with patch.object(ServerMachine, "frozen", property(lambda self: False)):
+    """A server that has promised a view goes on in the present one."""
+
+    def forgetful(right):
+        def asked(self, *args):
+            promised, self.promised = self.promised, self.view
+            try:
+                return right(self, *args)
+            finally:
+                self.promised = promised
+
+        return asked
+
+    with (
+        patch.object(Gate, "verdict", forgetful(Gate.verdict)),
+        patch.object(Gate, "still_fresh", forgetful(Gate.still_fresh)),
+    ):
         yield

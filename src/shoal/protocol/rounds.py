@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from shoal.protocol.messages import NodeId
+from shoal.protocol.shards import Staged
 from shoal.protocol.windows import WINDOW, Window
-
-
-class Staged(Protocol):
-    """A push that has come in whole and is not applied yet."""
-
-    views: list[memoryview]
-
-    def problem(self) -> str: ...
-
-
-Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
 class Contribution(msgspec.Struct, eq=False):

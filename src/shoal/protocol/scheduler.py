@@ -16,6 +16,7 @@ from math import inf
 import msgspec
 
 from shoal.errors import InvalidValue, JoinTimeout, RunAborted, ShoalError
+from shoal.protocol.barriers import Barriers
 from shoal.protocol.machine import (
     Arrival,
     Discard,
@@ -40,7 +41,6 @@ from shoal.protocol.messages import (
     Finished,
     Freeze,
     Frozen,
-    Group,
     Heartbeat,
     HeartbeatSeen,
     Join,
@@ -107,8 +107,7 @@ class SchedulerMachine:
         self._next_incarnation = record.next_incarnation
         self._number = record.view.number if record.view else 0
         self._tables: tuple[TableSpec, ...] = record.view.tables if record.view else ()
-        self._released = dict(record.released)
-        self._entered: dict[tuple[str, int], dict[NodeId, tuple[Group, ...]]] = {}
+        self._barriers = Barriers(dict(record.released))
         self._silent_at: dict[NodeId, float] = {}
         self._proposal: tuple[ViewId, str] | None = None
         self._promises: dict[NodeId, Frozen] = {}
@@ -252,8 +251,8 @@ class SchedulerMachine:
                 self._promised(sender, message, now, out)
             case Declare(_, spec):
                 self._declare(sender, spec, now, out)
-            case Enter(_, name, generation, groups):
-                self._enter(sender, name, generation, groups, out)
+            case Enter():
+                self._enter(sender, message, out)
             case Finish():
                 self.finished.add(sender)
                 self._silent_at.pop(sender, None)
@@ -396,34 +395,23 @@ class SchedulerMachine:
 
     # ------------------------------------------------------------------ barriers, end
 
-    def _enter(
-        self, sender: NodeId, name: str, generation: int, groups: tuple[Group, ...], out: Effects
-    ) -> None:
-        if generation <= self._released.get(name, -1):
-            out.append(Send(sender, Released(name, generation)))
-            return
-        self._entered.setdefault((name, generation), {})[sender] = groups
-        self._release_barriers(out)
+    def _enter(self, sender: NodeId, asked: Enter, out: Effects) -> None:
+        if self._barriers.enter(sender, asked.name, asked.generation, asked.groups):
+            self._release_barriers(out)
+        else:  # the answer was lost
+            out.append(Send(sender, Released(asked.name, asked.generation)))
 
     def _release_barriers(self, out: Effects) -> None:
-        for (name, generation), entered in list(self._entered.items()):
-            groups = {group for wanted in entered.values() for group in wanted}
-            awaited = [m for m in self.members.values() if f"{m.role}s" in groups]
-            if any(m.id not in entered and m.id not in self.finished for m in awaited):
-                continue
-            del self._entered[name, generation]
-            self._released[name] = generation
+        for name, generation, entered in self._barriers.release(
+            self.members.values(), self.finished
+        ):
             self._persist(out)
             out.append(Note("released", {"name": name, "generation": generation}))
             out.extend(Send(node, Released(name, generation)) for node in entered)
 
     def absent_from(self, name: str, generation: int) -> list[str]:
         """Who has not entered a barrier, for people who ask."""
-        entered = self._entered.get((name, generation), {})
-        groups = {group for wanted in entered.values() for group in wanted}
-        return sorted(
-            m.name for m in self.members.values() if f"{m.role}s" in groups and m.id not in entered
-        )
+        return self._barriers.absent_from(name, generation, self.members.values())
 
     def _end_if_done(self, now: float, out: Effects) -> None:
         workers = [n for n, m in self.members.items() if m.role == "worker"]
@@ -464,7 +452,7 @@ class SchedulerMachine:
             self._next_incarnation,
             tuple(self.members.values()),
             tuple(sorted(self.finished)),
-            self._released,
+            self._barriers.released,
             self.ended,
             self._reason if self.ended else "",
         )

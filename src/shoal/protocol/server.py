@@ -7,15 +7,13 @@ replica a fragment, so *acknowledged* means applied here), and any clock but `no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any, Literal, Protocol
 
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
+from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.machine import (
     Accept,
     Arrival,
@@ -32,7 +30,6 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import (
     FOREVER,
-    NO_VIEW,
     SCHEDULER,
     Code,
     Freeze,
@@ -48,28 +45,10 @@ from shoal.protocol.messages import (
     ViewId,
     describe,
 )
-from shoal.protocol.rounds import Contribution, Loads, Rounds, Staged
+from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.session import Session
+from shoal.protocol.shards import Loads, OpenShard, Shard, Staged
 from shoal.protocol.windows import WINDOW, Window
-from shoal.tables.spec import TableSpec
-
-
-class Shard(Protocol):
-    """One server's part of a table (`tables.dense.DenseShard`); it stages what it applies."""
-
-    spec: TableSpec
-    held: KeyRange
-
-    def stage(self, rows: KeyRange, keys: int) -> Any: ...
-    def stage_keys(self, rows: KeyRange, keys: int) -> Any: ...
-    def apply(self, staged: Any, lr: float | None) -> None: ...
-    def write(self, staged: Any) -> None: ...
-    def merge(self, contributions: Sequence[tuple[float, float | None, Any]]) -> None: ...
-    def read(self, rows: KeyRange) -> memoryview: ...
-    def read_keys(self, staged: Any) -> memoryview: ...
-
-
-OpenShard = Callable[[TableSpec, KeyRange], Shard]
 
 
 class Parked(msgspec.Struct, eq=False):
@@ -90,12 +69,6 @@ class Arrived(msgspec.Struct, frozen=True, eq=False):
     view: ViewId
 
 
-Verdict = Literal[
-    "fresh", "again", "seen", "settled", "frozen", "stale", "stranger", "too many", "misfit"
-]
-TAKEN = ("fresh", "again")
-
-
 class ServerMachine:
     """Holds shards, applies pushes, answers pulls when their consistency admits them."""
 
@@ -106,9 +79,8 @@ class ServerMachine:
         self.counters: Counter[str] = Counter()
         self._open_shard = open_shard
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
-        self._promised = NO_VIEW
+        self.gate = Gate()
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
-        self._windows: dict[NodeId, Window] = {}  # the view's workers'
         self._rounds = Rounds()
         self._parked: dict[tuple[int, int], Parked] = {}  # by request id
         self._story = Story()
@@ -119,12 +91,12 @@ class ServerMachine:
         """Where a payload goes. Changes nothing: `handle` decides again once it is here."""
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
-        verdict = self._verdict(sender, message)
+        verdict = self.gate.verdict(sender, message)
         if verdict not in TAKEN:
             return Discard(verdict)
         loads = self._stage(message)
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        sink = Sink(views, Arrived(loads, self._windows[sender], self.session.view_id))
+        sink = Sink(views, Arrived(loads, self.gate.windows[sender], self.session.view_id))
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
         return Accept(sink)
@@ -183,7 +155,7 @@ class ServerMachine:
     @property
     def frozen(self) -> bool:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
-        return self._promised > self.session.view_id
+        return self.gate.frozen
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
@@ -194,13 +166,13 @@ class ServerMachine:
     def _freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self.session.view_id:
             return
-        self._promised = max(self._promised, message.view)
-        if message.view == self._promised:
+        self.gate.promise(message.view)
+        if message.view == self.gate.promised:
             clocks = tuple(self.clocks.items())
             out.append(Send(SCHEDULER, Frozen(message.view, clocks, self._rounds.first_open)))
 
     def _adopt(self, view: View, out: Effects) -> None:
-        self._promised = max(self._promised, view.id)
+        self.gate.adopt(view)
         self._open_tables(view, out)
         self._workers = {m.incarnation: m for m in view.workers}
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
@@ -211,10 +183,6 @@ class ServerMachine:
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)
-        known = {window.incarnation: window for window in self._windows.values()}
-        self._windows = {
-            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank) for m in view.workers
-        }
         self._settle(out)
 
     def _open_tables(self, view: View, out: Effects) -> None:
@@ -227,6 +195,7 @@ class ServerMachine:
                 self._unopened = error.message
                 self.session.abort(error.message, out)
                 return
+            self.gate.held.append(held)
 
     def _drop_worker(self, worker: int, last_clock: int) -> None:
         self._rounds.drop(worker, last_clock)
@@ -234,37 +203,6 @@ class ServerMachine:
             del self._parked[key]
 
     # ------------------------------------------------------------------ requests
-
-    def _verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
-        if self.frozen:
-            return "frozen"
-        window = self._windows.get(sender)
-        if window is None or window.incarnation != request.incarnation:
-            return "stranger"
-        seq = request.seq
-        if seq < window.settled_below:
-            return "settled"
-        if seq in window.codes:
-            lost = isinstance(request, Request) and request.pulls and not request.pushes
-            return "again" if lost and window.codes[seq] == "applied" else "seen"
-        if request.view != self.session.view_id:
-            return "stale"
-        if isinstance(request, Request):
-            if seq >= max(window.settled_below, request.settled_below) + WINDOW:
-                return "too many"
-            if not 0 < request.weight < inf or not self._fits(request):
-                return "misfit"
-        return "fresh"
-
-    def _fits(self, request: Request) -> bool:
-        for parts in (request.pushes, request.pulls):
-            for part in parts:
-                if not 0 <= part.table < len(self.shards):
-                    return False
-                held, start, stop = self.shards[part.table].held, part.start, part.stop
-                if not held.start <= start <= stop <= held.stop or part.keys > stop - start:
-                    return False
-        return True
 
     def _stage(self, request: Request) -> Loads:
         loads: Loads = []
@@ -281,14 +219,14 @@ class ServerMachine:
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
     ) -> None:
         arrived: Arrived | None = payload.context if payload is not None else None
-        if arrived is not None and self._still_fresh(request, arrived):
+        if arrived is not None and self.gate.still_fresh(request, arrived.window, arrived.view):
             window, loads = arrived.window, arrived.loads
         else:
-            verdict = self._verdict(sender, request)
+            verdict = self.gate.verdict(sender, request)
             if verdict not in TAKEN:
                 self._decline(sender, request, verdict, out)
                 return
-            window = self._windows[sender]
+            window = self.gate.windows[sender]
             loads = arrived.loads if arrived is not None else self._stage(request)
             if arrived is None and any(view.nbytes for load in loads for view in load.views):
                 # Its payload was discarded on arrival, for a reason that has passed since.
@@ -317,16 +255,6 @@ class ServerMachine:
             self._reply(out, sender, request, "applied")
         elif window.codes[request.seq] == "accepted":  # and its own advance did not close it
             self._reply(out, sender, request, "accepted")
-
-    def _still_fresh(self, request: Request, arrived: Arrived) -> bool:
-        """Whether `arriving` accepted this in the present view and no copy overtook it since."""
-        window, seq = arrived.window, request.seq
-        return (
-            arrived.view == self.session.view_id
-            and not self.frozen
-            and seq not in window.codes
-            and seq >= window.settled_below
-        )
 
     def _forget_below(self, window: Window, below: int) -> None:
         """Whatever its worker has settled, or given up, is not kept, and not answered any more."""
@@ -464,7 +392,7 @@ class ServerMachine:
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
         for entry in entries:
             window = entry.window
-            present = self._windows.get(entry.sender) is window
+            present = self.gate.windows.get(entry.sender) is window
             if not present or window.codes.get(entry.seq) != "accepted":
                 continue  # it has left, or its pull in the same request answers for both
             window.codes[entry.seq] = "applied"
@@ -474,7 +402,7 @@ class ServerMachine:
     # ------------------------------------------------------------------ answers
 
     def _probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
-        verdict = self._verdict(sender, probe)
+        verdict = self.gate.verdict(sender, probe)
         if verdict == "fresh":
             self._reply(out, sender, probe, "missing")
         elif verdict == "seen":
@@ -485,7 +413,7 @@ class ServerMachine:
             self._count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self._windows[sender].codes[request.seq]
+        code = self.gate.windows[sender].codes[request.seq]
         parked = self._parked.get((request.incarnation, request.seq))
         target = parked.clock if parked else self.clocks.minimum + 1
         reason = ""

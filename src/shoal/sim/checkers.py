@@ -186,7 +186,7 @@ class Durability:
 def check_parked(node: NodeId, machine: ServerMachine) -> None:
     """`forgotten`: a pull that is said to be parked is parked, with a reason."""
     parked = machine.waiting()
-    said = sum(list(w.codes.values()).count("parked") for w in machine._windows.values())
+    said = sum(list(w.codes.values()).count("parked") for w in machine.gate.windows.values())
     if said != len(parked):
         raise violated("forgotten", f"{node} parked {said} pulls and knows of {len(parked)}")
     for request, reason in parked:

@@ -1,0 +1,38 @@
+"""What the server's machine asks of tables; `tables.dense.DenseShard` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from shoal.keys import KeyRange
+from shoal.tables.spec import TableSpec
+
+
+class Staged(Protocol):
+    """A push that has come in whole and is not applied yet, or the keys of a pull."""
+
+    views: list[memoryview]
+
+    def problem(self) -> str: ...
+
+
+Loads = list[Staged]  # one per push part, then one per keyed pull part
+
+
+class Shard(Protocol):
+    """One server's part of a table; it stages what it applies."""
+
+    spec: TableSpec
+    held: KeyRange
+
+    def stage(self, rows: KeyRange, keys: int) -> Any: ...
+    def stage_keys(self, rows: KeyRange, keys: int) -> Any: ...
+    def apply(self, staged: Any, lr: float | None) -> None: ...
+    def write(self, staged: Any) -> None: ...
+    def merge(self, contributions: Sequence[tuple[float, float | None, Any]]) -> None: ...
+    def read(self, rows: KeyRange) -> memoryview: ...
+    def read_keys(self, staged: Any) -> memoryview: ...
+
+
+OpenShard = Callable[[TableSpec, KeyRange], Shard]

@@ -101,3 +101,39 @@ def test_rooms_without_torch(modules, absent):
     code = f"import sys, {modules}\nprint([m for m in {absent.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+FILE_LINES, FUNCTION_LINES = 400, 70
+LONGER = {  # machines whose parts talk to each other more than to anybody else; only to shrink
+    "protocol/worker.py": 525,
+    "protocol/scheduler.py": 475,
+    "protocol/server.py": 475,
+    "tables/optimizers.py": 430,
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    assert text.count("\n") <= LONGER.get(str(path.relative_to(ROOT)), FILE_LINES)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = node.end_lineno - body[0].lineno + 1 if body else 0
+            assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("room", ["protocol", "strategies"])
+def test_no_mutable_module_state(room):
+    makers = {"dict", "list", "set", "defaultdict", "Counter", "deque", "count"}
+    for path in (ROOT / room).glob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert not any(isinstance(node, ast.Global) for node in ast.walk(tree)), path
+        for node in tree.body:
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if value is None or "__all__" in ast.unparse(node):
+                continue
+            called = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+            mutable = isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp)
+            mutable = mutable or (called and value.func.id in makers)
+            assert not mutable, f"{path}:{node.lineno}"

@@ -309,6 +309,14 @@ def test_a_promise_holds_against_older_views(server, rigs):
     assert not server.machine.frozen
 
 
+def test_only_the_scheduler_freezes(server):
+    for sender in ("worker-0", "stranger"):
+        server.receive(sender, Freeze((9, 9)))
+        assert server.sent() == []
+    assert not server.machine.frozen
+    assert server.machine.counters["unexpected"] == 2
+
+
 def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values):
     """A worker that joins then must not push for it."""
     synchronous.ask(0, 0, values, clock=0, pushes=PUSH, advance=FOREVER)

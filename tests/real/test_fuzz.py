@@ -16,6 +16,7 @@ from shoal.errors import ShoalError
 from shoal.protocol.messages import Frozen, Part, Probe, Request
 from shoal.runtime.client import Client
 from shoal.tables.spec import TableSpec
+from shoal.testing.messages import EXAMPLES
 from shoal.transport import Identity, transport_for
 from shoal.transport.wire import encode
 
@@ -29,6 +30,7 @@ def frames(random):
         encode(Request((1, 2), 3, 5, 0, 0, parts, 1, parts), 4000) + random.randbytes(4000),
         encode(Probe((1, 2), 3, 5)),
         encode(Frozen((1, 2), ((1, 2),), 0)),
+        *(encode(message) for message in EXAMPLES),
     ]
     while True:
         frame = bytearray(random.choice(valid))
@@ -44,7 +46,7 @@ def frames(random):
 
 
 def attack(addresses, count, seed):
-    """Send that many frames, a few a connection, half of the connections without a hello."""
+    """Send that many frames, a few a connection; whoever says hello may speak, and is nobody."""
     random = Random(seed)
     source = frames(random)
     sent = 0

@@ -121,14 +121,14 @@ class ServerMachine:
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._probe(sender, message, out)
+        elif sender != SCHEDULER:
+            self._count(out, "unexpected", sender, type(message).__name__)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
-        elif sender == SCHEDULER:
+        else:
             view = self.session.handle(message, now, out)
             if view is not None:
                 self._adopt(view, out)
-        else:
-            self._count(out, "unexpected", sender, type(message).__name__)
 
     def deadline(self) -> float | None:
         return self.session.deadline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -68,11 +69,12 @@ class Poller:
     def _move(self) -> None:
         self._crowded = 0
         self._patience = min(2 * self._patience, CROWDED_WAITS_MAX)
-        allowed = os.sched_getaffinity(0)
-        others = allowed - {_core()}
-        if others:
-            os.sched_setaffinity(0, others)
-            os.sched_setaffinity(0, allowed)
+        with suppress(OSError):  # a sandbox may forbid it, or have no /proc
+            allowed = os.sched_getaffinity(0)
+            others = allowed - {_core()}
+            if others:
+                os.sched_setaffinity(0, others)
+                os.sched_setaffinity(0, allowed)
 
 
 def _core() -> int:

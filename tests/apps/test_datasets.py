@@ -22,7 +22,8 @@ import torch
 from PIL import Image
 
 from shoal.apps import cache
-from shoal.apps.datasets import MNIST_FILES, Dataset, datasets, find_source, holdout, search_path
+from shoal.apps.catalogue import datasets, find_source
+from shoal.apps.datasets import MNIST_FILES, Dataset, holdout, search_path
 from shoal.apps.transforms import Scale, Standardise
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 
@@ -388,10 +389,16 @@ def test_a_csv_file_without_two_classes_or_a_path_is_refused(tmp_path: Path) -> 
     (tmp_path / "t.csv").write_text("1,7\n2,7\n")
     with pytest.raises(InvalidValue, match="all rows are of class '7'"):
         load("csv:t.csv", tmp_path)
-    with pytest.raises(UnknownName):
-        find_source("csv:")
-    with pytest.raises(InvalidValue, match="put the file's path"):
-        datasets["csv:PATH"].load([tmp_path])
+    for name in ("csv:", "csv:PATH"):
+        with pytest.raises(InvalidValue, match="put the file's path"):
+            find_source(name)
+
+
+def test_a_path_to_a_csv_file_needs_no_prefix(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("".join(f"{n},{n % 2}\n" for n in range(10)))
+    plain, named = load("t.csv", tmp_path), load("csv:t.csv", tmp_path)
+    assert plain.train_x.equal(named.train_x)
+    assert plain.classes == 2
 
 
 @pytest.mark.parametrize(

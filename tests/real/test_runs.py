@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import shoal
 
 SHOAL = [sys.executable, "-m", "shoal.cli"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.real
 
 
@@ -156,6 +158,9 @@ def test_bad_input_says_what_to_do(tmp_path):
         assert done.returncode != 0, words
         assert text in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr, (words, done.stderr)
+    done = command("train", "wine", cwd=tmp_path)  # refused before anything starts
+    assert "unknown dataset 'wine' (known: cifar10" in done.stderr
+    assert not list(tmp_path.glob("shoal-runs/wine*"))
 
 
 def test_roles_by_hand_name_who_is_missing(tmp_path):
@@ -165,3 +170,32 @@ def test_roles_by_hand_name_who_is_missing(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1
     assert "2 of 2 servers (server-0, server-1) and 1 of 1 workers (worker-0)" in done.stderr
+
+
+def test_roles_by_hand_do_a_job(tmp_path):
+    """A server that is reached by another name than it listens at, and a worker's own script."""
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    roles = [
+        ("scheduler", "--listen", address, "--workers", "1", "--servers", "1"),
+        ("server", "--scheduler", address, "--advertise", "tcp://localhost:0"),
+        ("worker", "--scheduler", address, str(EXAMPLES / "kv.py")),
+    ]
+    processes = [
+        subprocess.Popen(
+            [*SHOAL, *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in roles
+    ]
+    for process, words in zip(processes, roles, strict=True):
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, (words, errors)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Data sets by name: where their files are looked for, and their samples as tensors.
+"""The data sets of `catalogue`: where their files are looked for, their samples as tensors.
 
     digits         comes with scikit-learn, needs no file and no network
     mnist          four IDX files, downloaded where they are nowhere
@@ -16,9 +16,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +37,8 @@ from shoal.apps.readers import (
 )
 from shoal.apps.transforms import Scale, Standardise, Transform
 from shoal.errors import DataMissing, InvalidValue
-from shoal.registry import Registry
 
-__all__ = ["Dataset", "DatasetSource", "datasets", "find_source", "holdout", "search_path"]
+__all__ = ["Dataset", "holdout", "search_path"]
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
@@ -75,39 +73,6 @@ class Dataset:
     classes: int
     transform: Transform
     notes: tuple[str, ...] = ()  # what a user should know of this data, such as rows left out
-
-
-class Loader(Protocol):
-    """`load(data_dirs, seed)`, with `data_dirs` as from `search_path`."""
-
-    def __call__(
-        self, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
-    ) -> Dataset:
-        """Find the files, or download them unless `offline`, and read them."""
-        ...
-
-
-@dataclass(frozen=True)
-class DatasetSource:
-    """A data set that can be loaded, and the model that suits it by name."""
-
-    name: str
-    summary: str
-    load: Loader
-    default_model: str
-
-
-def find_source(name: str) -> DatasetSource:
-    """The source that `name` means; `csv:PATH` makes one for that file.
-
-    Raises:
-        UnknownName: no data set is called so; the text lists the known ones.
-    """
-    if name.startswith("csv:") and len(name) > len("csv:"):
-        listed = datasets["csv:PATH"]
-        load = partial(_load_csv, name.removeprefix("csv:"))
-        return DatasetSource(name, listed.summary, load, listed.default_model)
-    return datasets[name]
 
 
 # -- finding files -------------------------------------------------------------------------------
@@ -177,7 +142,7 @@ def _decoded(cache: Path, path: Path, read: Callable[[Path], npt.NDArray[Any]]) 
 # -- the data sets -------------------------------------------------------------------------------
 
 
-def _load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+def load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
     # Importing sklearn.datasets takes longer (seconds) than all the rest of a worker's start, so
     # the file is read from where the package lies.
     package = importlib.util.find_spec("sklearn")
@@ -200,7 +165,7 @@ def _load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fa
     )
 
 
-def _load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+def load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
     cache = data_dirs[-1] / "mnist"
     given = _find(_places(data_dirs[:-1], "mnist"), list(MNIST_FILES))
     # A part of the files in the cache is a download that was cut short; it goes on.
@@ -254,7 +219,7 @@ def _download_mnist(cache: Path, places: Sequence[Path]) -> dict[str, Path]:
     return {name: cache / f"{name}.gz" for name in MNIST_FILES}
 
 
-def _load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+def load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
     places = _places(data_dirs, "cifar10", "cifar-10-batches-bin")
     whole, head = [*CIFAR_TRAIN, CIFAR_TEST], [CIFAR_TRAIN_HEAD, CIFAR_TEST_HEAD]
     found = _find(places, whole, head)
@@ -269,7 +234,7 @@ def _load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = F
     return _cifar_dataset("cifar10", train, parts[-1], notes)
 
 
-def _load_cifar10_jpeg(
+def load_cifar10_jpeg(
     data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
 ) -> Dataset:
     places = _places(data_dirs, "cifar10")
@@ -294,7 +259,7 @@ def _cifar_dataset(
     return _dataset(name, split_records(train), split_records(test), 10, Scale(1 / 255), notes)
 
 
-def _load_csv(
+def load_csv(
     path_text: str, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
 ) -> Dataset:
     places = [Path.cwd(), *_places(data_dirs, "csv")]
@@ -348,23 +313,3 @@ def _dataset(
         (torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))) for x, y in (train, test)
     )
     return Dataset(name, train_x, train_y, test_x, test_y, classes, transform, notes)
-
-
-datasets: Registry[DatasetSource] = Registry("dataset")
-
-
-def _register(name: str, summary: str, load: Loader, default_model: str) -> None:
-    datasets.add(name, DatasetSource(name, summary, load, default_model))
-
-
-def _needs_path(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
-    raise InvalidValue("csv:PATH: put the file's path after the colon")
-
-
-_register(
-    "digits", "8x8 handwritten digits, 1438 + 359; comes with scikit-learn", _load_digits, "mlp"
-)
-_register("mnist", "28x28 handwritten digits, 60000 + 10000", _load_mnist, "mlp")
-_register("cifar10", "32x32 colour images of 10 classes, binary layout", _load_cifar10, "cnn")
-_register("cifar10-jpeg", "CIFAR-10's 50000 training images as JPEGs", _load_cifar10_jpeg, "cnn")
-_register("csv:PATH", "a numeric CSV file (or .csv.gz), the class last", _needs_path, "mlp")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from shoal.apps.catalogue import find_source
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
@@ -63,7 +64,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
-    folder = RunFolder.create(Path(job.out), job.title or Path(job.data).stem)
+    folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.job.write_text(dump_job(job))
     with LocalEngine(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at):
@@ -86,6 +87,8 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
+    if job.data_is_named:
+        find_source(job.data)
     if job.init and not Path(job.init).exists():
         raise InvalidValue(f"init: no file {job.init}")
 

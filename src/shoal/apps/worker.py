@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from shoal.apps.datasets import Dataset, find_source
+from shoal.apps.catalogue import find_source
+from shoal.apps.datasets import Dataset
 from shoal.apps.transforms import Compose
 from shoal.apps.vision import from_layers, models
 from shoal.collective.process_group import ProcessGroup
@@ -181,8 +182,7 @@ class _Batches:
 
 def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
     """The job's data: by name, or from an importable function."""
-    module, found, _ = spec.data.partition(":")
-    if not found or module == "csv":
+    if spec.data_is_named:
         return find_source(spec.data).load(data_dirs)
     made = imports.load(spec.data)()
     if isinstance(made, Dataset):
@@ -211,7 +211,8 @@ def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
             )
         module = module.to(torch.get_default_dtype())
     else:
-        name = spec.model or default_model(spec.data)
+        suits = find_source(spec.data).default_model if spec.data_is_named else "mlp"
+        name = spec.model or suits
         module = models[name](tuple(sample.shape[1:]), dataset.classes)
     if spec.init:
         path = Path(spec.init)
@@ -222,11 +223,6 @@ def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
         except Exception as error:
             raise DataCorrupt(f"{path} does not fit the model: {error}") from None
     return module
-
-
-def default_model(data: str) -> str:
-    module, found, _ = data.partition(":")
-    return find_source(data).default_model if not found or module == "csv" else "mlp"
 
 
 def updates_of(spec: JobSpec, splits: list[Any], in_step: bool) -> int:

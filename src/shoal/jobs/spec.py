@@ -71,6 +71,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Samples a worker and step."""
         return self.global_batch_size // self.workers or self.batch_size
 
+    @property
+    def data_is_named(self) -> bool:
+        """Whether `data` is a data set's name, not an importable function."""
+        module, function, _ = self.data.partition(":")
+        return module == "csv" or not function
+
     def access_options(self, updates: int) -> Options:
         """The optimizer's options, its learning rate scheduled over that many updates."""
         lr = self.lr or USUAL_LR.get(self.optimizer, 0.01)

@@ -1,0 +1,71 @@
+"""The data sets that can be named. Importable without torch: names are checked before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidValue
+from shoal.registry import Registry
+
+if TYPE_CHECKING:
+    from shoal.apps.datasets import Dataset
+
+CSV_SUFFIXES = (".csv", ".csv.gz")
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A data set that can be loaded, and the model that suits it by name.
+
+    loader:  "module:function", imported when it is needed; it is called with the folders to look
+             in, and before these with the path of the file where the name has one
+    """
+
+    name: str
+    summary: str
+    loader: str
+    default_model: str
+    path: str = ""
+
+    def load(self, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
+        """Find the files, or download them unless `offline`, and read them.
+
+        data_dirs: as from `places.search_path`
+        """
+        module, _, function = self.loader.partition(":")
+        where = (self.path, data_dirs) if self.path else (data_dirs,)
+        loaded: Dataset = getattr(import_module(module), function)(*where, seed, offline=offline)
+        return loaded
+
+
+datasets: Registry[DatasetSource] = Registry("dataset")
+
+for _name, _summary, _function, _model in (
+    ("digits", "8x8 handwritten digits, 1438 + 359; comes with scikit-learn", "digits", "mlp"),
+    ("mnist", "28x28 handwritten digits, 60000 + 10000", "mnist", "mlp"),
+    ("cifar10", "32x32 colour images of 10 classes, binary layout", "cifar10", "cnn"),
+    ("cifar10-jpeg", "CIFAR-10's 50000 training images as JPEGs", "cifar10_jpeg", "cnn"),
+    ("csv:PATH", "a numeric CSV file (or .csv.gz), the class last", "csv", "mlp"),
+):
+    datasets.add(
+        _name, DatasetSource(_name, _summary, f"shoal.apps.datasets:load_{_function}", _model)
+    )
+
+
+def find_source(name: str) -> DatasetSource:
+    """The source that `name` means; `csv:PATH`, or a path to a .csv file, makes one for that file.
+
+    Raises:
+        UnknownName: no data set is called so; the text lists the known ones.
+        InvalidValue: `csv:` without a path.
+    """
+    path = name.removeprefix("csv:")
+    if path == name and not name.endswith(CSV_SUFFIXES):
+        return datasets[name]
+    if path in ("", "PATH"):
+        raise InvalidValue("csv:PATH: put the file's path after the colon")
+    return replace(datasets["csv:PATH"], name=name, path=path)

@@ -233,7 +233,9 @@ class ServerMachine:
                 self._reply(out, sender, request, "missing")
                 return
         if request.settled_below > window.settled_below:
-            self._forget_below(window, request.settled_below)
+            window.settle(request.settled_below)
+            if self._parked:
+                self._forget_below(window)
         for load in loads:
             problem = load.problem()
             if problem:
@@ -242,7 +244,8 @@ class ServerMachine:
                 return
         accepted = False
         if request.pushes:
-            if self._too_late(sender, request, window, out):
+            if request.clock < self.clocks[request.incarnation] and self._closing(request):
+                self._close_out(sender, request, window, out)
                 return
             accepted = self._push(sender, request, loads, window, out)
         if request.advance >= 0:
@@ -256,13 +259,11 @@ class ServerMachine:
         elif window.codes[request.seq] == "accepted":  # and its own advance did not close it
             self._reply(out, sender, request, "accepted")
 
-    def _forget_below(self, window: Window, below: int) -> None:
-        """Whatever its worker has settled, or given up, is not kept, and not answered any more."""
-        window.settle(below)
-        if self._parked:
-            worker = window.incarnation
-            for key in [k for k in self._parked if k[0] == worker and k[1] < below]:
-                del self._parked[key]
+    def _forget_below(self, window: Window) -> None:
+        """What its worker has given up is not answered any more."""
+        worker, below = window.incarnation, window.settled_below
+        for key in [key for key in self._parked if key[0] == worker and key[1] < below]:
+            del self._parked[key]
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self._count(out, verdict, sender, describe(request))
@@ -281,15 +282,12 @@ class ServerMachine:
             )
             self._reply(out, sender, request, "refused", reason)
 
-    def _too_late(self, sender: NodeId, request: Request, window: Window, out: Effects) -> bool:
+    def _close_out(self, sender: NodeId, request: Request, window: Window, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
         reached = self.clocks[request.incarnation]
-        if request.clock >= reached or not self._closing(request):
-            return False
         window.codes[request.seq] = "round_closed"
         reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
         self._reply(out, sender, request, "round_closed", reason)
-        return True
 
     def _push(
         self, sender: NodeId, request: Request, loads: Loads, window: Window, out: Effects

@@ -117,9 +117,10 @@ class WorkerMachine:
         part = leg.parts.get(sender) if leg is not None else None
         if part is None or part.done or nbytes != part.share.nbytes_out:
             return Discard("nobody waits for it")
-        part.revoke()
-        part.sink = Sink(part.share.outs)
-        return Accept(part.sink)
+        if part.sink is not None:
+            part.revoke()
+        sink = part.sink = Sink(part.share.outs)
+        return Accept(sink)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []

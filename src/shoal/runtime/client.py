@@ -333,15 +333,15 @@ class Blocking:
         self._run = run
         self._exchanges = exchanges
 
-    def push(self, *args: Any, after: Sequence[Future] = (), **options: Any) -> None:
-        self._run(self._exchanges.push(*args, after=_ids(after), **options))
+    def push(self, *args: Any, **options: Any) -> None:
+        self._run(self._exchanges.push(*args, **_by_ids(options)))
 
-    def pull(self, *args: Any, after: Sequence[Future] = (), **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.pull(*args, after=_ids(after), **options))
+    def pull(self, *args: Any, **options: Any) -> Tensor:
+        rows: Tensor = self._run(*self._exchanges.pull(*args, **_by_ids(options)))
         return rows
 
-    def push_pull(self, *args: Any, after: Sequence[Future] = (), **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.push_pull(*args, after=_ids(after), **options))
+    def push_pull(self, *args: Any, **options: Any) -> Tensor:
+        rows: Tensor = self._run(*self._exchanges.push_pull(*args, **_by_ids(options)))
         return rows
 
     def advance(self, *, last: bool = False) -> None:
@@ -373,6 +373,12 @@ def connect(address: str, **options: Any) -> Client:
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
     return Client(address, chosen)
+
+
+def _by_ids(options: dict[str, Any]) -> dict[str, Any]:
+    if "after" in options:
+        options["after"] = _ids(options["after"])
+    return options
 
 
 def _ids(futures: Sequence[Future]) -> tuple[int, ...]:

@@ -34,16 +34,16 @@ class _Kept(msgspec.Struct, eq=False):
     """
 
     ask: Exchange
-    places: tuple[tuple[int, int], ...]  # of each tensor: address, elements
     refs: tuple[weakref.ref[Tensor], ...]
+    first: tuple[int, int]  # address, elements
+    second: tuple[int, int]
 
-    def fits(self, *tensors: Tensor) -> bool:
-        for tensor, (address, size) in zip(tensors, self.places, strict=False):
-            if tensor.data_ptr() != address or tensor.numel() != size:
-                return False
-            if not tensor.is_contiguous():
-                return False
-        return True
+    def fits(self, first: Tensor, second: Tensor | None = None) -> bool:
+        if (first.data_ptr(), first.numel()) != self.first or not first.is_contiguous():
+            return False
+        return second is None or (
+            (second.data_ptr(), second.numel()) == self.second and second.is_contiguous()
+        )
 
 
 class Exchanges:
@@ -128,8 +128,9 @@ class Exchanges:
         def forget(_: object) -> None:
             self._kept.pop(key, None)  # type: ignore[arg-type]
 
-        places = tuple((tensor.data_ptr(), tensor.numel()) for tensor in tensors)
-        kept = _Kept(ask, places, tuple(weakref.ref(tensor, forget) for tensor in tensors))
+        places = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
+        refs = tuple(weakref.ref(tensor, forget) for tensor in tensors)
+        kept = _Kept(ask, refs, places[0], places[-1])
         if key is not None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()

@@ -26,7 +26,8 @@ class Poller:
 
     Two that talk to each other and never sleep can be on one core for ever while another is idle:
     to the kernel both look too busy to be moved, and every message costs two switches. Who notices
-    it moves. That may not help (every core is busy), so each time it takes longer to be noticed.
+    it moves. That may not help (every core is busy), so each time it takes twice as long to be
+    noticed, and half as long after as many waits alone.
     """
 
     def __init__(self) -> None:
@@ -37,8 +38,10 @@ class Poller:
         self.close = self._epoll.close
         self._skip = 0
         self._penalty = 1
-        self._crowded = 0  # waits in a row
-        self._patience = CROWDED_WAITS + os.getpid() % CROWDED_WAITS  # not both of two at once
+        self._crowded = False  # the last waits, and how many of them were alike
+        self._alike = 0
+        # Not the same for both of two, or they would change places.
+        self._patience = self._patience_min = CROWDED_WAITS + os.getpid() % CROWDED_WAITS
 
     def wait(self, timeout_s: float, now: float) -> Ready:
         """(file descriptor, event mask) of those that are ready, after `timeout_s` at most."""
@@ -52,9 +55,7 @@ class Poller:
             ready = poll(0)
             if ready:
                 self._penalty = 1
-                self._crowded = self._crowded + 1 if crowded else 0
-                if self._crowded >= self._patience:
-                    self._move()
+                self._note(crowded)
                 return ready
             if now >= until:
                 break
@@ -66,9 +67,20 @@ class Poller:
         self._penalty = min(2 * self._penalty, SPIN_PENALTY_MAX)
         return poll(timeout_s)
 
+    def _note(self, crowded: bool) -> None:
+        if crowded != self._crowded:
+            self._crowded, self._alike = crowded, 0
+        self._alike += 1
+        if self._alike < self._patience:
+            return
+        self._alike = 0
+        if crowded:
+            self._patience = min(2 * self._patience, CROWDED_WAITS_MAX)
+            self._move()
+        else:
+            self._patience = max(self._patience // 2, self._patience_min)
+
     def _move(self) -> None:
-        self._crowded = 0
-        self._patience = min(2 * self._patience, CROWDED_WAITS_MAX)
         with suppress(OSError):  # a sandbox may forbid it, or have no /proc
             allowed = os.sched_getaffinity(0)
             others = allowed - {_core()}

@@ -134,6 +134,9 @@ class DenseShard:
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:
         """Room for a push of `rows`, or of `keys` keys among them."""
+        ready = self._ready.get(rows) if keys < 0 else None
+        if ready:
+            return ready.pop()
         count = len(rows) if keys < 0 else keys
         return self._stage(rows, keys, count * self._row_bytes)
 
@@ -142,9 +145,6 @@ class DenseShard:
         return self._stage(rows, keys, 0)
 
     def _stage(self, rows: KeyRange, keys: int, values_bytes: int) -> StagedRows:
-        ready = self._ready.get(rows) if keys < 0 else None
-        if ready:
-            return ready.pop()
         keys_bytes = 0 if keys < 0 else -(-8 * keys // _ALIGN) * _ALIGN
         memory = self._staging.take(keys_bytes + values_bytes)
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width)

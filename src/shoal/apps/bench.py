@@ -31,7 +31,7 @@ from shoal.tables.spec import TableSpec
 
 SMALL = 64
 LARGE = 1 << 20
-CALLS = {SMALL: 1500, LARGE: 150}  # a batch
+CALLS = {SMALL: 400, LARGE: 50}  # a batch
 WARM_UP = 50
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Accept, Asked, Note, Received, Resolve, Send
+from shoal.protocol.machine import Asked, Discard, Note, Received, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Member, NewView, Reply, Request, View
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
@@ -113,13 +113,13 @@ class Rig:
         if not payload:
             return self.handle(Received(sender, message))
         arrival = self.machine.arriving(sender, message, len(payload))
-        if not isinstance(arrival, Accept):
+        if isinstance(arrival, Discard):
             return self.handle(Received(sender, message))
         edge = 0
-        for view in arrival.sink.views:
+        for view in arrival.views:
             view[:] = payload[edge : edge + view.nbytes]
             edge += view.nbytes
-        return self.handle(Received(sender, message, arrival.sink))
+        return self.handle(Received(sender, message, arrival))
 
     def sent(self, kind=object):
         return [

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidValue, InvariantBroken
-from shoal.protocol.machine import Accept, Asked, Discard, Received
+from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
@@ -71,8 +71,8 @@ def test_payloads_that_are_drained_without_being_looked_at(server, request_, nby
 
 def test_a_payload_goes_to_staging_memory_and_changes_nothing(server, values):
     arrival = server.machine.arriving("worker-0", Request((1, 1), 11, 0, 0, 0, PUSH), 32)
-    assert isinstance(arrival, Accept)
-    arrival.sink.views[0][:] = values
+    assert isinstance(arrival, Sink)
+    arrival.views[0][:] = values
     assert server.rows == [0, 0, 0, 0]
 
 
@@ -153,7 +153,7 @@ def test_a_duplicate_is_answered_and_not_applied(server, values):
 
 def test_a_copy_that_overtakes_its_payload_makes_the_payload_a_duplicate(server, values):
     request = Request((1, 1), 11, 0, 0, 0, PUSH)
-    slow = server.machine.arriving("worker-0", request, 32).sink
+    slow = server.machine.arriving("worker-0", request, 32)
     slow.views[0][:] = values
     server.receive("worker-0", request, values)
     server.handle(Received("worker-0", request, slow))
@@ -344,7 +344,7 @@ def test_what_was_taken_in_an_older_view_is_known_in_the_next(server, rigs, valu
 
 def test_a_payload_that_spans_a_change_of_view_is_asked_for_again(server, rigs, values):
     request = Request((1, 1), 11, 0, 0, 0, PUSH)
-    sink = server.machine.arriving("worker-0", request, 32).sink
+    sink = server.machine.arriving("worker-0", request, 32)
     server.adopt(rigs.view_of(2, tables=server.view.tables))
     server.handle(Received("worker-0", request, sink))
     assert server.codes("worker-0") == ["stale"]

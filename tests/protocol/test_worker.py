@@ -12,7 +12,7 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Accept, Asked, Discard, PeerLost, Received, Ticked
+from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Sink, Ticked
 from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
@@ -314,12 +314,12 @@ def test_a_late_answer_does_not_land_in_a_buffer_in_use(worker, pull, out, rigs)
     worker.ask(1, Exchange(pulls=pull, timeout_s=1.0))
     reply = Reply(11, 0, (1, 1), "applied", payload=32)
     arrival = worker.machine.arriving("server-0", reply, 32)
-    assert isinstance(arrival, Accept)
+    assert isinstance(arrival, Sink)
     expire(worker, 1.0)
     expire(worker, 2.0)
-    assert arrival.sink.revoked
-    assert arrival.sink.views == []
-    worker.handle(Received("server-0", reply, arrival.sink))
+    assert arrival.revoked
+    assert arrival.views == []
+    worker.handle(Received("server-0", reply, arrival))
     assert worker.notes("late") == [{"seq": 0, "code": "applied"}]
     assert worker.machine.arriving("server-0", reply, 32) == Discard("nobody waits for it")
 
@@ -327,8 +327,8 @@ def test_a_late_answer_does_not_land_in_a_buffer_in_use(worker, pull, out, rigs)
 def test_the_first_of_two_answers_loses_its_place_to_the_second(worker, pull, rigs):
     worker.ask(1, Exchange(pulls=pull))
     reply = Reply(11, 0, (1, 1), "applied", payload=32)
-    first = worker.machine.arriving("server-0", reply, 32).sink
-    second = worker.machine.arriving("server-0", reply, 32).sink
+    first = worker.machine.arriving("server-0", reply, 32)
+    second = worker.machine.arriving("server-0", reply, 32)
     assert first.revoked
     worker.handle(Received("server-0", reply, first))
     assert worker.resolved() == {}
@@ -375,7 +375,7 @@ def test_what_was_not_sent_yet_is_dropped_at_its_time_out(rigs, push):
 
 def test_a_cancelled_pull_frees_its_buffer(worker, pull):
     worker.ask(1, Exchange(pulls=pull))
-    sink = worker.machine.arriving("server-0", Reply(11, 0, (1, 1), "applied"), 32).sink
+    sink = worker.machine.arriving("server-0", Reply(11, 0, (1, 1), "applied"), 32)
     worker.handle(Asked(2, Cancel(1)))
     assert isinstance(worker.resolved()[1].error, Cancelled)
     assert worker.resolved()[2].error is None

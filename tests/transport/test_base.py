@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from shoal.errors import AddressInvalid, BadLength
-from shoal.protocol.machine import Accept, Discard, Sink
+from shoal.protocol.machine import Discard, Sink
 from shoal.transport import transport_for
 from shoal.transport.base import Connection, Listener, Transport, place_of, sink_for, transports
 
@@ -39,11 +39,11 @@ def test_a_place_follows_its_scheme():
 
 def test_a_sink_is_as_large_as_its_payload():
     sink = Sink([memoryview(bytearray(3)), memoryview(bytearray(4))])
-    assert sink_for(Accept(sink), 7) is sink
+    assert sink_for(sink, 7) is sink
     assert sink_for(Discard("late"), 7) is None
     for nbytes in (6, 8):
         with pytest.raises(BadLength, match=f"{nbytes} bytes for a sink of 7"):
-            sink_for(Accept(sink), nbytes)
+            sink_for(sink, nbytes)
 
 
 def test_contracts_are_abstract():

@@ -129,13 +129,16 @@ class Sink:
         self.context = context
         self.revoked = False
 
+    def fill(self, data: memoryview, start: int = 0) -> None:
+        """Take the whole payload from `data`, where it begins at `start`."""
+        for view in self.views:
+            stop = start + view.nbytes
+            view[:] = data[start:stop]
+            start = stop
+
     def revoke(self) -> None:
         self.revoked = True
         self.views = []
-
-
-class Accept(msgspec.Struct, frozen=True):
-    sink: Sink
 
 
 class Discard(msgspec.Struct, frozen=True):
@@ -144,7 +147,7 @@ class Discard(msgspec.Struct, frozen=True):
     reason: str
 
 
-Arrival = Accept | Discard
+Arrival = Sink | Discard
 
 
 class Machine(Protocol):

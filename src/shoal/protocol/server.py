@@ -15,7 +15,6 @@ from shoal.keys import KeyRange
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.machine import (
-    Accept,
     Arrival,
     Asked,
     Discard,
@@ -99,7 +98,7 @@ class ServerMachine:
         sink = Sink(views, Arrived(loads, self.gate.windows[sender], self.session.view_id))
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
-        return Accept(sink)
+        return sink
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []

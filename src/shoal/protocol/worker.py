@@ -23,7 +23,6 @@ from shoal.errors import (
 )
 from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import (
-    Accept,
     Arrival,
     Asked,
     Discard,
@@ -120,12 +119,17 @@ class WorkerMachine:
         if part.sink is not None:
             part.revoke()
         sink = part.sink = Sink(part.share.outs)
-        return Accept(sink)
+        return sink
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         if isinstance(event, Received):
-            self._received(event, now, out)
+            message = event.message
+            self._story.add(now, event.sender, message)
+            if isinstance(message, Reply):
+                self._reply(event.sender, message, event.payload, now, out)
+            else:
+                self._received(event.sender, message, now, out)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         elif isinstance(event, Ticked):
@@ -336,12 +340,8 @@ class WorkerMachine:
 
     # ------------------------------------------------------------------ answers
 
-    def _received(self, event: Received, now: float, out: Effects) -> None:
-        sender, message = event.sender, event.message
-        self._story.add(now, sender, message)
-        if isinstance(message, Reply):
-            self._reply(sender, message, event.payload, now, out)
-        elif isinstance(message, Nudge):
+    def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
+        if isinstance(message, Nudge):
             self._probe_all(now, out)
         elif isinstance(message, NotDeclared):
             self._declared(message.table, message.reason, out)

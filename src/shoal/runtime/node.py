@@ -232,7 +232,7 @@ class Node:
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         if not self.stopped:
-            self.handle(Received(sender, message, payload))
+            self.perform(self.machine.handle(Received(sender, message, payload), monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
         self._count(error, self._peers.get(sender))

@@ -20,8 +20,8 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import (
-    Accept,
     Asked,
+    Discard,
     Effects,
     Event,
     Machine,
@@ -199,14 +199,14 @@ class World:
             self._handle(sim, Received(source, message))
             return
         arrival = sim.machine.arriving(source, message, len(payload))
-        if not isinstance(arrival, Accept):
+        if isinstance(arrival, Discard):
             self._handle(sim, Received(source, message))
             return
         half = len(payload) // 2
-        _pour(arrival.sink, payload, 0, half)
+        _pour(arrival, payload, 0, half)
         rest, faults = self.network.second_half()
         self._hit(faults, message)
-        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival.sink, half))
+        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, half))
         if self.cut_short(source, message):
             self.crash(source)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
-from shoal.protocol.machine import Accept, Arrival, Discard, Sink
+from shoal.protocol.machine import Arrival, Discard, Sink
 from shoal.protocol.messages import Message, NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 
@@ -54,7 +54,7 @@ class End:
         self.senders.add(sender)
         self.announced.append(nbytes)
         sink = self.sinks(nbytes)
-        return Discard("a law said so") if sink is None else Accept(sink)
+        return Discard("a law said so") if sink is None else sink
 
     def _deliver(self, sender: NodeId, message: Message, sink: Sink | None) -> None:
         self.senders.add(sender)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import AddressInvalid, BadLength, UnknownName
-from shoal.protocol.machine import Accept, Arrival, Sink
+from shoal.protocol.machine import Arrival, Discard, Sink
 from shoal.protocol.messages import Message, NodeId, Role
 from shoal.registry import Registry
 
@@ -52,6 +52,7 @@ class Connection(ABC):
     """
 
     peer: NodeId = ""
+    backlog: int = 0  # bytes that wait to be sent
 
     @abstractmethod
     def fileno(self) -> int: ...
@@ -68,11 +69,6 @@ class Connection(ABC):
     @abstractmethod
     def flush(self) -> None:
         """Send what waits, as far as the other side takes it."""
-
-    @property
-    @abstractmethod
-    def backlog(self) -> int:
-        """Bytes that wait to be sent."""
 
     @abstractmethod
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
@@ -153,11 +149,11 @@ def sink_for(arrival: Arrival, nbytes: int) -> Sink | None:
 
     A sink of another size is refused: the bytes would end in the wrong place.
     """
-    if not isinstance(arrival, Accept):
+    if isinstance(arrival, Discard):
         return None
-    if arrival.sink.nbytes != nbytes:
-        raise BadLength(f"a payload of {nbytes} bytes for a sink of {arrival.sink.nbytes}")
-    return arrival.sink
+    if arrival.nbytes != nbytes:
+        raise BadLength(f"a payload of {nbytes} bytes for a sink of {arrival.nbytes}")
+    return arrival
 
 
 _FORMS = "use inproc://NAME, unix:///PATH or tcp://HOST:PORT"

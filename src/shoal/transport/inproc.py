@@ -9,7 +9,6 @@ from contextlib import suppress
 from threading import Lock
 
 from shoal.errors import AddressInUse, BadMessage, HandshakeFailed
-from shoal.protocol.machine import Sink
 from shoal.protocol.messages import Message
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -89,10 +88,6 @@ class InprocConnection(Connection):
     def fileno(self) -> int:
         return self._incoming.signal
 
-    @property
-    def backlog(self) -> int:
-        return 0
-
     def send(self, message: Message, buffers: Sequence[memoryview], volatile: bool) -> None:
         payload = b"".join(buffers)
         self._outgoing.put(encode(message, len(payload)), payload)
@@ -118,7 +113,7 @@ class InprocConnection(Connection):
             if payload:
                 sink = sink_for(arriving(self.peer, message, len(payload)), len(payload))
             if sink is not None:
-                _pour(payload, sink)
+                sink.fill(memoryview(payload))
             deliver(self.peer, message, sink)
         incoming.signal_again()  # there may be more
         return True
@@ -126,13 +121,6 @@ class InprocConnection(Connection):
     def close(self) -> None:
         self._incoming.close()
         self._outgoing.end()
-
-
-def _pour(payload: bytes, sink: Sink) -> None:
-    source, edge = memoryview(payload), 0
-    for view in sink.views:
-        view[:] = source[edge : edge + view.nbytes]
-        edge += view.nbytes
 
 
 class InprocListener(Listener):

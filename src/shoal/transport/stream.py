@@ -66,16 +66,11 @@ class StreamConnection(Connection):
         self._read = self._expected = 0
         self._view = self._edge = 0
         self._outbox: deque[memoryview] = deque()
-        self._backlog = 0
         if asked is not None:
             self.send(asked, (), False)
 
     def fileno(self) -> int:
         return self._sock.fileno()
-
-    @property
-    def backlog(self) -> int:
-        return self._backlog
 
     # ------------------------------------------------------------------ sending
 
@@ -113,7 +108,7 @@ class StreamConnection(Connection):
             rest = view[sent:]
             sent = 0
             self._outbox.append(memoryview(bytes(rest)) if volatile else rest)
-            self._backlog += rest.nbytes
+            self.backlog += rest.nbytes
 
     def flush(self) -> None:
         outbox = self._outbox
@@ -126,7 +121,7 @@ class StreamConnection(Connection):
             except OSError:
                 self._broken()
                 return
-            self._backlog -= sent
+            self.backlog -= sent
             while sent:
                 first = outbox[0]
                 if sent < first.nbytes:
@@ -141,7 +136,7 @@ class StreamConnection(Connection):
         What has come can still be read; then `receive` reports the end.
         """
         self._outbox.clear()
-        self._backlog = 0
+        self.backlog = 0
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -207,7 +202,7 @@ class StreamConnection(Connection):
             if edge + payload_bytes <= self._stop:  # all of it is here, as of most small ones
                 self._start = edge + payload_bytes
                 if sink is not None:
-                    _fill(sink, self._inbox, edge)
+                    sink.fill(self._inbox, edge)
                 deliver(self.peer, message, sink)
                 continue
             self._begin_payload(message, sink, payload_bytes)
@@ -293,15 +288,8 @@ class StreamConnection(Connection):
         self._message = self._sink = None
         self._expected = self._start = self._stop = 0
         self._outbox.clear()
-        self._backlog = 0
+        self.backlog = 0
         self._sock.close()
-
-
-def _fill(sink: Sink, data: memoryview, start: int) -> None:
-    for view in sink.views:
-        stop = start + view.nbytes
-        view[:] = data[start:stop]
-        start = stop
 
 
 class StreamListener(Listener):

@@ -29,7 +29,7 @@ from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import Exchanges, Keys
-from shoal.tables.methods import make
+from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity
 
@@ -143,11 +143,7 @@ class Client:
             InvalidValue: an option's value, or rows that the access method cannot work on
             Refused: there is another table of that name
         """
-        if not make(spec.access).supports(spec.dtype):
-            raise InvalidValue(
-                f"table {spec.name!r}: access method {spec.access.name!r} cannot work on "
-                f"{spec.dtype} rows"
-            )
+        method_of(spec)  # what no server could open is refused here
         self._driver.ask(DeclareTable(spec)).wait()
         return self.table(spec.name)
 

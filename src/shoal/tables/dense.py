@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
-from shoal.tables.methods import make
+from shoal.tables.methods import method_of
 from shoal.tables.spec import Init, TableSpec
 
 DTYPES = {
@@ -107,12 +106,7 @@ class DenseShard:
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
         self.held = held
-        self.access: AccessMethod = make(spec.access)
-        if not self.access.supports(spec.dtype):
-            raise InvalidValue(
-                f"table {spec.name!r}: access method {spec.access.name!r} cannot work on "
-                f"{spec.dtype} rows"
-            )
+        self.access: AccessMethod = method_of(spec)
         self.dtype: torch.dtype = DTYPES[spec.dtype]
         self._row_bytes = spec.row_bytes
         shape = (len(held), spec.width)

@@ -5,10 +5,11 @@ Another package adds one through the entry-point group `shoal.access_methods`: a
 
 from __future__ import annotations
 
+from shoal.errors import InvalidValue
 from shoal.registry import Registry
 from shoal.tables.access import AccessMethod, Assign, Sum
 from shoal.tables.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
-from shoal.tables.spec import Access
+from shoal.tables.spec import Access, TableSpec
 
 access_methods: Registry[type[AccessMethod]] = Registry("access method")
 for _method in (Sum, Assign, SGD, Adagrad, RMSprop, Adadelta, Adam):
@@ -26,3 +27,18 @@ def make(access: Access) -> AccessMethod:
     ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')
     """
     return access_methods[access.name](access.options)
+
+
+def method_of(spec: TableSpec) -> AccessMethod:
+    """The access method of a table, which can work on its rows.
+
+    Raises:
+        UnknownName, InvalidValue: as `make`, or the rows are of a dtype that it cannot work on.
+    """
+    method = make(spec.access)
+    if not method.supports(spec.dtype):
+        raise InvalidValue(
+            f"table {spec.name!r}: access method {spec.access.name!r} cannot work on "
+            f"{spec.dtype} rows"
+        )
+    return method

@@ -1,6 +1,7 @@
 """Unix sockets: private directories, socket files that come and go, and other people's files."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -233,3 +234,24 @@ def test_nothing_is_left_in_the_directory(transport, tmp_path, address):
     with connected(lambda: (transport, address)):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_file_descriptor_left_callers_are_sent_away(transport, address):
+    listener = transport.listen(address, LISTENER)
+    callers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for caller in callers:
+        caller.connect(str(path_of(address)))
+    lowest = os.dup(0)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        assert [listener.accept() for _ in callers] == [None] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for caller in callers:
+        caller.settimeout(5)
+        assert caller.recv(1) == b"", "it waits for an answer that will not come"
+        caller.close()
+    works(transport, listener)
+    listener.close()

@@ -6,6 +6,8 @@ received straight into its sink. Sends leave from the lent buffers with `sendmsg
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -293,7 +295,12 @@ class StreamConnection(Connection):
 
 
 class StreamListener(Listener):
-    """A listening socket. `before_close` removes what else there is at its address."""
+    """A listening socket. `before_close` removes what else there is at its address.
+
+    It keeps a file descriptor in reserve: where this process has no other left, a caller is
+    accepted with it and sent away. Left waiting, it would keep the socket readable, and the loop
+    busy, for ever.
+    """
 
     def __init__(
         self,
@@ -307,6 +314,7 @@ class StreamListener(Listener):
         self._sock = sock
         self._me = me
         self._before_close = before_close
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -314,14 +322,23 @@ class StreamListener(Listener):
     def accept(self) -> Connection | None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._send_away()
             return None
         tune(sock)
         return StreamConnection(sock, self._me, asked=handshake.challenge(self._me))
 
+    def _send_away(self) -> None:
+        os.close(self._reserve)
+        with suppress(OSError):
+            self._sock.accept()[0].close()
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
+
     def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._before_close()
+            os.close(self._reserve)
         self._sock.close()
 
 

@@ -207,6 +207,28 @@ def test_no_more_bytes_are_under_way_than_the_credits(rigs, push):
     assert [each.seq for each in worker.sent(Request)] == [2]
 
 
+def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
+    """It is applied only once this worker has advanced, which follows the push that waits."""
+    worker = rigs.WorkerRig(rigs.table(bsp()), credit_bytes=32)
+    for each in (1, 2):
+        worker.ask(each, Exchange(push))
+    assert worker.ask(3, Exchange(advance=True)) == []
+    worker.answer(0, 0, "accepted")
+    assert [each.seq for each in worker.sent(Request)] == [1]
+    worker.answer(0, 1, "accepted")
+    assert [each.advance for each in worker.sent(Request)] == [1]
+
+
+def test_each_server_gives_its_own_credit(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(), servers=2, credit_bytes=16)
+    assert len(worker.ask(1, Exchange(push))) == 2
+    assert worker.ask(2, Exchange(push)) == []
+    worker.answer(0, 0, "applied")
+    assert worker.sent(Request) == []  # the other one is busy still
+    worker.answer(1, 0, "applied")
+    assert len(worker.sent(Request)) == 2
+
+
 def test_one_push_may_exceed_the_credits_alone(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=8)
     assert len(worker.ask(1, Exchange(push))) == 1
@@ -371,6 +393,31 @@ def test_what_was_not_sent_yet_is_dropped_at_its_time_out(rigs, push):
     assert "not sent" in worker.resolved()[2].error.message
     worker.answer(0, 0, "applied")
     assert worker.sent(Request) == []
+
+
+def test_an_advance_goes_on_when_its_request_is_given_up(worker, pull):
+    """Its clock has moved, and the others wait for it."""
+    worker.ask(1, Exchange(advance=True, pulls=pull, timeout_s=1.0))
+    expire(worker, 1.0)
+    expire(worker, 2.0)
+    assert isinstance(worker.resolved()[1].error, RequestTimeout)
+    worker.answer(0, 0, "missing")
+    (again,) = worker.sent(Request)
+    assert again.advance == 1
+    worker.answer(0, 0, "applied", payload=bytes(32))
+    assert worker.machine._flight.legs == {}
+
+
+def test_an_advance_goes_on_without_the_push_that_was_not_sent(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push, advance=True, pulls=pull)) == []
+    worker.handle(Asked(3, Cancel(2)))
+    assert isinstance(worker.resolved()[2].error, Cancelled)
+    worker.handle(Ticked())
+    worker.answer(0, 0, "applied")
+    (told,) = worker.sent(Request)
+    assert (told.advance, told.pushes, told.pulls) == (1, (), ())
 
 
 def test_a_cancelled_pull_frees_its_buffer(worker, pull):

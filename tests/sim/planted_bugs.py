@@ -90,11 +90,12 @@ def late_pull_lands():
 
 @contextmanager
 def torn_fragment():
-    """The last quarter of a payload never reaches its sink, which holds zeros there."""
+    """The last element of a fragment never reaches its sink, which holds zero there."""
     right = world_module._pour
 
     def pour(sink, payload, start, stop):
-        kept = len(payload) - len(payload) // 4
+        stamps = sink.views and sink.views[-1].nbytes >= 12
+        kept = len(payload) - 4 if stamps else len(payload)
         right(sink, payload[:kept] + bytes(len(payload) - kept), start, stop)
 
     with patch.object(world_module, "_pour", pour):
@@ -125,7 +126,15 @@ def dead_worker_counts_on_one_server_only():
 @contextmanager
 def timed_out_push_dropped():
     """A push that times out is forgotten although some servers hold it."""
-    with patch.object(WorkerMachine, "_abandon", lambda self, leg: self._flight.drop(leg)):
+    right = WorkerMachine._abandon
+
+    def abandon(self, leg):
+        if leg.advance >= 0:
+            right(self, leg)
+        else:
+            self._flight.drop(leg)
+
+    with patch.object(WorkerMachine, "_abandon", abandon):
         yield
 
 
@@ -171,4 +180,40 @@ def frozen_server_acts():
         patch.object(Gate, "verdict", forgetful(Gate.verdict)),
         patch.object(Gate, "still_fresh", forgetful(Gate.still_fresh)),
     ):
+        yield
+
+
+@contextmanager
+def credit_held_until_applied():
+    """A server's credit is not given back before a push is applied."""
+    right = Flight.land
+
+    def land(self, leg, part):
+        right(self, leg, part)
+        if not part.done and leg.seq in self.legs and part.share.nbytes:
+            self._under_way[part.share.server] += part.share.nbytes
+            held.append((leg, part))
+
+    def drop(self, leg):
+        wrong_drop(self, leg)
+        for other, part in [each for each in held if each[0] is leg]:
+            self._under_way[part.share.server] -= part.share.nbytes
+            held.remove((other, part))
+
+    held, wrong_drop = [], Flight.drop
+    with patch.object(Flight, "land", land), patch.object(Flight, "drop", drop):
+        yield
+
+
+@contextmanager
+def advance_given_up_with_its_request():
+    """A request that times out or is cancelled takes its advance with it."""
+
+    def abandon(self, leg):
+        if leg.sent and leg.plan.pushed and not leg.done and not self.session.ended:
+            self._flight.orphan(leg)
+        else:
+            self._flight.drop(leg)
+
+    with patch.object(WorkerMachine, "_abandon", abandon):
         yield

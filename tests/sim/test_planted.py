@@ -29,6 +29,8 @@ BUGS = [
     ("view_told_before_it_is_persisted", "durable", 0),
     ("scheduler_forgets_to_persist", "durable", 0),
     ("frozen_server_acts", "view", 0),
+    ("credit_held_until_applied", "stuck", 0),
+    ("advance_given_up_with_its_request", "stuck", 0),
 ]
 
 

@@ -41,9 +41,10 @@ class LegPart(msgspec.Struct, eq=False):
 class Leg(msgspec.Struct, eq=False):
     """One message per server, and what became of each.
 
-    request_id:  of the caller's request; 0 for an *orphan*, a push whose request ended with its
-                 outcome unknown. It goes on until every server holds it, because one that only
-                 some of them count would split its round
+    request_id:  of the caller's request; 0 for an *orphan*, whose request ended with its outcome
+                 unknown. It goes on until every server has it: a push that only some of them
+                 count would split its round, and an advance that is not told would keep everybody
+                 waiting for a clock that this worker has finished
     advance:     the worker's clock afterwards, or -1
     gates:       legs that have to be accepted everywhere first
     """
@@ -87,7 +88,7 @@ class Flight:
         self.unsent: dict[int, Leg] = {}
         self._unaccepted: dict[int, Leg] = {}  # those with pushes that some server may not hold
         self._credit_bytes = credit_bytes
-        self._bytes = 0  # of those sent
+        self._under_way: dict[NodeId, int] = {}  # payload bytes sent and not accepted, by server
         self._next_seq = 0
 
     def add(self, request_id: int, ask: Exchange, plan: LegPlan, clock: int, advance: int) -> Leg:
@@ -119,30 +120,44 @@ class Flight:
                 return
             if leg.gates:
                 leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
-            nbytes = leg.plan.nbytes
-            crowded = nbytes and self._bytes and self._bytes + nbytes > self._credit_bytes
-            if not leg.gates and not crowded and not leg.sent:
+            if not leg.gates and not leg.sent and not self._crowded(leg):
                 yield leg
+
+    def _crowded(self, leg: Leg) -> bool:
+        """Whether one of its servers has as much to take in as it has given credit for."""
+        for part in leg.parts.values():
+            nbytes, before = part.share.nbytes, self._under_way.get(part.share.server, 0)
+            if before and nbytes and before + nbytes > self._credit_bytes:
+                return True
+        return False
 
     def leave(self, leg: Leg) -> None:
         """The leg is being sent."""
         leg.sent = True
         del self.unsent[leg.seq]
-        self._bytes += leg.plan.nbytes
+        for part in leg.parts.values():
+            server, nbytes = part.share.server, part.share.nbytes
+            self._under_way[server] = self._under_way.get(server, 0) + nbytes
 
-    def accept(self, leg: Leg) -> bool:
-        """Whether that made the leg's pushes accepted everywhere, so that others may follow."""
-        if leg.seq not in self._unaccepted or not leg.accepted:
-            return False
-        del self._unaccepted[leg.seq]
-        return True
+    def land(self, leg: Leg, part: LegPart) -> None:
+        """The part is accepted: its server has it, and may be sent as much again.
+
+        Credit is not held until it is applied. That may take an advance, which follows pushes that
+        wait for this credit.
+        """
+        if not part.accepted:
+            part.accepted = True
+            self._under_way[part.share.server] -= part.share.nbytes
+            if leg.accepted:
+                self._unaccepted.pop(leg.seq, None)
 
     def drop(self, leg: Leg) -> None:
         """The leg is over; what still arrives for it goes to scratch."""
         del self.legs[leg.seq]
         self._unaccepted.pop(leg.seq, None)
         if leg.sent:
-            self._bytes -= leg.plan.nbytes
+            for part in leg.parts.values():
+                self.land(leg, part)
         else:
             del self.unsent[leg.seq]
         for part in leg.parts.values():
@@ -150,11 +165,19 @@ class Flight:
                 part.revoke()
 
     def orphan(self, leg: Leg) -> None:
-        """Give the caller its buffers back and let the push go on with copies."""
+        """Give the caller its buffers back; let the push go on with copies, and the advance.
+
+        A push that was not sent is not sent any more.
+        """
         leg.request_id = 0
+        if not leg.sent:
+            self._unaccepted.pop(leg.seq, None)
         for part in leg.parts.values():
             part.revoke()
-            part.share = part.share.without_caller(copied=not part.accepted)
+            if leg.sent:
+                part.share = part.share.without_caller(copied=not part.accepted)
+            else:
+                part.share = part.share.emptied()
 
     def problem(self) -> str:
         """The invariant that does not hold; empty where all do."""

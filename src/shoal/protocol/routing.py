@@ -42,6 +42,10 @@ class Share(msgspec.Struct, frozen=True):
         keys = self.buffers[len(self.buffers) - keyed :]
         return msgspec.structs.replace(self, pushes=(), buffers=keys)
 
+    def emptied(self) -> Share:
+        """A message to the same server that pushes and pulls nothing."""
+        return Share(self.server, (), (), (), [], 0, 0)
+
     def without_caller(self, copied: bool) -> Share:
         """The same push, its bytes copied if asked to; what is pulled goes nowhere."""
         buffers = self.buffers
@@ -64,7 +68,6 @@ class LegPlan(msgspec.Struct, frozen=True):
     closing: bool
     advances: bool
     shares: list[Share]
-    nbytes: int
 
 
 class Plan(msgspec.Struct):
@@ -121,8 +124,7 @@ class Router:
     ) -> LegPlan:
         plan, shares = self.cut(pushes, pulls, advances)
         closing = plan.closing and not ask.assign
-        nbytes = sum(share.nbytes for share in shares)
-        return LegPlan(plan.pushed, plan.pulled, closing, advances, shares, nbytes)
+        return LegPlan(plan.pushed, plan.pulled, closing, advances, shares)
 
     def rides(self, ask: Exchange) -> bool:
         """Whether push, advance and pull may travel in one message per server.

@@ -70,7 +70,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails
     probe_s:         the first question after an unanswered request; doubles up to probe_max_s
     behind_s:        before asking a server again that has not heard of our view yet
-    credit_bytes:    payload that may be under way to all servers (one request may exceed it alone)
+    credit_bytes:    payload that may be under way to a server (one request may exceed it alone)
     """
 
     sync_timeout_s: float = 10.0
@@ -222,6 +222,7 @@ class WorkerMachine:
                 self.session.forget(target)
                 if target in self._requests:
                     self._resolve(target, Cancelled("the caller withdrew it"), out)
+                    self._pump(now, out)
                 out.append(Resolve(request_id, Outcome()))
 
     def _exchange(self, request_id: int, ask: Exchange, now: float, out: Effects) -> None:
@@ -250,7 +251,8 @@ class WorkerMachine:
         if not self._flight.unsent:
             return
         for leg in self._flight.admitted():
-            if self._requests[leg.request_id].after:
+            pending = self._requests.get(leg.request_id)
+            if pending is not None and pending.after:
                 continue
             self._flight.leave(leg)
             again_at = now + self.options.probe_s
@@ -399,7 +401,8 @@ class WorkerMachine:
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
-        part.accepted = part.done = True
+        self._flight.land(leg, part)
+        part.done = True
         self.bytes_pulled += part.share.nbytes_out
         pending = self._requests.get(leg.request_id)
         if pending is not None:
@@ -409,20 +412,18 @@ class WorkerMachine:
                 pending.round_weight = reply.round_weight
         if leg.done:
             self._leg_done(leg, out)
-            self._pump(now, out)
-        elif self._flight.accept(leg):
-            self._pump(now, out)
+        self._pump(now, out)
 
     def _accepted(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
-        part.accepted = True
-        if self._flight.accept(leg):
-            self._pump(now, out)
+        self._flight.land(leg, part)
+        self._pump(now, out)
 
     def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who = self._name(part.share.server)
         error = kind(f"{who} refused {self._described(leg, part)}: {reply.reason}")
-        part.accepted = part.done = True  # this server has said its last word on it
+        self._flight.land(leg, part)
+        part.done = True  # this server has said its last word on it
         if leg.request_id:
             self._resolve(leg.request_id, error, out)
         elif leg.done:
@@ -452,8 +453,9 @@ class WorkerMachine:
                     self._resolve(follower, why, out)
 
     def _abandon(self, leg: Leg) -> None:
-        """Its request is over, the leg is not: what some server may hold has to go on."""
-        if leg.sent and leg.plan.pushed and not leg.done and not self.session.ended:
+        """Its request is over, the leg is not: a push that was sent goes on, and an advance."""
+        told = leg.advance >= 0 or (leg.sent and leg.plan.pushed)
+        if told and not leg.done and not self.session.ended:
             self._flight.orphan(leg)
         else:
             self._flight.drop(leg)

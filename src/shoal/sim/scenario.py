@@ -66,6 +66,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "failed RequestTimeout",
     "failed SyncTimeout",
     "failed Cancelled",
+    "insisted",
     "note late",
     "note parked",
     "note closed",
@@ -178,7 +179,7 @@ class Scenario:
         self._workers_made += 1
         session = Session(node, "worker", options=self._session_options)
         options = WorkerOptions(
-            sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=4096
+            sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=200
         )
         machine = WorkerMachine(session, options)
         self.world.add(node, machine, self.work.program(node, machine))

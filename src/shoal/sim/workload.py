@@ -36,7 +36,7 @@ STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
 PATIENCE_S = 0.3  # of an impatient request, twice
-STYLES = ("together", "apart", "overlapped", "after", "push and pull")
+STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
 
 
 class Workload:
@@ -100,7 +100,7 @@ class Workload:
         rows = INCARNATIONS * self.clocks
         ledger = np.full(rows if keys is None else len(keys), CANARY, np.float32)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
-        pulls = (_pull("ledger", rows, ledger, keys), _pull("stamp", STAMP_ROWS, stamp, None))
+        pulls = self._pulls(ledger, stamp, keys)
         timeout = random.choice([None, None, None, PATIENCE_S])
         style = random.choice(STYLES)
         if style == "together":
@@ -113,8 +113,12 @@ class Workload:
             self._pushed(key, outcome)
             yield Wait(advanced)
         else:
-            ticket = yield Start(Exchange(pushes))
-            if style == "apart":
+            if style == "two pushes":
+                ticket = yield Start(Exchange(pushes[:1]))
+                yield Start(Exchange(pushes[1:]))
+            else:
+                ticket = yield Start(Exchange(pushes))
+            if style in ("apart", "two pushes"):
                 outcome = yield Exchange(advance=True, pulls=pulls, timeout_s=timeout)
                 self._pushed(key, (yield Wait(ticket)))
             else:
@@ -134,14 +138,43 @@ class Workload:
             for buffer in (ledger, stamp):
                 buffer.fill(CANARY)
                 self._given_up.setdefault(node, []).append(buffer)
+            if random.random() < 0.5:
+                yield from self._insist(machine)
             return
         read_at = clock if style == "push and pull" else machine.clock
+        self._check_read(machine, read_at, ledger, stamp, keys)
+
+    def _insist(self, machine: WorkerMachine) -> Program:
+        """Read until it is answered, as somebody does who cannot go on without."""
+        while not machine.session.ended:
+            ledger = np.full(INCARNATIONS * self.clocks, CANARY, np.float32)
+            stamp = np.full(STAMP_ROWS, CANARY, np.float32)
+            outcome = yield Exchange(pulls=self._pulls(ledger, stamp, None))
+            if outcome.error is None:
+                self._world.coverage["insisted"] += 1
+                self._check_read(machine, machine.clock, ledger, stamp, None)
+                return
+
+    def _check_read(
+        self,
+        machine: WorkerMachine,
+        read_at: int,
+        ledger: np.ndarray,
+        stamp: np.ndarray,
+        keys: np.ndarray | None,
+    ) -> None:
         if keys is not None:
-            whole = np.full(rows, CANARY, np.float32)
+            whole = np.full(INCARNATIONS * self.clocks, CANARY, np.float32)
             whole[keys] = ledger
             ledger = whole
-        self.ledger.check_read(incarnation, read_at, ledger)
+        self.ledger.check_read(machine.session.incarnation, read_at, ledger)
         check_untorn(stamp, STAMP_FRAGMENT)
+
+    def _pulls(
+        self, ledger: np.ndarray, stamp: np.ndarray, keys: np.ndarray | None
+    ) -> tuple[PullOp, ...]:
+        rows = INCARNATIONS * self.clocks
+        return _pull("ledger", rows, ledger, keys), _pull("stamp", STAMP_ROWS, stamp, None)
 
     def _pushed(self, key: int, outcome: Outcome) -> None:
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)

@@ -49,6 +49,7 @@ _CONVERSATIONS = {
     "partition": "Heartbeat Freeze NewView Enter Request Reply Probe",
     "clog": "Heartbeat Declare Enter Request Probe",
     "stall": "Request Reply",
+    "overflow": "Reply",
 }
 REQUIRED_COVERAGE: tuple[str, ...] = (
     *(f"{fault} ({phase})" for fault in ONE_SIDED for phase in PHASES),
@@ -102,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True):
                 reorder=random.choice([0.0, 0.2, 0.6]),
                 stall=random.choice([0.0, 0.02]),
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
+                link_bytes=random.choice([4600, 4600, 6000]),
             ),
             kill_server=random.random() < 0.15,
             faults=random.randint(7, 10),

@@ -309,6 +309,13 @@ def test_a_promise_holds_against_older_views(server, rigs):
     assert not server.machine.frozen
 
 
+def test_a_pull_that_comes_again_names_what_is_here(server):
+    for _ in range(2):
+        assert server.ask(0, 0, pulls=(Part(0, 0, 4),)) == ["applied"]
+    for elsewhere in (Part(7, 0, 4), Part(0, 0, 5), Part(0, 2, 1), Part(0, 0, 4, 5)):
+        assert server.ask(0, 0, pulls=(elsewhere,)) == ["refused"]
+
+
 def test_only_the_scheduler_freezes(server):
     for sender in ("worker-0", "stranger"):
         server.receive(sender, Freeze((9, 9)))

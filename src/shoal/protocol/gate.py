@@ -5,14 +5,27 @@ from __future__ import annotations
 from math import inf
 from typing import Literal
 
+import msgspec
+
 from shoal.keys import KeyRange
-from shoal.protocol.messages import NO_VIEW, NodeId, Probe, Request, View, ViewId
+from shoal.protocol.messages import NO_VIEW, NodeId, Part, Probe, Request, View, ViewId
 from shoal.protocol.windows import WINDOW, Window
 
 Verdict = Literal[
     "fresh", "again", "seen", "settled", "frozen", "stale", "stranger", "too many", "misfit"
 ]
 TAKEN = ("fresh", "again")
+FOOTPRINTS_KEPT = 256
+
+Parts = tuple[Part, ...]
+Named = tuple[int, KeyRange, int]  # table, rows, number of keys or -1
+
+
+class Footprint(msgspec.Struct, frozen=True, eq=False):
+    """What a request's parts name on this server, all of which is here."""
+
+    pushes: tuple[Named, ...]
+    pulls: tuple[Named, ...]
 
 
 class Gate:
@@ -28,6 +41,7 @@ class Gate:
         self.promised: ViewId = NO_VIEW
         self.windows: dict[NodeId, Window] = {}
         self.held: list[KeyRange] = []
+        self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
     def frozen(self) -> bool:
@@ -58,14 +72,15 @@ class Gate:
         if seq < window.settled_below:
             return "settled"
         if seq in window.codes:
-            lost = isinstance(request, Request) and request.pulls and not request.pushes
-            return "again" if lost and window.codes[seq] == "applied" else "seen"
+            if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
+                return "seen"
+            return "again" if self.footprint(request) else "misfit"  # its rows were lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
             if seq - WINDOW >= window.settled_below and seq - WINDOW >= request.settled_below:
                 return "too many"
-            if not 0 < request.weight < inf or not self._fits(request):
+            if not 0 < request.weight < inf or not self.footprint(request):
                 return "misfit"
         return "fresh"
 
@@ -78,13 +93,24 @@ class Gate:
             and request.seq >= window.settled_below
         )
 
-    def _fits(self, request: Request) -> bool:
-        """Whether it names rows that are here."""
-        for parts in (request.pushes, request.pulls):
-            for part in parts:
-                if not 0 <= part.table < len(self.held):
-                    return False
-                held, start, stop = self.held[part.table], part.start, part.stop
-                if not held.start <= start <= stop <= held.stop or part.keys > stop - start:
-                    return False
-        return True
+    def footprint(self, request: Request) -> Footprint | None:
+        """What it names; None where some of that is not here. Training names the same for ever."""
+        key = (request.pushes, request.pulls)
+        found = self._footprints.get(key)
+        if found is None:
+            pushes, pulls = self._named(request.pushes), self._named(request.pulls)
+            if pushes is None or pulls is None:
+                return None
+            if len(self._footprints) >= FOOTPRINTS_KEPT:
+                self._footprints.clear()
+            found = self._footprints[key] = Footprint(pushes, pulls)
+        return found
+
+    def _named(self, parts: Parts) -> tuple[Named, ...] | None:
+        for part in parts:
+            if not 0 <= part.table < len(self.held):
+                return None
+            held, start, stop = self.held[part.table], part.start, part.stop
+            if not held.start <= start <= stop <= held.stop or part.keys > stop - start:
+                return None
+        return tuple((part.table, KeyRange(part.start, part.stop), part.keys) for part in parts)

@@ -11,9 +11,8 @@ from collections import Counter
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
-from shoal.keys import KeyRange
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
-from shoal.protocol.gate import TAKEN, Gate, Verdict
+from shoal.protocol.gate import TAKEN, Footprint, Gate, Verdict
 from shoal.protocol.machine import (
     Arrival,
     Asked,
@@ -56,6 +55,7 @@ class Parked(msgspec.Struct, eq=False):
     sender: NodeId
     window: Window
     request: Request
+    footprint: Footprint
     keys: Loads
     clock: int
 
@@ -63,6 +63,7 @@ class Parked(msgspec.Struct, eq=False):
 class Arrived(msgspec.Struct, frozen=True, eq=False):
     """What a sink on this server fills, for whom, and the view that it was accepted in."""
 
+    footprint: Footprint
     loads: Loads
     window: Window
     view: ViewId
@@ -90,12 +91,14 @@ class ServerMachine:
         """Where a payload goes. Changes nothing: `handle` decides again once it is here."""
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
-        verdict = self.gate.verdict(sender, message)
-        if verdict not in TAKEN:
+        gate = self.gate
+        verdict = gate.verdict(sender, message)
+        footprint = gate.footprint(message) if verdict in TAKEN else None
+        if footprint is None:
             return Discard(verdict)
-        loads = self._stage(message)
+        loads = self._stage(footprint)
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        sink = Sink(views, Arrived(loads, self.gate.windows[sender], self.session.view_id))
+        sink = Sink(views, Arrived(footprint, loads, gate.windows[sender], gate.view))
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
         return sink
@@ -203,15 +206,13 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ requests
 
-    def _stage(self, request: Request) -> Loads:
+    def _stage(self, footprint: Footprint) -> Loads:
         loads: Loads = []
-        for part in request.pushes:
-            rows = KeyRange(part.start, part.stop)
-            loads.append(self.shards[part.table].stage(rows, part.keys))
-        for part in request.pulls:
-            if part.keys >= 0:
-                rows = KeyRange(part.start, part.stop)
-                loads.append(self.shards[part.table].stage_keys(rows, part.keys))
+        for table, rows, keys in footprint.pushes:
+            loads.append(self.shards[table].stage(rows, keys))
+        for table, rows, keys in footprint.pulls:
+            if keys >= 0:
+                loads.append(self.shards[table].stage_keys(rows, keys))
         return loads
 
     def _request(
@@ -219,14 +220,15 @@ class ServerMachine:
     ) -> None:
         arrived: Arrived | None = payload.context if payload is not None else None
         if arrived is not None and self.gate.still_fresh(request, arrived.window, arrived.view):
-            window, loads = arrived.window, arrived.loads
+            window, footprint, loads = arrived.window, arrived.footprint, arrived.loads
         else:
             verdict = self.gate.verdict(sender, request)
-            if verdict not in TAKEN:
+            known = self.gate.footprint(request) if verdict in TAKEN else None
+            if known is None:
                 self._decline(sender, request, verdict, out)
                 return
-            window = self.gate.windows[sender]
-            loads = arrived.loads if arrived is not None else self._stage(request)
+            window, footprint = self.gate.windows[sender], known
+            loads = arrived.loads if arrived is not None else self._stage(footprint)
             if arrived is None and any(view.nbytes for load in loads for view in load.views):
                 # Its payload was discarded on arrival, for a reason that has passed since.
                 self._reply(out, sender, request, "missing")
@@ -246,12 +248,12 @@ class ServerMachine:
             if request.clock < self.clocks[request.incarnation] and self._closing(request):
                 self._close_out(sender, request, window, out)
                 return
-            accepted = self._push(sender, request, loads, window, out)
+            accepted = self._push(sender, request, footprint, loads, window, out)
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
         if request.pulls:
             keys = loads[len(request.pushes) :]
-            self._pull(sender, request, keys, accepted, window, out)
+            self._pull(sender, request, footprint, keys, accepted, window, out)
         elif not accepted:
             window.codes[request.seq] = "applied"
             self._reply(out, sender, request, "applied")
@@ -289,18 +291,24 @@ class ServerMachine:
         self._reply(out, sender, request, "round_closed", reason)
 
     def _push(
-        self, sender: NodeId, request: Request, loads: Loads, window: Window, out: Effects
+        self,
+        sender: NodeId,
+        request: Request,
+        footprint: Footprint,
+        loads: Loads,
+        window: Window,
+        out: Effects,
     ) -> bool:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
         kept: list[tuple[int, Staged]] = []
-        for part, staged in zip(request.pushes, loads, strict=False):
-            shard = self.shards[part.table]
+        for (table, _, _), staged in zip(footprint.pushes, loads, strict=False):
+            shard = self.shards[table]
             if request.assign:
                 shard.write(staged)
             elif settles(shard.spec.consistency, request.clock) is NOW:
                 shard.apply(staged, request.lr)
             else:
-                kept.append((part.table, staged))
+                kept.append((table, staged))
         code: Code = "accepted" if kept else "applied"
         if request.pulls:
             code = "parked"  # the answer with the rows acknowledges the push as well
@@ -325,6 +333,7 @@ class ServerMachine:
         self,
         sender: NodeId,
         request: Request,
+        footprint: Footprint,
         keys: Loads,
         accepted: bool,
         window: Window,
@@ -336,26 +345,30 @@ class ServerMachine:
         """
         clock = _read_clock(request)
         need = request.clock + 1 if accepted else 0
-        for part in request.pulls:
-            need = max(need, needed(self.shards[part.table].spec.consistency, clock))
+        for table, _, _ in footprint.pulls:
+            need = max(need, needed(self.shards[table].spec.consistency, clock))
         if need <= self.clocks.minimum:
-            self._serve(sender, request, keys, window, out)
+            self._serve(sender, request, footprint, keys, window, out)
             return
         window.codes[request.seq] = "parked"
-        self._parked[request.incarnation, request.seq] = Parked(sender, window, request, keys, need)
+        parked = Parked(sender, window, request, footprint, keys, need)
+        self._parked[request.incarnation, request.seq] = parked
         out.append(Note("parked", {"worker": request.incarnation, "reason": self._absent(need)}))
 
     def _serve(
-        self, sender: NodeId, request: Request, keys: Loads, window: Window, out: Effects
+        self,
+        sender: NodeId,
+        request: Request,
+        footprint: Footprint,
+        keys: Loads,
+        window: Window,
+        out: Effects,
     ) -> None:
         buffers: list[memoryview] = []
         keyed = iter(keys)
-        for part in request.pulls:
-            shard = self.shards[part.table]
-            if part.keys < 0:
-                buffers.append(shard.read(KeyRange(part.start, part.stop)))
-            else:
-                buffers.append(shard.read_keys(next(keyed)))
+        for table, rows, count in footprint.pulls:
+            shard = self.shards[table]
+            buffers.append(shard.read(rows) if count < 0 else shard.read_keys(next(keyed)))
         window.codes[request.seq] = "applied"
         weight = self._rounds.weight(_read_clock(request) - 1)
         self._reply(out, sender, request, "applied", "", tuple(buffers), weight)
@@ -372,7 +385,9 @@ class ServerMachine:
         for key, parked in list(self._parked.items()):
             if parked.clock <= minimum:
                 del self._parked[key]
-                self._serve(parked.sender, parked.request, parked.keys, parked.window, out)
+                self._serve(
+                    parked.sender, parked.request, parked.footprint, parked.keys, parked.window, out
+                )
 
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""

@@ -8,6 +8,7 @@ import torch
 
 import shoal
 from shoal.errors import (
+    AddressInvalid,
     BufferInUse,
     Cancelled,
     InvalidValue,
@@ -209,3 +210,57 @@ def test_a_run_that_ended_refuses_politely(cluster):
     client.close()
     with pytest.raises(UsageError, match="closed"):
         client.barrier("late")
+
+
+def test_a_done_callback_may_use_the_client(cluster):
+    _, (client,) = cluster()
+    client.create_table(TableSpec("w", 8, merge="sum"))
+    seen = []
+
+    def then(future):
+        client.blocking.push("w", torch.ones(8))
+        seen.append(client.pull("w").wait())
+
+    client.push("w", torch.ones(8)).add_done_callback(then)
+    until = time.monotonic() + 20
+    while not seen and time.monotonic() < until:  # nobody waits: the pump drives
+        client.blocking.pull("w")
+    assert seen[0].tolist() == [2.0] * 8
+
+
+def test_a_done_callback_that_raises_stops_nobody(cluster, caplog):
+    _, (client,) = cluster()
+    client.create_table(TableSpec("w", 8))
+
+    def fail(future):
+        raise ValueError("my own mistake")
+
+    future = client.push("w", torch.ones(8))
+    future.add_done_callback(fail)
+    future.wait()
+    future.add_done_callback(fail)
+    assert caplog.text.count("a done callback of request") == 2
+    assert client.blocking.pull("w").tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda c: c.push("w", [1.0]), "torch.as_tensor"),
+        (lambda c: c.pull("w", 5), "a list of row numbers, not a int"),
+        (lambda c: c.pull("w", slice(0, 2)), "a list of row numbers, not a slice"),
+        (lambda c: c.create_table(TableSpec("x", 5.5)), "rows is of type int, not float"),
+        (lambda c: c.create_table(TableSpec("x", "5")), "rows is of type int, not str"),
+    ],
+)
+def test_values_and_keys_of_a_wrong_kind_are_refused_by_name(cluster, call, text):
+    _, (client,) = cluster()
+    client.create_table(TableSpec("w", 8))
+    with pytest.raises(InvalidValue, match=text):
+        call(client)
+    assert client.pull("w", after=client.push("w", torch.ones(8))).wait().sum() == 8
+
+
+def test_a_malformed_address_is_refused_at_once():
+    with pytest.raises(AddressInvalid, match="tcp://HOST:PORT"):
+        shoal.connect("127.0.0.1:4123")

@@ -73,3 +73,60 @@ except shoal.errors.UsageError as error:
 """,
     )
     assert "LBFGS" in out
+
+
+def test_a_parameter_that_was_not_used_has_no_gradient(tmp_path):
+    """`model.zero_grad()` sets `.grad` to None; the flat buffer still has the last one's."""
+    run(
+        tmp_path,
+        PRELUDE
+        + """
+ours = shoal.Optimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
+other = torch.optim.SGD(theirs.parameters(), lr=0.1)
+for bias in (True, False, True, False):
+    x = torch.randn(8, 5)
+    for model, optimizer in ((mine, ours), (theirs, other)):
+        model.zero_grad()
+        y = model(x) if bias else x @ model.weight.T
+        y.square().mean().backward()
+        optimizer.step()
+assert (mine.bias - theirs.bias).abs().max() < 1e-6, (mine.bias, theirs.bias)
+""",
+    )
+
+
+def test_what_the_servers_do_not_hear_of_is_refused(tmp_path):
+    printed = run(
+        tmp_path,
+        PRELUDE
+        + """
+from shoal.errors import ShoalError
+groups = [{"params": [mine.weight]}, {"params": [mine.bias]}]
+ours = shoal.Optimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+
+def tried(change, undo):
+    change()
+    try:
+        mine(torch.randn(8, 5)).square().mean().backward()
+        ours.step()
+    except ShoalError as error:
+        print(error.message)
+    undo()
+
+first, second = ours.param_groups
+tried(lambda: first.update(momentum=0.5), lambda: first.update(momentum=0.9))
+tried(lambda: second.update(lr=0.5), lambda: second.update(lr=0.1))
+try:
+    ours.add_param_group({"params": list(theirs.parameters())})
+except ShoalError as error:
+    print(error.message)
+tried(lambda: [group.update(lr=0.01) for group in ours.param_groups], lambda: None)
+tried(lambda: mine.load_state_dict(theirs.state_dict()), lambda: None)
+""",
+    )
+    lines = printed.splitlines()
+    assert "momentum was 0.9 when the optimizer was wrapped and is 0.5 now" in lines[0]
+    assert "learning rates differ" in lines[1]
+    assert "parameters cannot be added" in lines[2]
+    assert "load weights before the optimizer is wrapped" in lines[3]
+    assert len(lines) == 4

@@ -81,12 +81,12 @@ def test_from_torch_groups_that_agree_are_one():
 def test_from_torch_groups_that_differ_are_refused():
     first, second = parameters(2)
     optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.25}], lr=0.5)
-    with pytest.raises(InvalidValue, match=r'lr=0\.5 and lr=0\.25.*strategy="allreduce"'):
+    with pytest.raises(InvalidValue, match=r"lr=0\.5 and lr=0\.25.*use one group"):
         from_torch(optimizer)
 
 
 def test_from_torch_unsupported_class():
-    expected = r'torch\.optim\.lbfgs\.LBFGS does .*SGD, Adagrad.*AdamW.*strategy="allreduce"'
+    expected = r"torch\.optim\.lbfgs\.LBFGS does .*SGD, Adagrad.*AdamW"
     with pytest.raises(UnknownName, match=expected):
         from_torch(torch.optim.LBFGS(parameters()))
 
@@ -111,7 +111,7 @@ def test_from_torch_subclass():
 )
 def test_from_torch_unsupported_option(optimizer_class, option):
     optimizer = optimizer_class(parameters(), **{option: True}, foreach=False)
-    expected = rf'has no {option}, which this {optimizer_class.__name__} .*strategy="allreduce"'
+    expected = rf"has no {option}, which this {optimizer_class.__name__} "
     with pytest.raises(InvalidValue, match=expected):
         from_torch(optimizer)
 

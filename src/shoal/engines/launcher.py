@@ -89,8 +89,8 @@ class Launcher:
             except BaseException:
                 traceback.print_exc()
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
+                    stream.flush()
                 os._exit(code)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (command["name"], pid)

@@ -31,7 +31,7 @@ from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import Exchanges, Keys
 from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
-from shoal.transport import Identity
+from shoal.transport import Identity, transport_for
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ class Client:
 
     def __init__(self, address: str, options: ClientOptions | None = None) -> None:
         self.options = options or ClientOptions()
+        transport_for(address)  # a malformed one is refused at once
         name = f"w-{os.getpid()}-{os.urandom(4).hex()}"
         session = Session(
             name,
@@ -377,7 +378,9 @@ def _by_ids(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _ids(futures: Sequence[Future]) -> tuple[int, ...]:
+def _ids(futures: Sequence[Future] | Future) -> tuple[int, ...]:
+    if isinstance(futures, Future):
+        return (futures.request_id,)
     return tuple(future.request_id for future in futures) if futures else ()
 
 

@@ -7,7 +7,9 @@ waits, and sends heartbeats while the caller computes (DESIGN section 4, rule 8)
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -21,13 +23,19 @@ from shoal.protocol.worker import WorkerMachine
 from shoal.runtime.node import Node
 from shoal.transport import Identity
 
+log = logging.getLogger("shoal.client")
+
 PUMP_AFTER_S = 0.0005  # a request that nobody waits for is left to its caller for this long
 
 Finish = Callable[[], Any]
 
 
 class Future:
-    """A request under way. `wait` drives the exchange; done callbacks run where it is driven."""
+    """A request under way. `wait` drives the exchange.
+
+    Done callbacks run on the thread that drives it, and may use the client. What they raise is
+    logged.
+    """
 
     __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
 
@@ -72,12 +80,11 @@ class Future:
 
     def add_done_callback(self, callback: Callable[[Future], None]) -> None:
         """Call `callback(future)` when it is done, or now if it is."""
-        if self.outcome is not None:
-            callback(self)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
+        with self._driver.own():
+            if self.outcome is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        call_back(callback, self)
 
     def settle(self, outcome: Outcome) -> None:
         """The driver says how the request ended."""
@@ -87,9 +94,17 @@ class Future:
             except ShoalError as error:
                 outcome = Outcome(error=error)
         self.outcome = outcome
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback(self)
+        if self._callbacks:
+            self._driver.due.extend((callback, self) for callback in self._callbacks)
+            self._callbacks = None
+
+
+def call_back(callback: Callable[[Future], None], future: Future) -> None:
+    """Nobody who drives is stopped by what a callback raises."""
+    try:
+        callback(future)
+    except Exception:
+        log.exception("a done callback of request %d raised", future.request_id)
 
 
 class Driver:
@@ -101,6 +116,7 @@ class Driver:
             machine, me, scheduler=scheduler, resolve=self._resolved, on_note=self._noted
         )
         self.on_note: Callable[[Note], None] = lambda note: None
+        self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to be made
         self._futures: dict[int, Future] = {}
         self._ids = count(1)
         self._lock = threading.Lock()
@@ -120,7 +136,7 @@ class Driver:
         try:
             self._submit(future, request)
         finally:
-            self._lock.release()
+            self._release()
         if pump and not self._drivers:
             self._pump_wake.set()
         return future
@@ -153,7 +169,7 @@ class Driver:
         try:
             yield
         finally:
-            self._lock.release()
+            self._release()
 
     def start_pump(self) -> None:
         self._pump.start()
@@ -205,8 +221,8 @@ class Driver:
             error = self.node.error or UsageError("the run has ended")
             for request_id in list(self._futures):
                 self._resolved(request_id, Outcome(error=error))
-        if self._visitors:
-            self._lock.release()
+        if self._visitors or self.due:
+            self._release()
             with self._turnstile:  # until the visitor has the lock
                 pass
             self._lock.acquire()
@@ -224,9 +240,19 @@ class Driver:
     def _leave(self) -> None:
         self._drivers -= 1
         left_over = self._futures and not self._drivers
-        self._lock.release()
+        self._release()
         if left_over:
             self._pump_wake.set()
+
+    def _release(self) -> None:
+        """Let go of the machine, then make the calls that are due."""
+        self._lock.release()
+        while self.due:
+            try:
+                due = self.due.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            call_back(*due)
 
     def _resolved(self, request_id: int, outcome: Outcome) -> None:
         future = self._futures.pop(request_id, None)

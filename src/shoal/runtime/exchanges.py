@@ -160,7 +160,9 @@ class Exchanges:
         spec = self._table(table)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
-        count_rows = len(rows) if plain else len(keys)  # type: ignore[arg-type]
+        if not plain:
+            chosen, order = _sorted_keys(keys)
+        count_rows = len(rows) if plain else len(order)
         if out is None:
             out = torch.empty((count_rows, *spec.row_shape), dtype=DTYPES[spec.dtype])
         _check_values(spec, out)
@@ -172,7 +174,6 @@ class Exchanges:
         target = out
         if plain:
             return PullOp(table, rows, bytes_of(target)), lambda: target
-        chosen, order = _sorted_keys(keys)
         staged = torch.empty((len(chosen), spec.width), dtype=out.dtype)
         index = torch.from_numpy(order)
 
@@ -197,12 +198,21 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _check_values(spec: TableSpec, values: Tensor) -> None:
+    if not isinstance(values, Tensor):
+        raise InvalidValue(
+            f"table {spec.name!r}: values are a torch.Tensor, not a {type(values).__name__}; use "
+            "torch.as_tensor"
+        )
     if values.dtype != DTYPES[spec.dtype]:
         raise InvalidValue(f"table {spec.name!r} holds {spec.dtype} values, not {values.dtype}")
 
 
 def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
     """(distinct keys in order, for each given key its place among them)."""
+    if not isinstance(keys, Tensor | np.ndarray | Sequence) or isinstance(keys, str):
+        raise InvalidValue(
+            f"keys are None, a KeyRange or a list of row numbers, not a {type(keys).__name__}"
+        )
     given = np.asarray(keys)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise InvalidValue(f"keys are a list of row numbers, not {given.dtype} of {given.shape}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.collective.process_group import ProcessGroup
+from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.requests import DeclareTable
 from shoal.runtime.context import Context, current
 from shoal.runtime.params import FlatParams
@@ -58,6 +59,7 @@ class Optimizer(torch.optim.Optimizer):
         access = from_torch(inner)
         self._context = context or current()
         self._inner = inner
+        self._wrapped = False
         super().__init__(inner.param_groups, dict(inner.defaults))
         self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
         self._flat = FlatParams(p for group in inner.param_groups for p in group["params"])
@@ -72,6 +74,9 @@ class Optimizer(torch.optim.Optimizer):
             rank, size = self._context.rank, self._context.world_size
             client.collective = ProcessGroup(rank, size, self._context.rendezvous)
         client.drive(self._begin())
+        self._settings = self._present_settings()
+        self._version = self._flat.version
+        self._wrapped = True
 
     def _begin(self) -> Any:
         for spec in self._strategy.tables(self._model):
@@ -93,12 +98,45 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_unchanged()
         self._flat.attach_grads()
         self._model.weight = weight
         self._strategy.lr = float(self.param_groups[0]["lr"])
         with torch.no_grad():
             self._context.client.drive(self._strategy.step(self._model, ()))
+        self._version = self._flat.version
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the tables are as large as the parameters that were wrapped."""
+        if self._wrapped:
+            raise UsageError("parameters cannot be added; give them to the optimizer first")
+        super().add_param_group(param_group)
+
+    def _present_settings(self) -> list[dict[str, Any]]:
+        """All groups' hyper-parameters but the rate, which is sent with every push."""
+        return [
+            {name: group[name] for name in self._inner.defaults if name != "lr"}
+            for group in self.param_groups
+        ]
+
+    def _check_unchanged(self) -> None:
+        """What the servers do not hear of must not change without a word."""
+        if len({float(group["lr"]) for group in self.param_groups}) > 1:
+            raise InvalidValue("the groups' learning rates differ, and a table has one")
+        for before, now in zip(self._settings, self._present_settings(), strict=True):
+            for name, value in now.items():
+                if value != before[name]:
+                    raise InvalidValue(
+                        f"{name} was {before[name]!r} when the optimizer was wrapped and is "
+                        f"{value!r} now; only the learning rate may change (a scheduler that "
+                        "cycles the momentum as well takes cycle_momentum=False)"
+                    )
+        if self._strategy.uses_servers and self._flat.version != self._version:
+            raise UsageError(
+                "the parameters were written to since the last step, and the servers' would "
+                "replace them; load weights before the optimizer is wrapped"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the flat gradients; they stay views, so that `backward` adds into them."""

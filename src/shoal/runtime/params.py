@@ -57,6 +57,11 @@ class FlatParams:
             grads.zero_()
         self.attach_grads()
 
+    @property
+    def version(self) -> int:
+        """Grows with every write to a parameter that torch sees; a pull is none."""
+        return sum(p._version for group in self._parameters.values() for p in group)
+
     def attach_grads(self) -> None:
         """Make every `.grad` a view of the flat buffer again (`zero_grad` sets them to None)."""
         for dtype, parameters in self._parameters.items():
@@ -66,7 +71,9 @@ class FlatParams:
                 view = grads[offset : offset + parameter.numel()].view(parameter.shape)
                 held = parameter.grad
                 if held is None or held.data_ptr() != view.data_ptr():
-                    if held is not None:
+                    if held is None:  # not used in this step; the buffer has the last one's
+                        view.zero_()
+                    else:
                         view.copy_(held)
                     parameter.grad = view
                 offset += -(-parameter.numel() // ALIGN) * ALIGN

@@ -50,9 +50,9 @@ def train_program(
                 break
         while strategy.in_step:
             result = yield from strategy.step(model, None)
-            step += 1
             if not result.others:
                 break
+            step += 1
             hooks.stepped(epoch, step, result)
         hooks.epoch_done(epoch, step)
         if max_steps and step >= max_steps:

@@ -23,7 +23,6 @@ _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.AdamW: Adam,
 }
 _HOW_NOT_WHAT = {"foreach", "fused", "capturable"}  # which kernels torch uses: the result is one
-_INSTEAD = 'an optimizer that no table can be runs on the workers: strategy="allreduce"'
 
 
 def from_torch(optimizer: torch.optim.Optimizer) -> Access:
@@ -48,7 +47,7 @@ def from_torch(optimizer: torch.optim.Optimizer) -> Access:
         supported = ", ".join(each.__name__ for each in _SAME)
         raise UnknownName(
             f"no access method computes what {kind.__module__}.{kind.__qualname__} does "
-            f"(supported: torch.optim's {supported}); {_INSTEAD}"
+            f"(supported: torch.optim's {supported})"
         )
     first, *others = [
         {name: _plain(group[name]) for name in optimizer.defaults}
@@ -60,7 +59,7 @@ def from_torch(optimizer: torch.optim.Optimizer) -> Access:
                 raise InvalidValue(
                     f"{kind.__name__} has parameter groups with {name}={value!r} and "
                     f"{name}={other[name]!r}, and a table has one access method; use one "
-                    f"group, or a table for each; {_INSTEAD}"
+                    f"group, or an optimizer for each"
                 )
     access = Access(_SAME[kind].name, _options(kind, first))
     make(access)  # torch admits values that make no sense (alpha > 1); refuse them here, by name
@@ -90,6 +89,6 @@ def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Option
         elif value and name not in _HOW_NOT_WHAT:
             raise InvalidValue(
                 f"the access method {method.name} has no {name}, which this {kind.__name__} sets "
-                f"to {value!r} (known: {', '.join(method.options)}); {_INSTEAD}"
+                f"to {value!r} (known: {', '.join(method.options)})"
             )
     return options

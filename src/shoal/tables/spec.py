@@ -95,6 +95,18 @@ def asp() -> Consistency:
     return Consistency("asp", 0, "now")
 
 
+_KINDS = {
+    "name": str,
+    "rows": int,
+    "row_shape": tuple,
+    "dtype": str,
+    "init": Init,
+    "access": Access,
+    "consistency": Consistency,
+    "fragment_rows": int,
+}
+
+
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     """A named collection of `rows` rows of `row_shape` values.
 
@@ -116,6 +128,13 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     fragment_rows: int = 0
 
     def __post_init__(self) -> None:
+        for field, kind in _KINDS.items():
+            value = getattr(self, field)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise InvalidValue(
+                    f"a table's {field} is of type {kind.__name__}, not {type(value).__name__} "
+                    f"({value!r})"
+                )
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
         if self.rows < 1:

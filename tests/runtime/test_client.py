@@ -264,3 +264,59 @@ def test_values_and_keys_of_a_wrong_kind_are_refused_by_name(cluster, call, text
 def test_a_malformed_address_is_refused_at_once():
     with pytest.raises(AddressInvalid, match="tcp://HOST:PORT"):
         shoal.connect("127.0.0.1:4123")
+
+
+def test_a_waiter_is_not_kept_by_another_threads_longer_wait(cluster):
+    _, (one, two) = cluster(workers=2)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 8, consistency=bsp()))
+    one.advance().wait()
+    pulled = one.pull("w")  # parked until the other has advanced
+    first = threading.Thread(target=pulled.wait, args=(20,))
+    second = threading.Thread(target=one.barrier, args=("both",))
+    for each in (first, second):
+        each.start()
+        time.sleep(0.2)
+    with pytest.raises(RequestTimeout):
+        pulled.wait(timeout=0.2)
+    two.advance().wait()
+    first.join(5)
+    assert not first.is_alive()
+    assert second.is_alive()
+    two.barrier("both")
+    second.join(5)
+    assert not second.is_alive()
+
+
+def test_who_waits_when_the_client_is_closed_is_told(cluster):
+    _, (one, two) = cluster(workers=2)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 8, consistency=bsp()))
+    one.advance().wait()
+    told = []
+
+    def wait():
+        try:
+            one.pull("w").wait()
+        except UsageError as error:
+            told.append(error.message)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    left_alone = one.pull("w")
+    time.sleep(0.2)
+    one.abort("enough")
+    waiting.join(5)
+    assert told == ["this client was closed"]
+    assert isinstance(left_alone.exception(), UsageError)
+
+
+def test_a_request_that_cannot_be_asked_or_finished_harms_nobody(cluster):
+    _, (client,) = cluster()
+    client.create_table(TableSpec("w", 4, merge="sum"))
+    out = torch.nn.Parameter(torch.zeros(2))
+    assert client.pull("w", [0, 1], out=out).wait() is out
+    with pytest.raises((TypeError, ValueError)):
+        client.push("w", torch.ones(4), weight="much")
+    client.push("w", torch.ones(4), weight=torch.tensor(2.0)).wait(5)
+    assert client.blocking.pull("w").tolist() == [1.0] * 4

@@ -128,9 +128,9 @@ def timed_out_push_dropped():
     """A push that times out is forgotten although some servers hold it."""
     right = WorkerMachine._abandon
 
-    def abandon(self, leg):
+    def abandon(self, leg, out):
         if leg.advance >= 0:
-            right(self, leg)
+            right(self, leg, out)
         else:
             self._flight.drop(leg)
 
@@ -209,7 +209,7 @@ def credit_held_until_applied():
 def advance_given_up_with_its_request():
     """A request that times out or is cancelled takes its advance with it."""
 
-    def abandon(self, leg):
+    def abandon(self, leg, out):
         if leg.sent and leg.plan.pushed and not leg.done and not self.session.ended:
             self._flight.orphan(leg)
         else:

@@ -65,6 +65,13 @@ class Send(msgspec.Struct, frozen=True):
     volatile: bool = False
 
 
+class Detach(msgspec.Struct, frozen=True):
+    """What waits to be sent to a node borrows its buffers no longer: they are the caller's again,
+    and what has not left yet leaves from copies."""
+
+    to: NodeId
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """How a request ended: applied, refused (with the reason) or unknown (timed out, cancelled).
 
@@ -105,7 +112,7 @@ class Stop(msgspec.Struct, frozen=True):
     error: ShoalError | None = None
 
 
-Effect = Send | Resolve | Persist | Note | Stop
+Effect = Send | Detach | Resolve | Persist | Note | Stop
 Effects = list[Effect]
 
 

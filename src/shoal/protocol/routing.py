@@ -268,6 +268,8 @@ class Router:
             cuts = [
                 (at, self.view.rows_of(number, at) & rows) for at in range(len(self.view.servers))
             ]
+            if len(self._routes) >= PLANS_KEPT:
+                self._routes.clear()
             route = self._routes[number, rows] = [(at, cut) for at, cut in cuts if len(cut)]
         return route
 

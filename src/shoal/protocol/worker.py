@@ -25,6 +25,7 @@ from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import (
     Arrival,
     Asked,
+    Detach,
     Discard,
     Effects,
     Event,
@@ -441,7 +442,7 @@ class WorkerMachine:
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
         pending = self._requests.pop(request_id)
         for leg in pending.legs:
-            self._abandon(leg)
+            self._abandon(leg, out)
         clock_min = -1 if pending.clock_min == FOREVER else pending.clock_min
         out.append(Resolve(request_id, Outcome(error, clock_min, pending.round_weight)))
         for follower in self._followers.pop(request_id, ()):
@@ -452,10 +453,12 @@ class WorkerMachine:
                     why = Refused(f"a request that this one comes after failed: {error}")
                     self._resolve(follower, why, out)
 
-    def _abandon(self, leg: Leg) -> None:
+    def _abandon(self, leg: Leg, out: Effects) -> None:
         """Its request is over, the leg is not: a push that was sent goes on, and an advance."""
         told = leg.advance >= 0 or (leg.sent and leg.plan.pushed)
         if told and not leg.done and not self.session.ended:
+            if leg.sent and leg.plan.pushed:
+                out += [Detach(server) for server, p in leg.parts.items() if not p.accepted]
             self._flight.orphan(leg)
         else:
             self._flight.drop(leg)

@@ -37,11 +37,12 @@ class Future:
     logged.
     """
 
-    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
+    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id", "sleepers")
 
     def __init__(self, driver: Driver, request_id: int, finish: Finish | None) -> None:
         self.request_id = request_id
         self.outcome: Outcome | None = None
+        self.sleepers: tuple[threading.Event, ...] = ()  # of threads that sleep until it is done
         self._driver = driver
         self._finish = finish
         self._result: Any = None
@@ -93,7 +94,11 @@ class Future:
                 self._result = self._finish()
             except ShoalError as error:
                 outcome = Outcome(error=error)
+            except Exception as error:
+                outcome = Outcome(error=UsageError(f"{type(error).__name__}: {error}"))
         self.outcome = outcome
+        for woken in self.sleepers:
+            woken.set()
         if self._callbacks:
             self._driver.due.extend((callback, self) for callback in self._callbacks)
             self._callbacks = None
@@ -123,6 +128,8 @@ class Driver:
         self._turnstile = threading.Lock()
         self._visitors = 0
         self._drivers = 0  # threads that wait for a future; changed by the lock's owner only
+        self._driving = False  # one of them polls
+        self._asleep: list[threading.Event] = []  # the others, first to last
         self._closed = False
         self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
         self._pump_wake = threading.Event()
@@ -149,6 +156,10 @@ class Driver:
         try:
             self._submit(future, request)
             self._drive(future, None)
+        except KeyboardInterrupt:  # nobody has a handle on it
+            if future.outcome is None and not self.node.stopped:
+                self.node.handle(Asked(next(self._ids), Cancel(future.request_id)))
+            raise
         finally:
             self._leave()
         return future.result()
@@ -182,6 +193,8 @@ class Driver:
         """Send what waits to be sent, and disconnect."""
         self._closed = True
         with self.own():
+            for request_id in list(self._futures):
+                self._resolved(request_id, Outcome(error=UsageError("this client was closed")))
             self.node.linger()
             self.node.close()
         self._pump_wake.set()
@@ -196,7 +209,11 @@ class Driver:
             error = self.node.error or UsageError("this client is closed")
             self._resolved(future.request_id, Outcome(error=error))
         else:
-            self.node.handle(Asked(future.request_id, request))
+            try:
+                self.node.handle(Asked(future.request_id, request))
+            except BaseException:
+                self._futures.pop(future.request_id, None)
+                raise
 
     def _drive(self, future: Future, timeout: float | None) -> None:
         if future.outcome is not None:
@@ -212,33 +229,74 @@ class Driver:
                     f"not done within {timeout:g} s; the request goes on (cancel() ends "
                     f"it): {_shown(self.machine.waiting())}"
                 )
+            if self._driving:
+                self._sleep(future, left)
+                continue
             self._poll(left)
 
+    def _sleep(self, future: Future, limit_s: float) -> None:
+        """While another thread drives, until it is done with this or leaves its place."""
+        woken = threading.Event()
+        future.sleepers += (woken,)
+        self._asleep.append(woken)
+        self._release()
+        try:
+            woken.wait(limit_s)
+        finally:
+            self._insist(self._enter)
+            self._asleep.remove(woken)
+
     def _poll(self, limit_s: float) -> None:
-        """Poll once with the lock held, then let visitors in."""
-        self.node.poll(limit_s)
-        if self.node.stopped:
-            error = self.node.error or UsageError("the run has ended")
-            for request_id in list(self._futures):
-                self._resolved(request_id, Outcome(error=error))
-        if self._visitors or self.due:
-            self._release()
-            with self._turnstile:  # until the visitor has the lock
-                pass
-            self._lock.acquire()
+        """Poll once with the lock held, let visitors in, make the calls that are due.
+
+        Visitors do not take the place: they leave their request and sleep. A callback may.
+        """
+        self._driving = True
+        try:
+            self.node.poll(limit_s)
+            if self.node.stopped:
+                error = self.node.error or UsageError("the run has ended")
+                for request_id in list(self._futures):
+                    self._resolved(request_id, Outcome(error=error))
+            if self._visitors:
+                self._lock.release()
+                try:
+                    with self._turnstile:  # until the visitor has the lock
+                        pass
+                finally:
+                    self._insist(self._lock.acquire)
+        finally:
+            self._driving = False
+        if self.due:
+            try:
+                self._release()
+            finally:
+                self._insist(self._enter)
 
     def _enter(self) -> None:
         """Own the machine; a driver that polls is woken to let us in."""
         if not self._lock.acquire(blocking=False):
             with self._turnstile:
                 self._visitors += 1
-                if not self.node.stopped:
-                    self.node.wake()
-                self._lock.acquire()
-                self._visitors -= 1
+                try:
+                    if not self.node.stopped:
+                        self.node.wake()
+                    self._lock.acquire()
+                finally:
+                    self._visitors -= 1
+
+    def _insist(self, own: Callable[[], object]) -> None:
+        """Own the machine again, also when Ctrl-C comes meanwhile: the caller will let go of it."""
+        try:
+            own()
+        except BaseException:
+            self._lock.acquire()
+            raise
 
     def _leave(self) -> None:
         self._drivers -= 1
+        if self._asleep and not self._driving:
+            self._asleep[0].set()  # it drives from here on
         left_over = self._futures and not self._drivers
         self._release()
         if left_over:
@@ -280,8 +338,19 @@ class Driver:
             if self._drivers or (self._futures and not left_alone):
                 continue  # its caller may be about to wait for it
             with self.own():
-                if not self._over():
-                    self._poll(0.02 if self._futures else 0.0)
+                if not self._over() and not self._driving:
+                    self._pump_once()
+
+    def _pump_once(self) -> None:
+        try:
+            self._poll(0.02 if self._futures else 0.0)
+        except Exception as error:  # better to say so everywhere than to wait for ever
+            log.exception("the client's pump failed")
+            self.node.stopped = True
+            self.node.error = UsageError(f"the client failed: {type(error).__name__}: {error}")
+        finally:
+            if self._asleep:
+                self._asleep[0].set()
 
     def _over(self) -> bool:
         return self._closed or self.node.stopped

@@ -68,12 +68,15 @@ class Exchanges:
     ) -> Exchange:
         key: Key | None = None
         if keys is None and not after:
-            key = (table, id(values), weight, lr, assign, timeout_s)
+            key = (table, id(values), _dtype(values), weight, lr, assign, timeout_s)
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values):
                 return kept.ask
         op = self._push_op(table, values, keys, within)
-        ask = Exchange((op,), weight=weight, lr=lr, assign=assign, after=after, timeout_s=timeout_s)
+        rate = None if lr is None else float(lr)
+        ask = Exchange(
+            (op,), weight=float(weight), lr=rate, assign=assign, after=after, timeout_s=timeout_s
+        )
         if key is not None:
             self._keep(key, ask, (values,))
         return ask
@@ -88,7 +91,7 @@ class Exchanges:
         timeout_s: float | None = None,
     ) -> tuple[Exchange, Finish]:
         if keys is None and out is not None and not after:
-            key = (table, id(out), timeout_s)
+            key = (table, id(out), _dtype(out), timeout_s)
             kept = self._kept.get(key)
             if kept is None or not kept.fits(out):
                 op, _ = self._pull_op(table, None, out)
@@ -113,13 +116,15 @@ class Exchanges:
     ) -> tuple[Exchange, Finish]:
         key: Key | None = None
         if keys is None and out is not None and not after:
-            key = (table, id(values), id(out), advance, weight, lr, timeout_s)
+            dtypes = _dtype(values), _dtype(out)
+            key = (table, id(values), id(out), dtypes, advance, weight, lr, timeout_s)
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, out):
                 return kept.ask, lambda: out
         push = self._push_op(table, values, keys, None)
         pull, finish = self._pull_op(table, keys, out)
-        ask = Exchange((push,), advance, (pull,), after, timeout_s=timeout_s, weight=weight, lr=lr)
+        rate = None if lr is None else float(lr)
+        ask = Exchange((push,), advance, (pull,), after, timeout_s, float(weight), rate)
         if key is not None and out is not None:
             self._keep(key, ask, (values, out))
         return ask, finish
@@ -178,10 +183,14 @@ class Exchanges:
         index = torch.from_numpy(order)
 
         def finish() -> Tensor:
-            target.view(len(order), spec.width).copy_(staged[index])
+            target.detach().view(len(order), spec.width).copy_(staged[index])
             return target
 
         return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
+
+
+def _dtype(tensor: Tensor) -> torch.dtype | None:
+    return getattr(tensor, "dtype", None)  # what is no tensor is refused later, by name
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

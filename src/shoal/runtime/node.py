@@ -16,6 +16,7 @@ from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError, WireError
 from shoal.protocol.machine import (
+    Detach,
     Effects,
     Event,
     Machine,
@@ -221,7 +222,7 @@ class Node:
         except WireError as error:
             self._count(error, connection)
             alive = False
-        except ShoalError as error:  # a handshake that failed
+        except HandshakeFailed as error:
             self._count(error, connection)
             connection.flush()
             alive = False
@@ -260,6 +261,10 @@ class Node:
                 self._resolve(effect.request_id, effect.outcome)
             elif isinstance(effect, Note):
                 self._on_note(effect)
+            elif isinstance(effect, Detach):
+                connection = self._peers.get(effect.to)
+                if connection is not None:
+                    connection.detach()
             elif isinstance(effect, Persist):
                 if self._journal is not None:
                     self._journal.write(effect.record)

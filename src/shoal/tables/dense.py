@@ -24,6 +24,7 @@ DTYPES = {
 }
 _ALIGN = 64
 _POOLED_PER_SIZE = 8
+_RANGES_KEPT = 64
 
 
 class Staging:
@@ -83,6 +84,11 @@ class StagedRows:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that it keeps."""
+        return self._memory.nbytes
+
     def problem(self) -> str:
         """What is wrong with the keys that came in; empty where nothing is."""
         keys = self.keys
@@ -122,6 +128,7 @@ class DenseShard:
         self._bytes = self.rows.view(-1).view(torch.uint8).numpy().data
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
+        self._ready_bytes = 0
         self._all = list(enumerate(self.fragments))
 
     # ------------------------------------------------------------------ arrival
@@ -130,6 +137,7 @@ class DenseShard:
         """Room for a push of `rows`, or of `keys` keys among them."""
         ready = self._ready.get(rows) if keys < 0 else None
         if ready:
+            self._ready_bytes -= ready[-1].nbytes
             return ready.pop()
         count = len(rows) if keys < 0 else keys
         return self._stage(rows, keys, count * self._row_bytes)
@@ -145,14 +153,17 @@ class DenseShard:
 
     def release(self, staged: StagedRows) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
-        if staged.keys is None:  # most pushes name the same rows as the last: keep it as it is
-            ready = self._ready.get(staged.rows)
-            if ready is None and len(self._ready) < _POOLED_PER_SIZE:
-                ready = self._ready[staged.rows] = []
-            if ready is not None and len(ready) < _POOLED_PER_SIZE:
-                ready.append(staged)
-                return
-        self._staging.give(staged._memory)
+        if staged.keys is not None:
+            self._staging.give(staged._memory)
+            return
+        # Most pushes name the same rows as the last: it is kept as it is. Others take its place
+        # once as much is kept as a few pushes of everything need.
+        limit = _POOLED_PER_SIZE * self.rows.nbytes
+        if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
+            self._ready.clear()
+            self._ready_bytes = 0
+        self._ready.setdefault(staged.rows, []).append(staged)
+        self._ready_bytes += staged.nbytes
 
     # ------------------------------------------------------------------ updates
 

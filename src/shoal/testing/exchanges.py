@@ -195,6 +195,18 @@ def volatile_buffers_may_change_after_send(make: Make) -> None:
             assert sink.views[0].tobytes() == noise(20 * MIB), "a volatile buffer was not copied"
 
 
+def buffers_are_not_borrowed_after_detach(make: Make) -> None:
+    with connected(make) as pair:
+        source = bytearray(noise(20 * MIB))
+        pair.caller.send(nudge(0), *_cut(source, 5))
+        pair.caller.connection.detach()
+        source[:] = bytes(len(source))
+        pair.pump(lambda: len(pair.callee.delivered) == 1)
+        sink = pair.callee.delivered[0][1]
+        assert sink is not None
+        assert sink.views[0].tobytes() == noise(20 * MIB), "what waited was read from its buffer"
+
+
 def the_backlog_is_what_was_given_and_not_sent(make: Make) -> None:
     with connected(make) as pair:
         connection = pair.caller.connection
@@ -250,5 +262,6 @@ MESSAGE_LAWS = (
     a_revoked_sink_is_not_written_to,
     a_sink_of_another_size_is_refused,
     volatile_buffers_may_change_after_send,
+    buffers_are_not_borrowed_after_detach,
     the_backlog_is_what_was_given_and_not_sent,
 )

@@ -67,6 +67,10 @@ class Connection(ABC):
         """
 
     @abstractmethod
+    def detach(self) -> None:
+        """Copy what waits to be sent: no buffer that was lent is read after this."""
+
+    @abstractmethod
     def flush(self) -> None:
         """Send what waits, as far as the other side takes it."""
 

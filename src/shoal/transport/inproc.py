@@ -95,6 +95,9 @@ class InprocConnection(Connection):
     def flush(self) -> None:
         pass
 
+    def detach(self) -> None:
+        pass
+
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
         incoming = self._incoming
         if incoming.signal < 0:

@@ -112,6 +112,9 @@ class StreamConnection(Connection):
             self._outbox.append(memoryview(bytes(rest)) if volatile else rest)
             self.backlog += rest.nbytes
 
+    def detach(self) -> None:
+        self._outbox = deque(memoryview(bytes(piece)) for piece in self._outbox)
+
     def flush(self) -> None:
         outbox = self._outbox
         while outbox:
@@ -146,6 +149,8 @@ class StreamConnection(Connection):
 
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
         turn = 0
+        if self._stop:  # whole messages, where the last call was interrupted
+            self._take(arriving, deliver, malformed)
         while turn < TURN_BYTES:
             target = self._target() if self._expected else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -170,6 +175,14 @@ class StreamConnection(Connection):
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
         """Take everything whole out of the inbox."""
+        needed = PREFIX.size
+        try:
+            needed = self._take_whole(arriving, deliver, malformed)
+        finally:  # also where a machine failed, or Ctrl-C came
+            self._make_room(needed)
+
+    def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
+        """... and say how much room the next frame's beginning needs."""
         needed = PREFIX.size
         while True:
             if self._expected and not self._end_payload(deliver):
@@ -208,7 +221,7 @@ class StreamConnection(Connection):
                 deliver(self.peer, message, sink)
                 continue
             self._begin_payload(message, sink, payload_bytes)
-        self._make_room(needed)
+        return needed
 
     def _begin_payload(self, message: Message | None, sink: Sink | None, nbytes: int) -> None:
         self._message, self._sink = message, sink

@@ -19,7 +19,8 @@
     │   ├── Cancelled              the caller withdrew the request
     │   ├── ProcessDied            a process of the run ended before its work did
     │   ├── RunAborted             the scheduler ended the run, with its reason
-    │   └── HandshakeFailed        wrong token, version or job
+    │   └── HandshakeFailed        no greeting, or an unfinished one
+    │       └── HandshakeRefused   wrong token, version or job
     ├── WireError                  bytes that are not ours
     │   ├── BadMagic, BadVersion, BadLength, BadMessage
     │   └── AddressInUse, AddressInvalid
@@ -125,7 +126,11 @@ class RunAborted(PeerError):
 
 
 class HandshakeFailed(PeerError):
-    """The other side does not share our token, protocol version or job."""
+    """The other side did not greet as a member does."""
+
+
+class HandshakeRefused(HandshakeFailed):
+    """The other side does not share our token, protocol version or job, now or later."""
 
 
 class WireError(ShoalError):

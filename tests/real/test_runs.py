@@ -152,6 +152,7 @@ def test_bad_input_says_what_to_do(tmp_path):
         ("scheduler", "--listen", "tcp://0.0.0.0:0", "--workers", "1", "--servers", "1"): "token",
         ("server", "--scheduler", "nonsense"): "tcp://HOST:PORT",
         ("train", "digits", "--global-batch-size", "33"): "cannot be divided",
+        ("train", "digits", "--out", "/proc/nowhere"): "name another with --out",
     }
     for words, text in cases.items():
         done = command(*words, cwd=tmp_path)
@@ -193,6 +194,24 @@ def test_roles_by_hand_do_a_job(tmp_path):
     for process, words in zip(processes, roles, strict=True):
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, (words, errors)
+
+
+def test_a_wrong_token_is_said_at_once(tmp_path):
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    with subprocess.Popen(
+        [*SHOAL, "scheduler", "--listen", address, "--workers", "1", "--servers", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "SHOAL_TOKEN": "right"},
+        stderr=subprocess.PIPE,
+    ) as scheduler:
+        scheduler.stderr.readline()  # it listens
+        for token, text in (("wrong", "wrong token"), ("", "pass --token or set SHOAL_TOKEN")):
+            began = time.monotonic()
+            done = command("server", "--scheduler", address, cwd=tmp_path, SHOAL_TOKEN=token)
+            assert "HandshakeRefused" in done.stderr
+            assert text in done.stderr
+            assert time.monotonic() - began < 20, "it waited to be let in"
+        scheduler.kill()
 
 
 def _free_port() -> int:

@@ -15,6 +15,8 @@ import re
 import time
 from pathlib import Path
 
+from shoal.errors import InvalidValue
+
 
 class RunFolder:
     """The directory that a run leaves behind."""
@@ -32,7 +34,14 @@ class RunFolder:
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
-                continue
+                if parent.is_dir():
+                    continue
+                raise InvalidValue(f"{parent} is not a folder; name another with --out") from None
+            except OSError as error:
+                raise InvalidValue(
+                    f"no run folder can be made in {parent.absolute()}: {error.strerror}; name "
+                    "another with --out"
+                ) from None
             (path / "logs").mkdir()
             return cls(path)
         raise FileExistsError(f"no free run folder beside {path}")

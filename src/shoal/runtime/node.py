@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from shoal.errors import HandshakeFailed, ShoalError, WireError
+from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.protocol.machine import (
     Detach,
     Effects,
@@ -293,6 +293,8 @@ class Node:
         try:
             connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
         except ShoalError as error:
+            if to == SCHEDULER and isinstance(error, HandshakeRefused):
+                self.stopped, self.error = True, error  # nobody lets this node in
             self._retry[to] = (monotonic() + delay, min(2 * delay, RECONNECT_MAX_S))
             log.debug("%s", error)
             return None

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import secrets
 
-from shoal.errors import HandshakeFailed
+from shoal.errors import HandshakeFailed, HandshakeRefused
 from shoal.protocol.messages import (
     PROTOCOL_VERSION,
     SCHEDULER,
@@ -35,11 +35,11 @@ def hello(me: Identity, asked: Message) -> Hello:
     if not isinstance(asked, Challenge):
         raise HandshakeFailed(f"expected a challenge, not {type(asked).__name__}")
     if asked.version != PROTOCOL_VERSION:
-        raise HandshakeFailed(
+        raise HandshakeRefused(
             f"the other side speaks protocol version {asked.version}, this one {PROTOCOL_VERSION}"
         )
     if asked.token_needed and not me.token:
-        raise HandshakeFailed("the other side asks for a token; pass --token or set SHOAL_TOKEN")
+        raise HandshakeRefused("the other side asks for a token; pass --token or set SHOAL_TOKEN")
     nonce = secrets.token_bytes(16)
     proof = _proof(me.token, b"caller", asked.nonce, nonce)
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)
@@ -65,13 +65,13 @@ def judge(me: Identity, asked: Challenge, answer: Message) -> Welcome | Denied:
 def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> str:
     """The caller's check of the verdict; returns the listener's node id."""
     if isinstance(verdict, Denied):
-        raise HandshakeFailed(f"the other side refused the connection: {verdict.reason}")
+        raise HandshakeRefused(f"the other side refused the connection: {verdict.reason}")
     if not isinstance(verdict, Welcome):
         raise HandshakeFailed(f"expected a welcome, not {type(verdict).__name__}")
     if me.token and not hmac.compare_digest(
         verdict.proof, _proof(me.token, b"listener", said.nonce, asked.nonce)
     ):
-        raise HandshakeFailed("the other side does not know our token")
+        raise HandshakeRefused("the other side does not know our token")
     return verdict.node
 
 

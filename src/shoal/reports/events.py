@@ -38,6 +38,10 @@ class Run:
     evals: dict[int, Table]
     events: list[dict[str, Any]]
 
+    def __repr__(self) -> str:
+        figures = {k: self.summary[k] for k in ("accuracy", "loss", "wall_s") if k in self.summary}
+        return f"Run({str(self.path)!r}, {len(self.steps)} workers, {figures})"
+
 
 def load_run(path: str | Path) -> Run:
     """A run's tables.

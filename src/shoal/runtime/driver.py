@@ -63,7 +63,8 @@ class Future:
 
     def result(self) -> Any:
         """What `wait` returns, of a request that is done."""
-        assert self.outcome is not None, "not done yet"
+        if self.outcome is None:
+            raise UsageError(f"request {self.request_id} is not done yet; wait() for it")
         if self.outcome.error is not None:
             raise self.outcome.error
         return self._result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -73,9 +74,13 @@ class Exchanges:
             if kept is not None and kept.fits(values):
                 return kept.ask
         op = self._push_op(table, values, keys, within)
-        rate = None if lr is None else float(lr)
         ask = Exchange(
-            (op,), weight=float(weight), lr=rate, assign=assign, after=after, timeout_s=timeout_s
+            (op,),
+            weight=_weight(weight),
+            lr=_rate(lr),
+            assign=assign,
+            after=after,
+            timeout_s=timeout_s,
         )
         if key is not None:
             self._keep(key, ask, (values,))
@@ -123,8 +128,7 @@ class Exchanges:
                 return kept.ask, lambda: out
         push = self._push_op(table, values, keys, None)
         pull, finish = self._pull_op(table, keys, out)
-        rate = None if lr is None else float(lr)
-        ask = Exchange((push,), advance, (pull,), after, timeout_s, float(weight), rate)
+        ask = Exchange((push,), advance, (pull,), after, timeout_s, _weight(weight), _rate(lr))
         if key is not None and out is not None:
             self._keep(key, ask, (values, out))
         return ask, finish
@@ -187,6 +191,16 @@ class Exchanges:
             return target
 
         return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
+
+
+def _weight(weight: float) -> float:
+    if not 0 < float(weight) < inf:
+        raise InvalidValue(f"a push's weight is above 0 and finite, not {weight}")
+    return float(weight)
+
+
+def _rate(lr: float | None) -> float | None:
+    return None if lr is None else float(lr)
 
 
 def _dtype(tensor: Tensor) -> torch.dtype | None:

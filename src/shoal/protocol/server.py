@@ -49,24 +49,22 @@ from shoal.protocol.shards import Loads, OpenShard, Shard, Staged
 from shoal.protocol.windows import WINDOW, Window
 
 
-class Parked(msgspec.Struct, eq=False):
-    """A pull that waits until every worker has reached `clock`."""
+class Taken(msgspec.Struct, frozen=True, eq=False):
+    """A request that the gate has let in, in `view`, and the staging that its payload goes to."""
 
     sender: NodeId
-    window: Window
     request: Request
-    footprint: Footprint
-    keys: Loads
-    clock: int
-
-
-class Arrived(msgspec.Struct, frozen=True, eq=False):
-    """What a sink on this server fills, for whom, and the view that it was accepted in."""
-
     footprint: Footprint
     loads: Loads
     window: Window
     view: ViewId
+
+
+class Parked(msgspec.Struct, frozen=True, eq=False):
+    """A pull that waits until every worker has reached `clock`."""
+
+    taken: Taken
+    clock: int
 
 
 class ServerMachine:
@@ -91,14 +89,14 @@ class ServerMachine:
         """Where a payload goes. Changes nothing: `handle` decides again once it is here."""
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
-        gate = self.gate
-        verdict = gate.verdict(sender, message)
-        footprint = gate.footprint(message) if verdict in TAKEN else None
+        verdict = self.gate.verdict(sender, message)
+        footprint = self.gate.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
-        loads = self._stage(footprint)
+        taken = self._take(sender, message, footprint)
+        loads = taken.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        sink = Sink(views, Arrived(footprint, loads, gate.windows[sender], gate.view))
+        sink = Sink(views, taken)
         if sink.nbytes != nbytes:
             return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
         return sink
@@ -146,8 +144,8 @@ class ServerMachine:
         for parked in self._parked.values():
             if self.clocks.minimum >= parked.clock:
                 raise self._broken(
-                    f"{self.session.name}: {describe(parked.request)} is parked although every "
-                    f"worker has reached clock {parked.clock}"
+                    f"{self.session.name}: {describe(parked.taken.request)} is parked although "
+                    f"every worker has reached clock {parked.clock}"
                 )
         for clock in self._rounds.below(self.clocks.minimum):
             raise self._broken(
@@ -161,7 +159,7 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [(describe(p.request), self._absent(p.clock)) for p in self._parked.values()]
+        return [(describe(p.taken.request), self._absent(p.clock)) for p in self._parked.values()]
 
     # ------------------------------------------------------------------ views
 
@@ -206,59 +204,64 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ requests
 
-    def _stage(self, footprint: Footprint) -> Loads:
+    def _take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
         loads: Loads = []
         for table, rows, keys in footprint.pushes:
             loads.append(self.shards[table].stage(rows, keys))
         for table, rows, keys in footprint.pulls:
             if keys >= 0:
                 loads.append(self.shards[table].stage_keys(rows, keys))
-        return loads
+        window = self.gate.windows[sender]
+        return Taken(sender, request, footprint, loads, window, self.gate.view)
 
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
     ) -> None:
-        arrived: Arrived | None = payload.context if payload is not None else None
-        if arrived is not None and self.gate.still_fresh(request, arrived.window, arrived.view):
-            window, footprint, loads = arrived.window, arrived.footprint, arrived.loads
-        else:
+        taken: Taken | None = payload.context if payload is not None else None
+        if taken is None or not self.gate.still_fresh(request, taken.window, taken.view):
             verdict = self.gate.verdict(sender, request)
-            known = self.gate.footprint(request) if verdict in TAKEN else None
-            if known is None:
+            footprint = self.gate.footprint(request) if verdict in TAKEN else None
+            if footprint is None:
                 self._decline(sender, request, verdict, out)
                 return
-            window, footprint = self.gate.windows[sender], known
-            loads = arrived.loads if arrived is not None else self._stage(footprint)
-            if arrived is None and any(view.nbytes for load in loads for view in load.views):
+            again = self._take(sender, request, footprint)
+            if taken is not None:
+                again = msgspec.structs.replace(again, loads=taken.loads)
+            elif any(view.nbytes for load in again.loads for view in load.views):
                 # Its payload was discarded on arrival, for a reason that has passed since.
                 self._reply(out, sender, request, "missing")
                 return
+            taken = again
+        window = taken.window
         if request.settled_below > window.settled_below:
             window.settle(request.settled_below)
             if self._parked:
                 self._forget_below(window)
-        for load in loads:
+        for load in taken.loads:
             problem = load.problem()
             if problem:
                 window.codes[request.seq] = "refused"
                 self._reply(out, sender, request, "refused", problem)
                 return
-        accepted = False
+        self._do(taken, out)
+
+    def _do(self, taken: Taken, out: Effects) -> None:
+        """Push, advance, pull: what of these it asks, in this order."""
+        request, codes, accepted = taken.request, taken.window.codes, False
         if request.pushes:
             if request.clock < self.clocks[request.incarnation] and self._closing(request):
-                self._close_out(sender, request, window, out)
+                self._close_out(taken, out)
                 return
-            accepted = self._push(sender, request, footprint, loads, window, out)
+            accepted = self._push(taken, out)
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
         if request.pulls:
-            keys = loads[len(request.pushes) :]
-            self._pull(sender, request, footprint, keys, accepted, window, out)
+            self._pull(taken, accepted, out)
         elif not accepted:
-            window.codes[request.seq] = "applied"
-            self._reply(out, sender, request, "applied")
-        elif window.codes[request.seq] == "accepted":  # and its own advance did not close it
-            self._reply(out, sender, request, "accepted")
+            codes[request.seq] = "applied"
+            self._reply(out, taken.sender, request, "applied")
+        elif codes[request.seq] == "accepted":  # and its own advance did not close it
+            self._reply(out, taken.sender, request, "accepted")
 
     def _forget_below(self, window: Window) -> None:
         """What its worker has given up is not answered any more."""
@@ -283,25 +286,19 @@ class ServerMachine:
             )
             self._reply(out, sender, request, "refused", reason)
 
-    def _close_out(self, sender: NodeId, request: Request, window: Window, out: Effects) -> None:
+    def _close_out(self, taken: Taken, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
+        request = taken.request
         reached = self.clocks[request.incarnation]
-        window.codes[request.seq] = "round_closed"
+        taken.window.codes[request.seq] = "round_closed"
         reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
-        self._reply(out, sender, request, "round_closed", reason)
+        self._reply(out, taken.sender, request, "round_closed", reason)
 
-    def _push(
-        self,
-        sender: NodeId,
-        request: Request,
-        footprint: Footprint,
-        loads: Loads,
-        window: Window,
-        out: Effects,
-    ) -> bool:
+    def _push(self, taken: Taken, out: Effects) -> bool:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
+        request, window = taken.request, taken.window
         kept: list[tuple[int, Staged]] = []
-        for (table, _, _), staged in zip(footprint.pushes, loads, strict=False):
+        for (table, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
             shard = self.shards[table]
             if request.assign:
                 shard.write(staged)
@@ -315,7 +312,8 @@ class ServerMachine:
         window.codes[request.seq] = code
         out.append(Note("pushed", {"request": request, "code": code}))
         if kept:
-            entry = Contribution(sender, window, request.seq, request.weight, request.lr, kept)
+            weight, lr = request.weight, request.lr
+            entry = Contribution(taken.sender, window, request.seq, weight, lr, kept)
             self._rounds.add(request.clock, entry)
         return bool(kept)
 
@@ -329,49 +327,32 @@ class ServerMachine:
         if self.clocks.advance(worker, to) and self.clocks.minimum != before:
             self._settle(out)
 
-    def _pull(
-        self,
-        sender: NodeId,
-        request: Request,
-        footprint: Footprint,
-        keys: Loads,
-        accepted: bool,
-        window: Window,
-        out: Effects,
-    ) -> None:
+    def _pull(self, taken: Taken, accepted: bool, out: Effects) -> None:
         """Answer with rows, now or when the slowest worker has reached what the rules ask.
 
         The answer acknowledges the request's own push too, so it also waits for that round.
         """
+        request = taken.request
         clock = _read_clock(request)
         need = request.clock + 1 if accepted else 0
-        for table, _, _ in footprint.pulls:
+        for table, _, _ in taken.footprint.pulls:
             need = max(need, needed(self.shards[table].spec.consistency, clock))
         if need <= self.clocks.minimum:
-            self._serve(sender, request, footprint, keys, window, out)
+            self._serve(taken, out)
             return
-        window.codes[request.seq] = "parked"
-        parked = Parked(sender, window, request, footprint, keys, need)
-        self._parked[request.incarnation, request.seq] = parked
+        taken.window.codes[request.seq] = "parked"
+        self._parked[request.incarnation, request.seq] = Parked(taken, need)
         out.append(Note("parked", {"worker": request.incarnation, "reason": self._absent(need)}))
 
-    def _serve(
-        self,
-        sender: NodeId,
-        request: Request,
-        footprint: Footprint,
-        keys: Loads,
-        window: Window,
-        out: Effects,
-    ) -> None:
-        buffers: list[memoryview] = []
-        keyed = iter(keys)
-        for table, rows, count in footprint.pulls:
+    def _serve(self, taken: Taken, out: Effects) -> None:
+        request, buffers = taken.request, []
+        keyed = iter(taken.loads[len(request.pushes) :])
+        for table, rows, count in taken.footprint.pulls:
             shard = self.shards[table]
             buffers.append(shard.read(rows) if count < 0 else shard.read_keys(next(keyed)))
-        window.codes[request.seq] = "applied"
+        taken.window.codes[request.seq] = "applied"
         weight = self._rounds.weight(_read_clock(request) - 1)
-        self._reply(out, sender, request, "applied", "", tuple(buffers), weight)
+        self._reply(out, taken.sender, request, "applied", "", tuple(buffers), weight)
 
     # ------------------------------------------------------------------ rounds
 
@@ -385,9 +366,7 @@ class ServerMachine:
         for key, parked in list(self._parked.items()):
             if parked.clock <= minimum:
                 del self._parked[key]
-                self._serve(
-                    parked.sender, parked.request, parked.footprint, parked.keys, parked.window, out
-                )
+                self._serve(parked.taken, out)
 
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""

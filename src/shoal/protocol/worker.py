@@ -168,10 +168,6 @@ class WorkerMachine:
         """The number of the table of that name in the present view."""
         return self._router.numbers.get(table) if self._router else None
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._requests)
-
     def hopeless(self, request_id: int) -> str:
         """Why waiting for a request now would never end; empty where it may."""
         pending = self._requests.get(request_id)

@@ -22,7 +22,7 @@ from shoal.transport.base import (
     place_of,
     transports,
 )
-from shoal.transport.stream import StreamListener, shake
+from shoal.transport.sockets import StreamListener, shake
 
 PATH_BYTES_MAX = 107  # of sockaddr_un
 

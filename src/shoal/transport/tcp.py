@@ -17,7 +17,7 @@ from shoal.transport.base import (
     place_of,
     transports,
 )
-from shoal.transport.stream import StreamListener, shake
+from shoal.transport.sockets import StreamListener, shake
 
 
 def endpoint_of(address: str) -> tuple[str, int]:

@@ -26,6 +26,14 @@ from shoal.tables.spec import Access, TableSpec, bsp
 pytestmark = pytest.mark.real
 
 
+def wait_until(condition):
+    """For what no event tells of."""
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        threading.Event().wait(0.001)
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_whole_tables_ranges_and_keys(cluster, servers):
     _, [client] = cluster(servers)
@@ -275,9 +283,9 @@ def test_a_waiter_is_not_kept_by_another_threads_longer_wait(cluster):
     pulled = one.pull("w")  # parked until the other has advanced
     first = threading.Thread(target=pulled.wait, args=(20,))
     second = threading.Thread(target=one.barrier, args=("both",))
-    for each in (first, second):
+    for waiting, each in enumerate((first, second), 1):
         each.start()
-        time.sleep(0.2)
+        wait_until(lambda waiting=waiting: one._driver._drivers == waiting)
     with pytest.raises(RequestTimeout):
         pulled.wait(timeout=0.2)
     two.advance().wait()
@@ -305,11 +313,27 @@ def test_who_waits_when_the_client_is_closed_is_told(cluster):
     waiting = threading.Thread(target=wait)
     waiting.start()
     left_alone = one.pull("w")
-    time.sleep(0.2)
+    wait_until(lambda: one._driver._drivers == 1)
     one.abort("enough")
     waiting.join(5)
     assert told == ["this client was closed"]
     assert isinstance(left_alone.exception(), UsageError)
+
+
+def test_a_pump_that_fails_says_so_to_all(cluster, monkeypatch):
+    _, (client,) = cluster()
+    client.create_table(TableSpec("w", 8))
+
+    def fail(limit_s):
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr(client._driver.node, "poll", fail)
+    told = threading.Event()
+    future = client.push("w", torch.ones(8))
+    future.add_done_callback(lambda _: told.set())
+    assert told.wait(20)
+    with pytest.raises(UsageError, match="ValueError: a bug of ours"):
+        future.result()
 
 
 def test_a_request_that_cannot_be_asked_or_finished_harms_nobody(cluster):

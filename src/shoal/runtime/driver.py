@@ -37,12 +37,11 @@ class Future:
     logged.
     """
 
-    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id", "sleepers")
+    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
 
     def __init__(self, driver: Driver, request_id: int, finish: Finish | None) -> None:
         self.request_id = request_id
         self.outcome: Outcome | None = None
-        self.sleepers: tuple[threading.Event, ...] = ()  # of threads that sleep until it is done
         self._driver = driver
         self._finish = finish
         self._result: Any = None
@@ -98,8 +97,6 @@ class Future:
             except Exception as error:
                 outcome = Outcome(error=UsageError(f"{type(error).__name__}: {error}"))
         self.outcome = outcome
-        for woken in self.sleepers:
-            woken.set()
         if self._callbacks:
             self._driver.due.extend((callback, self) for callback in self._callbacks)
             self._callbacks = None
@@ -130,7 +127,8 @@ class Driver:
         self._visitors = 0
         self._drivers = 0  # threads that wait for a future; changed by the lock's owner only
         self._driving = False  # one of them polls
-        self._asleep: list[threading.Event] = []  # the others, first to last
+        # The others, first to last: each with what wakes it.
+        self._asleep: list[tuple[Future, threading.Event]] = []
         self._closed = False
         self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
         self._pump_wake = threading.Event()
@@ -194,8 +192,7 @@ class Driver:
         """Send what waits to be sent, and disconnect."""
         self._closed = True
         with self.own():
-            for request_id in list(self._futures):
-                self._resolved(request_id, Outcome(error=UsageError("this client was closed")))
+            self._fail_all(UsageError("this client was closed"))
             self.node.linger()
             self.node.close()
         self._pump_wake.set()
@@ -238,14 +235,14 @@ class Driver:
     def _sleep(self, future: Future, limit_s: float) -> None:
         """While another thread drives, until it is done with this or leaves its place."""
         woken = threading.Event()
-        future.sleepers += (woken,)
-        self._asleep.append(woken)
+        place = future, woken
+        self._asleep.append(place)
         self._release()
         try:
             woken.wait(limit_s)
         finally:
             self._insist(self._enter)
-            self._asleep.remove(woken)
+            self._asleep.remove(place)
 
     def _poll(self, limit_s: float) -> None:
         """Poll once with the lock held, let visitors in, make the calls that are due.
@@ -256,9 +253,7 @@ class Driver:
         try:
             self.node.poll(limit_s)
             if self.node.stopped:
-                error = self.node.error or UsageError("the run has ended")
-                for request_id in list(self._futures):
-                    self._resolved(request_id, Outcome(error=error))
+                self._fail_all(self.node.error or UsageError("the run has ended"))
             if self._visitors:
                 self._lock.release()
                 try:
@@ -296,12 +291,17 @@ class Driver:
 
     def _leave(self) -> None:
         self._drivers -= 1
-        if self._asleep and not self._driving:
-            self._asleep[0].set()  # it drives from here on
+        if not self._driving:
+            self._wake_next()
         left_over = self._futures and not self._drivers
         self._release()
         if left_over:
             self._pump_wake.set()
+
+    def _wake_next(self) -> None:
+        """The place is free: who has slept longest drives from here on."""
+        if self._asleep:
+            self._asleep[0][1].set()
 
     def _release(self) -> None:
         """Let go of the machine, then make the calls that are due."""
@@ -317,6 +317,13 @@ class Driver:
         future = self._futures.pop(request_id, None)
         if future is not None:
             future.settle(outcome)
+            for waited_for, woken in self._asleep:
+                if waited_for is future:
+                    woken.set()
+
+    def _fail_all(self, error: ShoalError) -> None:
+        for request_id in list(self._futures):
+            self._resolved(request_id, Outcome(error=error))
 
     def _noted(self, note: Note) -> None:
         self.on_note(note)
@@ -349,9 +356,9 @@ class Driver:
             log.exception("the client's pump failed")
             self.node.stopped = True
             self.node.error = UsageError(f"the client failed: {type(error).__name__}: {error}")
+            self._fail_all(self.node.error)
         finally:
-            if self._asleep:
-                self._asleep[0].set()
+            self._wake_next()
 
     def _over(self) -> bool:
         return self._closed or self.node.stopped

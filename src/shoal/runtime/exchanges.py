@@ -133,17 +133,16 @@ class Exchanges:
             self._keep(key, ask, (values, out))
         return ask, finish
 
-    def _keep(self, key: Key | None, ask: Exchange, tensors: tuple[Tensor, ...]) -> _Kept:
+    def _keep(self, key: Key, ask: Exchange, tensors: tuple[Tensor, ...]) -> _Kept:
         def forget(_: object) -> None:
-            self._kept.pop(key, None)  # type: ignore[arg-type]
+            self._kept.pop(key, None)
 
         places = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
         refs = tuple(weakref.ref(tensor, forget) for tensor in tensors)
         kept = _Kept(ask, refs, places[0], places[-1])
-        if key is not None:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            self._kept[key] = kept
+        if len(self._kept) >= KEPT:
+            self._kept.clear()
+        self._kept[key] = kept
         return kept
 
     # ------------------------------------------------------------------ operations

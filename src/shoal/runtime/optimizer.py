@@ -45,6 +45,10 @@ class Optimizer(torch.optim.Optimizer):
     parameters. Call `step(weight=len(batch))` where batches differ in size; a worker whose data
     end first just ends, and the others go on.
 
+    `step` refuses what the servers would not hear of. InvalidValue: a hyper-parameter other than
+    the rate has changed, or the groups' rates differ. UsageError: the parameters were written to
+    since the last step (load weights first, then wrap the optimizer).
+
     >>> optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))  # doctest: +SKIP
     """
 

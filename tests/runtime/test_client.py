@@ -314,7 +314,7 @@ def test_who_waits_when_the_client_is_closed_is_told(cluster):
     waiting.start()
     left_alone = one.pull("w")
     wait_until(lambda: one._driver._drivers == 1)
-    one.abort("enough")
+    one._driver.close()
     waiting.join(5)
     assert told == ["this client was closed"]
     assert isinstance(left_alone.exception(), UsageError)

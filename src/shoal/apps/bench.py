@@ -3,6 +3,10 @@
 Every row has the median over several batches, the latencies' p50 and p99, and the ceiling: the
 same exchange over a bare socket between two processes, in the same run, its batches taken by turns
 with ours, so that a busy moment of the machine meets both.
+
+The ceiling's two processes have a core each, as those have that compute. A ping-pong that does
+nothing else is faster when both share one core, where nobody has to be woken up on another: that
+is `together`, beside the small exchanges.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
@@ -61,28 +66,32 @@ def machine() -> dict[str, Any]:
 
 
 def _wire_row(folder: RunFolder, scheme: str, index: int, rounds: int) -> Row:
-    """One row: a fresh cluster of one server, and an echo process for the ceiling."""
+    """One row: a fresh cluster of one server, and echo processes for the ceiling."""
     name, nbytes, reply = [
         (f"push_pull 64 B {scheme}", SMALL, SMALL),
         (f"push 1 MiB {scheme}", LARGE, 1),
         (f"pull 1 MiB {scheme}", 1, LARGE),
     ][index]
     size = max(nbytes, reply)
+    cores = os.sched_getaffinity(0)
+    one = {min(cores)}
     with LocalEngine(folder) as engine:
         tcp = scheme == "tcp"
         server = "tcp://127.0.0.1:0" if tcp else ""
         scheduler = start_cluster(engine, 1, 1, server_listen=server)
-        raw = _Echo(engine, tcp, nbytes, reply)
+        apart = _Echo(engine, "echo-apart", tcp, nbytes, reply, cores - one or cores)
+        together = _Echo(engine, "echo-together", tcp, nbytes, reply, one)
         client = Client(scheduler, ClientOptions())
         try:
             client.create_table(TableSpec("bench", size // 4, merge="sum"))
-            call = _call(client, index, size)
-            ours, bare = _by_turns(call, raw.call, CALLS[size], rounds)
+            sides = [(_call(client, index, size), cores), (apart.call, one), (together.call, one)]
+            batches = _by_turns(sides, CALLS[size], rounds)
         finally:
-            raw.close()
+            apart.close()
+            together.close()
             client.close()
         engine.finish()
-    return _row(name, nbytes + reply, size, ours, bare)
+    return _row(name, size, *batches)
 
 
 def _call(client: Client, index: int, size: int) -> Callable[[], object]:
@@ -95,33 +104,48 @@ def _call(client: Client, index: int, size: int) -> Callable[[], object]:
     return lambda: client.blocking.pull("bench", out=out)
 
 
+Side = tuple[Callable[[], object], set[int]]  # what is measured, and the cores that its caller has
 Batches = list[list[float]]  # seconds of each call, batch by batch
 
 
-def _by_turns(
-    ours: Callable[[], object], bare: Callable[[], object], calls: int, rounds: int
-) -> tuple[Batches, Batches]:
-    measured: tuple[Batches, Batches] = ([], [])
-    for call in (ours, bare):
+def _by_turns(sides: list[Side], count: int, rounds: int) -> list[Batches]:
+    measured: list[Batches] = [[] for _ in sides]
+    for call, _ in sides:
         for _ in range(WARM_UP):
             call()
     for _ in range(rounds):
-        for call, batches in zip((ours, bare), measured, strict=True):
-            batch = []
-            for _ in range(calls):
-                begin = perf_counter()
-                call()
-                batch.append(perf_counter() - begin)
-            batches.append(batch)
+        for (call, cores), batches in zip(sides, measured, strict=True):
+            with _on(cores):
+                batches.append(_batch(call, count))
     return measured
 
 
-def _row(name: str, exchanged: int, size: int, ours: Batches, bare: Batches) -> Row:
+def _batch(call: Callable[[], object], count: int) -> list[float]:
+    batch = []
+    for _ in range(count):
+        begin = perf_counter()
+        call()
+        batch.append(perf_counter() - begin)
+    return batch
+
+
+@contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """This thread runs on one of `cores`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _row(name: str, size: int, ours: Batches, bare: Batches, together: Batches) -> Row:
     """Microseconds for small exchanges (lower is better), GB/s for large ones."""
     latencies = sorted(second * 1e6 for batch in ours for second in batch)
     cuts = quantiles(latencies, n=100)
     if size == SMALL:
-        value, ceiling = (median(median(b) for b in side) * 1e6 for side in (ours, bare))
+        value, ceiling = _microseconds(ours), _microseconds(bare)
         unit, better = "us", "lower"
     else:
         value, ceiling = (
@@ -137,27 +161,43 @@ def _row(name: str, exchanged: int, size: int, ours: Batches, bare: Batches) -> 
         "p99": cuts[98],
         "ceiling": ceiling,
         "ratio": value / ceiling,
+        "together": _microseconds(together) if size == SMALL else None,
         "peer": None,
         "peer_ratio": None,
     }
 
 
-class _Echo:
-    """A bare socket to a process that answers `nbytes` with `reply` bytes: the ceiling."""
+def _microseconds(batches: Batches) -> float:
+    return median(median(batch) for batch in batches) * 1e6
 
-    def __init__(self, engine: LocalEngine, tcp: bool, nbytes: int, reply: int) -> None:
+
+class _Echo:
+    """A bare socket to a process that answers `nbytes` with `reply` bytes: the ceiling.
+
+    cores:  those that the process may use
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        name: str,
+        tcp: bool,
+        nbytes: int,
+        reply: int,
+        cores: set[int],
+    ) -> None:
         self._sent = memoryview(bytearray(nbytes))
         self._reply = memoryview(bytearray(reply))
         listener = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-        path = str(engine.sockets / "echo.sock")
+        path = str(engine.sockets / f"{name}.sock")
         listener.bind(("127.0.0.1", 0) if tcp else path)
         listener.listen(1)
         address = list(listener.getsockname()) if tcp else path
         engine.start(
             Task(
-                "echo",
+                name,
                 "shoal.apps.bench:echo",
-                {"address": address, "nbytes": nbytes, "reply": reply},
+                {"address": address, "nbytes": nbytes, "reply": reply, "cores": sorted(cores)},
                 preload=False,
             )
         )
@@ -174,8 +214,9 @@ class _Echo:
         self._socket.close()
 
 
-def echo(address: Any, nbytes: int, reply: int) -> None:
+def echo(address: Any, nbytes: int, reply: int, cores: list[int]) -> None:
     """The other side of the ceiling, in a process of its own."""
+    os.sched_setaffinity(0, cores)
     tcp = isinstance(address, list)
     sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
     sock.connect(tuple(address) if tcp else address)
@@ -205,7 +246,15 @@ def _receive(sock: socket.socket, into: memoryview) -> bool:
 def show_rows(console: Console, report: dict[str, Any]) -> None:
     """The rows as a table."""
     table = Table(
-        "row", "value", "p50 us", "p99 us", "ceiling", "ratio", box=None, header_style="bold"
+        "row",
+        "value",
+        "p50 us",
+        "p99 us",
+        "ceiling",
+        "ratio",
+        "together",
+        box=None,
+        header_style="bold",
     )
     for row in report["rows"]:
         table.add_row(
@@ -215,6 +264,7 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
             f"{row['p99']:.0f}",
             f"{row['ceiling']:.2f} {row['unit']}",
             f"{row['ratio']:.2f}",
+            f"{row['together']:.2f} {row['unit']}" if row["together"] else "",
         )
     console.print(table)
     box = report["machine"]

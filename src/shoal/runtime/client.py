@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.runtime.driver import Driver, Finish, Future
-from shoal.runtime.exchanges import Exchanges, Keys
+from shoal.runtime.exchanges import After, Exchanges, Keys, ids_of
 from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
@@ -158,7 +158,7 @@ class Client:
         weight: float = 1.0,
         lr: float | None = None,
         assign: bool = False,
-        after: Sequence[Future] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> Future:
         """Send an update of rows.
@@ -182,7 +182,7 @@ class Client:
                 weight=weight,
                 lr=lr,
                 assign=assign,
-                after=_ids(after),
+                after=after,
                 timeout_s=timeout_s,
             )
         )
@@ -193,12 +193,12 @@ class Client:
         keys: Keys = None,
         out: Tensor | None = None,
         *,
-        after: Sequence[Future] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> Future:
         """Fetch rows; the future's result is a tensor (n, *row_shape), `out` where given."""
         return self._begin(
-            *self._exchanges.pull(table, keys, out, after=_ids(after), timeout_s=timeout_s)
+            *self._exchanges.pull(table, keys, out, after=after, timeout_s=timeout_s)
         )
 
     def push_pull(
@@ -211,7 +211,7 @@ class Client:
         advance: bool = False,
         weight: float = 1.0,
         lr: float | None = None,
-        after: Sequence[Future] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> Future:
         """Push, advance if asked to, and pull the same rows: one message a server if it may be."""
@@ -224,14 +224,14 @@ class Client:
                 advance=advance,
                 weight=weight,
                 lr=lr,
-                after=_ids(after),
+                after=after,
                 timeout_s=timeout_s,
             )
         )
 
-    def advance(self, *, last: bool = False, after: Sequence[Future] = ()) -> Future:
+    def advance(self, *, last: bool = False, after: After = ()) -> Future:
         """This worker has finished its clock; with `last`, all that could come."""
-        return self.exchange(Exchange(advance=True, last=last, after=_ids(after)))
+        return self.exchange(Exchange(advance=True, last=last, after=ids_of(after)))
 
     def barrier(self, name: str, groups: tuple[Group, ...] = ("workers",)) -> None:
         """Wait until every member of `groups` is here too."""
@@ -331,14 +331,14 @@ class Blocking:
         self._exchanges = exchanges
 
     def push(self, *args: Any, **options: Any) -> None:
-        self._run(self._exchanges.push(*args, **_by_ids(options)))
+        self._run(self._exchanges.push(*args, **options))
 
     def pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.pull(*args, **_by_ids(options)))
+        rows: Tensor = self._run(*self._exchanges.pull(*args, **options))
         return rows
 
     def push_pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.push_pull(*args, **_by_ids(options)))
+        rows: Tensor = self._run(*self._exchanges.push_pull(*args, **options))
         return rows
 
     def advance(self, *, last: bool = False) -> None:
@@ -370,18 +370,6 @@ def connect(address: str, **options: Any) -> Client:
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
     return Client(address, chosen)
-
-
-def _by_ids(options: dict[str, Any]) -> dict[str, Any]:
-    if "after" in options:
-        options["after"] = _ids(options["after"])
-    return options
-
-
-def _ids(futures: Sequence[Future] | Future) -> tuple[int, ...]:
-    if isinstance(futures, Future):
-        return (futures.request_id,)
-    return tuple(future.request_id for future in futures) if futures else ()
 
 
 def _watch_buffers(request: Exchange, finish: Finish | None) -> Finish:

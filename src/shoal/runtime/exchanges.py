@@ -19,32 +19,31 @@ from torch import Tensor
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.runtime.driver import Future
 from shoal.tables.dense import DTYPES
 from shoal.tables.spec import TableSpec
 
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
+After = Sequence[Future] | Future
 Finish = Callable[[], Tensor]
 Key = tuple[Any, ...]
+Memory = tuple[int, int, torch.dtype, bool]  # address, elements, their type, contiguous
 KEPT = 256
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """An exchange, and where the tensors were that it was made of. It goes when one of them does.
+    """An exchange, and what the tensors were that it was made of. It goes when one of them does.
 
     A tensor's identity is in the key. Its memory may still be another than it was: `t.data = ...`.
     """
 
     ask: Exchange
     refs: tuple[weakref.ref[Tensor], ...]
-    first: tuple[int, int]  # address, elements
-    second: tuple[int, int]
+    first: Memory
+    second: Memory
 
-    def fits(self, first: Tensor, second: Tensor | None = None) -> bool:
-        if (first.data_ptr(), first.numel()) != self.first or not first.is_contiguous():
-            return False
-        return second is None or (
-            (second.data_ptr(), second.numel()) == self.second and second.is_contiguous()
-        )
+    def fits(self, first: Tensor, second: Tensor) -> bool:
+        return _memory(first) == self.first and (second is first or _memory(second) == self.second)
 
 
 class Exchanges:
@@ -64,14 +63,14 @@ class Exchanges:
         weight: float = 1.0,
         lr: float | None = None,
         assign: bool = False,
-        after: tuple[int, ...] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> Exchange:
         key: Key | None = None
         if keys is None and not after:
-            key = (table, id(values), _dtype(values), weight, lr, assign, timeout_s)
+            key = (table, id(values), weight, lr, assign, timeout_s)
             kept = self._kept.get(key)
-            if kept is not None and kept.fits(values):
+            if kept is not None and kept.fits(values, values):
                 return kept.ask
         op = self._push_op(table, values, keys, within)
         ask = Exchange(
@@ -79,7 +78,7 @@ class Exchanges:
             weight=_weight(weight),
             lr=_rate(lr),
             assign=assign,
-            after=after,
+            after=ids_of(after),
             timeout_s=timeout_s,
         )
         if key is not None:
@@ -92,19 +91,19 @@ class Exchanges:
         keys: Keys = None,
         out: Tensor | None = None,
         *,
-        after: tuple[int, ...] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> tuple[Exchange, Finish]:
         if keys is None and out is not None and not after:
-            key = (table, id(out), _dtype(out), timeout_s)
+            key = (table, id(out), timeout_s)
             kept = self._kept.get(key)
-            if kept is None or not kept.fits(out):
+            if kept is None or not kept.fits(out, out):
                 op, _ = self._pull_op(table, None, out)
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
                 kept = self._keep(key, ask, (out,))
             return kept.ask, lambda: out
         op, finish = self._pull_op(table, keys, out)
-        return Exchange(pulls=(op,), after=after, timeout_s=timeout_s), finish
+        return Exchange(pulls=(op,), after=ids_of(after), timeout_s=timeout_s), finish
 
     def push_pull(
         self,
@@ -116,19 +115,19 @@ class Exchanges:
         advance: bool = False,
         weight: float = 1.0,
         lr: float | None = None,
-        after: tuple[int, ...] = (),
+        after: After = (),
         timeout_s: float | None = None,
     ) -> tuple[Exchange, Finish]:
         key: Key | None = None
         if keys is None and out is not None and not after:
-            dtypes = _dtype(values), _dtype(out)
-            key = (table, id(values), id(out), dtypes, advance, weight, lr, timeout_s)
+            key = (table, id(values), id(out), advance, weight, lr, timeout_s)
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, out):
                 return kept.ask, lambda: out
         push = self._push_op(table, values, keys, None)
         pull, finish = self._pull_op(table, keys, out)
-        ask = Exchange((push,), advance, (pull,), after, timeout_s, _weight(weight), _rate(lr))
+        ids = ids_of(after)
+        ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight), _rate(lr))
         if key is not None and out is not None:
             self._keep(key, ask, (values, out))
         return ask, finish
@@ -137,9 +136,8 @@ class Exchanges:
         def forget(_: object) -> None:
             self._kept.pop(key, None)
 
-        places = [(tensor.data_ptr(), tensor.numel()) for tensor in tensors]
         refs = tuple(weakref.ref(tensor, forget) for tensor in tensors)
-        kept = _Kept(ask, refs, places[0], places[-1])
+        kept = _Kept(ask, refs, _memory(tensors[0]), _memory(tensors[-1]))
         if len(self._kept) >= KEPT:
             self._kept.clear()
         self._kept[key] = kept
@@ -192,6 +190,13 @@ class Exchanges:
         return PullOp(table, spec.keys, bytes_of(staged), chosen.data), finish
 
 
+def ids_of(futures: After) -> tuple[int, ...]:
+    """The requests that another one comes after."""
+    if isinstance(futures, Future):
+        return (futures.request_id,)
+    return tuple(future.request_id for future in futures)
+
+
 def _weight(weight: float) -> float:
     if not 0 < float(weight) < inf:
         raise InvalidValue(f"a push's weight is above 0 and finite, not {weight}")
@@ -202,8 +207,8 @@ def _rate(lr: float | None) -> float | None:
     return None if lr is None else float(lr)
 
 
-def _dtype(tensor: Tensor) -> torch.dtype | None:
-    return getattr(tensor, "dtype", None)  # what is no tensor is refused later, by name
+def _memory(tensor: Tensor) -> Memory:
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.is_contiguous()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -22,7 +22,7 @@
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, version or job
     ├── WireError                  bytes that are not ours
-    │   ├── BadMagic, BadVersion, BadLength, BadMessage
+    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
     │   └── AddressInUse, AddressInvalid
     └── InvariantBroken            our fault: a machine contradicted itself
 
@@ -151,6 +151,10 @@ class BadLength(WireError):
 
 class BadMessage(WireError):
     """A frame whose header is not a message that we know."""
+
+
+class BadSharedMemory(WireError):
+    """Shared memory that could vanish while it is read, or that nobody announced."""
 
 
 class AddressInvalid(WireError):

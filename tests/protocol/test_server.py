@@ -91,7 +91,7 @@ def test_a_push_and_a_pull(server, values):
     (answer,) = server.sends(Reply)
     assert b"".join(answer.buffers) == values
     assert answer.message.payload == 32
-    assert answer.volatile
+    assert answer.loan is not None
 
 
 def test_a_push_of_some_keys(server, rigs):

@@ -13,12 +13,12 @@ import torch
 
 from shoal.engines.joining import cluster_here
 from shoal.errors import ShoalError
-from shoal.protocol.messages import Frozen, Part, Probe, Request
+from shoal.protocol.messages import Frozen, Nudge, Part, Probe, Request
 from shoal.runtime.client import Client
 from shoal.tables.spec import TableSpec
 from shoal.testing.messages import EXAMPLES
 from shoal.transport import Identity, transport_for
-from shoal.transport.wire import encode
+from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
 
 pytestmark = pytest.mark.real
 
@@ -28,6 +28,9 @@ def frames(random):
     parts = (Part(0, 0, 1000),)
     valid = [
         encode(Request((1, 2), 3, 5, 0, 0, parts, 1, parts), 4000) + random.randbytes(4000),
+        encode(Nudge("x"), 4000, SHARED) + signal(PUT, 4000),
+        encode(Nudge("x"), 4000, SHARED) + signal(PUT, random.randrange(1 << 33)),
+        signal(TAKEN, random.randrange(1 << 33)),
         encode(Probe((1, 2), 3, 5)),
         encode(Frozen((1, 2), ((1, 2),), 0)),
         *(encode(message) for message in EXAMPLES),

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from shoal.protocol import server as server_module
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
-from shoal.protocol.machine import Persist, Send, Sink
+from shoal.protocol.machine import Loan, Persist, Send, Sink
 from shoal.protocol.messages import NewView
 from shoal.protocol.routing import Router
 from shoal.protocol.scheduler import SchedulerMachine
@@ -99,6 +99,13 @@ def torn_fragment():
         right(sink, payload[:kept] + bytes(len(payload) - kept), start, stop)
 
     with patch.object(world_module, "_pour", pour):
+        yield
+
+
+@contextmanager
+def rows_change_on_their_way():
+    """Rows in an answer that has not left yet are not copied before they change."""
+    with patch.object(Loan, "recall", lambda self: None):
         yield
 
 

@@ -24,6 +24,7 @@ BUGS = [
     ("advance_overtakes_its_push", "freshness", 0),
     ("late_pull_lands", "late pull", 32),
     ("torn_fragment", "torn", 0),
+    ("rows_change_on_their_way", "torn", 0),
     ("dead_worker_counts_on_one_server_only", "split round", 0),
     ("timed_out_push_dropped", "split round", 63),
     ("view_told_before_it_is_persisted", "durable", 0),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import BadLength, BadMagic, BadVersion, HandshakeFailed, WireError
-from shoal.protocol.machine import Sink
+from shoal.protocol.machine import Loan, Sink
 from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Denied, Heartbeat, Hello, Nudge
 from shoal.testing.connections import CALLER, LISTENER, End
 from shoal.testing.messages import EXAMPLES
@@ -59,7 +59,7 @@ class Raw:
         return data
 
     def read_message(self):
-        header_bytes, payload_bytes = read_prefix(self.read(PREFIX.size))
+        _, header_bytes, payload_bytes = read_prefix(self.read(PREFIX.size))
         assert payload_bytes == 0
         return decode(self.read(header_bytes))
 
@@ -256,7 +256,7 @@ def test_a_turn_is_bounded(raw, payload):
 
 
 def prefix(magic=MAGIC, version=PROTOCOL_VERSION, header=0, payload=0):
-    return struct.pack("<4sB3xIQ", magic, version, header, payload)
+    return struct.pack("<4sBB2xIQ", magic, version, 0, header, payload)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,12 @@ def test_borrowed_buffers_are_not_copied(raw):
     assert got[-8:] == b"at flush"
 
 
-def test_a_volatile_message_holds_no_buffer_after_send(raw):
-    source = bytearray(8 << 20)
-    raw.end.send(Nudge("x"), memoryview(source), volatile=True)
+def test_lent_rows_are_not_held_after_their_recall(raw):
+    source, loan = bytearray(8 << 20), Loan()
+    raw.end.send(Nudge("x"), memoryview(source), loan=loan)
+    with pytest.raises(BufferError):
+        source.extend(b"x")  # what has not left is borrowed
+    loan.recall()
     source.extend(b"x")  # BufferError where a view of it is kept
 
 
@@ -436,14 +439,14 @@ def test_a_wrong_token_fails_on_the_listeners_side_too():
     sock, ours = socket.socketpair()
     with sock:
         connection = StreamConnection(ours, me, asked=challenge(me))
-        header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
+        _, header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
         asked = decode(sock.recv(header_bytes))
         wrong = type(CALLER)("worker-b", "worker", "", "guess")
         sock.sendall(encode(hello(wrong, asked)))
         with pytest.raises(HandshakeFailed, match="wrong token"):
             End(connection).receive()
         connection.close()
-        header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
+        _, header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
         assert decode(sock.recv(header_bytes)) == Denied("wrong token")
 
 

@@ -25,12 +25,12 @@ from shoal.transport.wire import (
 
 def read(frame):
     """What a connection does with a frame."""
-    header_bytes, payload_bytes = read_prefix(frame)
+    _, header_bytes, payload_bytes = read_prefix(frame)
     return decode(memoryview(frame)[PREFIX.size : PREFIX.size + header_bytes]), payload_bytes
 
 
-def prefix(magic=MAGIC, version=PROTOCOL_VERSION, header=0, payload=0):
-    return struct.pack("<4sB3xIQ", magic, version, header, payload)
+def prefix(magic=MAGIC, version=PROTOCOL_VERSION, kind=0, header=0, payload=0):
+    return struct.pack("<4sBB2xIQ", magic, version, kind, header, payload)
 
 
 def header(*fields):
@@ -57,7 +57,7 @@ def test_the_layout_is_the_documented_one():
 
 
 def test_a_prefix_may_begin_anywhere():
-    assert read_prefix(b"xyz" + prefix(header=5, payload=6), 3) == (5, 6)
+    assert read_prefix(b"xyz" + prefix(header=5, payload=6), 3) == (0, 5, 6)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,9 @@ def test_a_prefix_may_begin_anywhere():
         (prefix(header=0xFFFFFFFF), BadLength, "4294967295"),
         (prefix(payload=PAYLOAD_MAX + 1), BadLength, str(PAYLOAD_MAX + 1)),
         (prefix(payload=(1 << 64) - 1), BadLength, "18446744073709551615"),
+        (prefix(kind=4), BadMessage, "kind 4"),
+        (prefix(kind=2, header=1), BadMessage, "kind 2"),
+        (prefix(kind=3, header=1), BadMessage, "kind 3"),
     ],
 )
 def test_a_bad_prefix_is_a_typed_error(data, error, says):
@@ -79,7 +82,10 @@ def test_a_bad_prefix_is_a_typed_error(data, error, says):
 
 
 def test_the_largest_lengths_pass():
-    assert read_prefix(prefix(header=HEADER_MAX, payload=PAYLOAD_MAX)) == (HEADER_MAX, PAYLOAD_MAX)
+    assert read_prefix(prefix(header=HEADER_MAX, payload=PAYLOAD_MAX))[1:] == (
+        HEADER_MAX,
+        PAYLOAD_MAX,
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ has not, `handle` for everything else, and `handle(Ticked())` when `deadline()` 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -51,18 +52,42 @@ Event = Received | Ticked | PeerLost | Asked
 # ---------------------------------------------------------------------------- effects
 
 
+class Loan:
+    """Live rows in messages that have not left yet.
+
+    Whoever keeps some of them says how it would copy them. Before the rows change they are
+    recalled; most have left by then, and nothing is copied.
+    """
+
+    __slots__ = ("_borrowers",)
+
+    def __init__(self) -> None:
+        self._borrowers: list[Callable[[], None]] = []
+
+    def keep(self, copy: Callable[[], None]) -> None:
+        """Some are kept: call `copy` before they change."""
+        if copy not in self._borrowers:
+            self._borrowers.append(copy)
+
+    def recall(self) -> None:
+        """They are about to change."""
+        if self._borrowers:
+            for copy in self._borrowers:
+                copy()
+            self._borrowers.clear()
+
+
 class Send(msgspec.Struct, frozen=True):
     """Send `message` and the bytes of `buffers` to a node.
 
-    volatile: the buffers change after this effect was carried out (live table rows), so the shell
-    copies what it could not hand over at once. Otherwise they are borrowed until the request that
-    they belong to is resolved.
+    loan: the buffers are live rows, borrowed until it is recalled. Otherwise they are borrowed
+    until the request that they belong to is resolved.
     """
 
     to: NodeId
     message: Message
     buffers: Buffers = ()
-    volatile: bool = False
+    loan: Loan | None = None
 
 
 class Detach(msgspec.Struct, frozen=True):

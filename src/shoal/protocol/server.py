@@ -19,6 +19,7 @@ from shoal.protocol.machine import (
     Discard,
     Effects,
     Event,
+    Loan,
     Note,
     Received,
     Send,
@@ -81,6 +82,7 @@ class ServerMachine:
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self._rounds = Rounds()
         self._parked: dict[tuple[int, int], Parked] = {}  # by request id
+        self._loan = Loan()  # of the rows in answers; recalled before any row changes
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -298,6 +300,7 @@ class ServerMachine:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
         request, window = taken.request, taken.window
         kept: list[tuple[int, Staged]] = []
+        self._loan.recall()
         for (table, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
             shard = self.shards[table]
             if request.assign:
@@ -371,6 +374,7 @@ class ServerMachine:
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""
         entries = self._rounds.close(clock)
+        self._loan.recall()
         for table in sorted({table for entry in entries for table, _ in entry.parts}):
             self.shards[table].merge(
                 [
@@ -438,7 +442,7 @@ class ServerMachine:
             round_weight,
             nbytes,
         )
-        out.append(Send(to, reply, buffers, True))
+        out.append(Send(to, reply, buffers, self._loan))
 
     def _absent(self, clock: int) -> str:
         """Who keeps `clock` from being reached: every wait is explained by this line."""

@@ -150,7 +150,7 @@ class Node:
         while waiting and monotonic() < until:
             self._poller.wait(0.01, monotonic())
             for connection in waiting:
-                connection.flush()
+                self._serve(connection, select.EPOLLIN | select.EPOLLOUT)
             waiting = [c for c in waiting if c.backlog]
 
     def close(self) -> None:
@@ -228,7 +228,10 @@ class Node:
             alive = False
         if not alive:
             self._drop(connection)
-        elif connection.peer and not known:
+            return
+        if connection.wants_write:
+            self._watch(connection)
+        if connection.peer and not known:
             self._meet(connection)
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
@@ -239,7 +242,7 @@ class Node:
         self._count(error, self._peers.get(sender))
         peer = self._peers.get(sender)
         if peer is not None:
-            peer.send(Malformed(str(error)[:500]), (), False)
+            peer.send(Malformed(str(error)[:500]), ())
 
     def _count(self, error: Exception, connection: Connection | None) -> None:
         """Typed counters; the log has the first of each kind and then every power of two."""
@@ -277,8 +280,8 @@ class Node:
         if connection is None:
             self.counters["unreachable"] += 1  # the protocol asks again
             return
-        connection.send(effect.message, effect.buffers, effect.volatile)
-        if connection.backlog:
+        connection.send(effect.message, effect.buffers, effect.loan)
+        if connection.wants_write:
             self._watch(connection)
 
     def _reach(self, to: NodeId) -> Connection | None:
@@ -307,9 +310,9 @@ class Node:
     def _watch(self, connection: Connection) -> None:
         """Ask for writability exactly while something waits to be sent."""
         fileno = connection.fileno()
-        if connection.backlog and fileno not in self._writing:
+        if connection.wants_write and fileno not in self._writing:
             self._writing.add(fileno)
             self._poller.modify(fileno, select.EPOLLIN | select.EPOLLOUT)
-        elif not connection.backlog and fileno in self._writing:
+        elif not connection.wants_write and fileno in self._writing:
             self._writing.discard(fileno)
             self._poller.modify(fileno, select.EPOLLIN)

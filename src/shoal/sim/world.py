@@ -14,13 +14,14 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import (
     Asked,
+    Buffers,
     Discard,
     Effects,
     Event,
@@ -73,14 +74,24 @@ class SimNode:
         self.tick_at: float | None = None
 
 
-class _Envelope(NamedTuple):
-    """A message under way. `breaks`: how often its connection had broken when it left."""
+class _Envelope(msgspec.Struct, eq=False):
+    """A message under way. `breaks`: how often its connection had broken when it left.
+
+    What is lent is read as late as it may be: when it lands, or is recalled.
+    """
 
     source: NodeId
     target: NodeId
     frame: bytes
-    payload: bytes
+    buffers: Buffers
+    nbytes: int
     breaks: int
+
+    def settle(self) -> None:
+        self.buffers = (memoryview(self.payload()),)
+
+    def payload(self) -> bytes:
+        return b"".join(self.buffers)
 
 
 class World:
@@ -176,34 +187,39 @@ class World:
     def _send(self, sim: SimNode, effect: Send) -> None:
         source, target, message = sim.node, effect.to, effect.message
         self.on_send(sim, target, message)
-        payload = b"".join(effect.buffers)
-        frame = encode(message, len(payload))
+        nbytes = sum(buffer.nbytes for buffer in effect.buffers)
+        frame = encode(message, nbytes)
         line = f"{source} -> {target}  {describe(message)}"
         if self.drop(source, target, message):
             self._trace(f"{line}   LOST")
             return
-        arrivals, faults = self.network.send(self.now, source, target, len(frame) + len(payload))
+        arrivals, faults = self.network.send(self.now, source, target, len(frame) + nbytes)
         self._hit(faults, message)
         self._trace(line if arrivals else f"{line}   LOST")
-        envelope = _Envelope(source, target, frame, payload, self._breaks(source, target))
+        breaks = self._breaks(source, target)
+        envelope = _Envelope(source, target, frame, effect.buffers, nbytes, breaks)
+        if effect.loan is None:
+            envelope.settle()
+        elif arrivals:
+            effect.loan.keep(envelope.settle)
         for at in arrivals:
             self.at(at, lambda: self._arrive(envelope))
 
     def _arrive(self, envelope: _Envelope) -> None:
-        source, payload = envelope.source, envelope.payload
+        source, nbytes = envelope.source, envelope.nbytes
         sim = self.nodes.get(envelope.target)
         if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
             return
         message = decode(envelope.frame[PREFIX.size :])
-        if not payload:
+        if not nbytes:
             self._handle(sim, Received(source, message))
             return
-        arrival = sim.machine.arriving(source, message, len(payload))
+        arrival = sim.machine.arriving(source, message, nbytes)
         if isinstance(arrival, Discard):
             self._handle(sim, Received(source, message))
             return
-        half = len(payload) // 2
-        _pour(arrival, payload, 0, half)
+        half = nbytes // 2
+        _pour(arrival, envelope.payload(), 0, half)
         rest, faults = self.network.second_half()
         self._hit(faults, message)
         self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, half))
@@ -221,7 +237,7 @@ class World:
             self.coverage["sender crashed in mid-payload"] += 1
             self._handle(sim, PeerLost(source))
             return
-        _pour(sink, envelope.payload, half, len(envelope.payload))
+        _pour(sink, envelope.payload(), half, envelope.nbytes)
         self._handle(sim, Received(source, message, sink))
 
     def _hit(self, faults: list[str], message: Message) -> None:

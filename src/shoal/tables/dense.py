@@ -40,12 +40,19 @@ class Staging:
     def take(self, nbytes: int) -> np.ndarray:
         size = 1 << (max(nbytes, 1) - 1).bit_length()
         free = self._free[size]
-        return free.pop() if free else np.empty(size, np.uint8)
+        return free.pop() if free else _aligned(size)
 
     def give(self, memory: np.ndarray) -> None:
         free = self._free[memory.nbytes]
         if len(free) < _POOLED_PER_SIZE:
             free.append(memory)
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Fresh memory on a cache line's edge: copies to elsewhere can be four times slower."""
+    memory = np.empty(nbytes + _ALIGN, np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + nbytes]
 
 
 class StagedRows:

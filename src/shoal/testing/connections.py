@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
-from shoal.protocol.machine import Arrival, Discard, Sink
+from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import Message, NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 
@@ -42,8 +42,8 @@ class End:
     def messages(self) -> list[Message]:
         return [message for message, _ in self.delivered]
 
-    def send(self, message: Message, *buffers: memoryview, volatile: bool = False) -> None:
-        self.connection.send(message, buffers, volatile)
+    def send(self, message: Message, *buffers: memoryview, loan: Loan | None = None) -> None:
+        self.connection.send(message, buffers, loan)
 
     def receive(self) -> None:
         """Receive once."""
@@ -87,7 +87,7 @@ def poll_once(*ends: End, timeout_s: float = 0.05) -> None:
     by_fileno = {end.connection.fileno(): end for end in ends if not end.ended}
     by_fileno.pop(-1, None)  # closed
     for fileno, end in by_fileno.items():
-        poll.register(fileno, select.POLLIN | (select.POLLOUT if end.connection.backlog else 0))
+        poll.register(fileno, select.POLLIN | (select.POLLOUT if end.connection.wants_write else 0))
     for fileno, mask in poll.poll(timeout_s * 1000):
         end = by_fileno[fileno]
         if mask & select.POLLOUT:

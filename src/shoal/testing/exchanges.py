@@ -7,7 +7,7 @@ from itertools import pairwise
 from time import monotonic
 
 from shoal.errors import WireError
-from shoal.protocol.machine import Sink
+from shoal.protocol.machine import Loan, Sink
 from shoal.protocol.messages import Message, Nudge
 from shoal.testing.connections import CALLER, LISTENER, Make, Pair, connected, raises
 from shoal.testing.messages import EXAMPLES
@@ -182,17 +182,18 @@ def a_sink_of_another_size_is_refused(make: Make) -> None:
             assert not pair.callee.delivered
 
 
-def volatile_buffers_may_change_after_send(make: Make) -> None:
+def lent_rows_may_change_after_their_recall(make: Make) -> None:
     """Also where the message is far larger than what leaves at once."""
     with connected(make) as pair:
-        source = bytearray(noise(20 * MIB))
+        source, loan = bytearray(noise(20 * MIB)), Loan()
         for _ in range(2):
-            pair.caller.send(nudge(1), *_cut(source, 5), volatile=True)
+            pair.caller.send(nudge(1), *_cut(source, 5), loan=loan)
+        loan.recall()
         source[:] = bytes(len(source))
         pair.pump(lambda: len(pair.callee.delivered) == 2)
         for _, sink in pair.callee.delivered:
             assert sink is not None
-            assert sink.views[0].tobytes() == noise(20 * MIB), "a volatile buffer was not copied"
+            assert sink.views[0].tobytes() == noise(20 * MIB), "lent rows were not copied"
 
 
 def buffers_are_not_borrowed_after_detach(make: Make) -> None:
@@ -261,7 +262,7 @@ MESSAGE_LAWS = (
     a_discarded_payload_is_drained,
     a_revoked_sink_is_not_written_to,
     a_sink_of_another_size_is_refused,
-    volatile_buffers_may_change_after_send,
+    lent_rows_may_change_after_their_recall,
     buffers_are_not_borrowed_after_detach,
     the_backlog_is_what_was_given_and_not_sent,
 )

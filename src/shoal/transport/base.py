@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import AddressInvalid, BadLength, UnknownName
-from shoal.protocol.machine import Arrival, Discard, Sink
+from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import Message, NodeId, Role
 from shoal.registry import Registry
 
@@ -47,23 +47,33 @@ Malformed = Callable[[NodeId, Exception], None]
 class Connection(ABC):
     """One peer. Everything returns at once; `fileno` becomes readable when there is work.
 
-    `peer` is the other node, empty until the handshake is over. While there is a `backlog`, wait
-    for `fileno` to be writable too, and then `flush`.
+    `peer` is the other node, empty until the handshake is over. While it `wants_write`, wait for
+    `fileno` to be writable too, and then `flush`. What waits without that is sent by `receive`,
+    once the peer has made room for it.
     """
 
     peer: NodeId = ""
-    backlog: int = 0  # bytes that wait to be sent
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait to be sent."""
+        return 0
+
+    @property
+    def wants_write(self) -> bool:
+        return False
 
     @abstractmethod
     def fileno(self) -> int: ...
 
     @abstractmethod
-    def send(self, message: Message, buffers: Sequence[memoryview], volatile: bool) -> None:
+    def send(
+        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+    ) -> None:
         """Send a message and the bytes of `buffers`, now or later, in order.
 
-        Buffers are borrowed until they are sent, unless `volatile`: then what could not be sent at
-        once is copied before this returns. Where the peer has gone nothing is sent, and the next
-        `receive` says so.
+        Buffers are borrowed until they are sent, or the `loan` is recalled: then what waits is
+        copied. Where the peer has gone nothing is sent, and the next `receive` says so.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from contextlib import suppress
 from threading import Lock
 
 from shoal.errors import AddressInUse, BadMessage, HandshakeFailed
+from shoal.protocol.machine import Loan
 from shoal.protocol.messages import Message
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -88,7 +89,9 @@ class InprocConnection(Connection):
     def fileno(self) -> int:
         return self._incoming.signal
 
-    def send(self, message: Message, buffers: Sequence[memoryview], volatile: bool) -> None:
+    def send(
+        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+    ) -> None:
         payload = b"".join(buffers)
         self._outgoing.put(encode(message, len(payload)), payload)
 

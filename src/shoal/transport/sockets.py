@@ -10,9 +10,10 @@ from contextlib import suppress
 from time import monotonic
 
 from shoal.errors import HandshakeFailed
-from shoal.protocol.messages import Challenge, Message
+from shoal.protocol.messages import Challenge, Message, NodeId
 from shoal.transport import handshake
 from shoal.transport.base import Connection, Identity, Listener
+from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
 from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
 from shoal.transport.wire import PREFIX, decode, encode, read_prefix
 
@@ -69,44 +70,67 @@ class StreamListener(Listener):
 
 def shake(sock: socket.socket, me: Identity, until: float) -> StreamConnection:
     """The caller's side of the handshake on a connected socket; closes it on failure."""
+    caller = _Caller(sock, until)
     try:
-        asked = _read_message(sock, until)
-        said = handshake.hello(me, asked)
-        sock.sendall(encode(said))
-        assert isinstance(asked, Challenge)
-        peer = handshake.conclude(me, asked, said, _read_message(sock, until))
+        peer = caller.greet(me)
+        inlet = Inlet(caller.descriptors.pop()) if caller.descriptors else None
     except TimeoutError:
-        sock.close()
+        caller.give_up()
         raise HandshakeFailed("the other side did not finish its greeting in time") from None
     except OSError as error:
-        sock.close()
+        caller.give_up()
         raise HandshakeFailed(f"the other side closed the connection: {error}") from None
     except BaseException:
-        sock.close()
+        caller.give_up()
         raise
     tune(sock)
-    return StreamConnection(sock, me, peer)
+    connection = StreamConnection(sock, me, peer)
+    connection.share(caller.outlet, inlet)
+    return connection
 
 
-def _read_message(sock: socket.socket, until: float) -> Message:
-    header_bytes, payload_bytes = read_prefix(_read_exactly(sock, PREFIX.size, until))
-    if header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
-        raise HandshakeFailed("the other side's greeting is too long")
-    return decode(_read_exactly(sock, header_bytes, until))
+class _Caller:
+    """One who says hello, and offers a ring of shared memory to a listener of this host."""
 
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self.outlet = Outlet() if sock.family == socket.AF_UNIX else None
+        self.descriptors: list[int] = []  # of the listener's ring
+        self._sock = sock
+        self._until = until
 
-def _read_exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
-    data = b""
-    while len(data) < nbytes:
-        left = until - monotonic()
-        if left <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        more = sock.recv(nbytes - len(data))
-        if not more:
-            raise HandshakeFailed("the other side closed the connection during the greeting")
-        data += more
-    return data
+    def greet(self, me: Identity) -> NodeId:
+        asked = self._read_message()
+        said = handshake.hello(me, asked)
+        assert isinstance(asked, Challenge)
+        send_with(self._sock, encode(said), self.outlet)
+        return handshake.conclude(me, asked, said, self._read_message())
+
+    def give_up(self) -> None:
+        if self.outlet is not None:
+            self.outlet.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self._sock.close()
+
+    def _read_message(self) -> Message:
+        _, header_bytes, payload_bytes = read_prefix(self._read_exactly(PREFIX.size))
+        if header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
+            raise HandshakeFailed("the other side's greeting is too long")
+        return decode(self._read_exactly(header_bytes))
+
+    def _read_exactly(self, nbytes: int) -> bytes:
+        data = b""
+        while len(data) < nbytes:
+            left = self._until - monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left)
+            more, descriptors = receive_with(self._sock, nbytes - len(data))
+            self.descriptors += descriptors
+            if not more:
+                raise HandshakeFailed("the other side closed the connection during the greeting")
+            data += more
+        return data
 
 
 def tune(sock: socket.socket) -> None:

@@ -2,18 +2,21 @@
 
 Headers and small payloads are read in gulps into one inbox; the rest of a large payload is
 received straight into its sink. Sends leave from the lent buffers with `sendmsg`.
+
+Within a host large payloads may go through shared memory instead (`transport.shared`): then the
+socket carries their headers, and signals of what was put there and taken.
 """
 
 from __future__ import annotations
 
+import os
 import socket
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from shoal.errors import BadMessage, HandshakeFailed
-from shoal.protocol.machine import Sink
-from shoal.protocol.messages import Challenge, Denied, Hello, Message
+from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
+from shoal.protocol.machine import Loan, Sink
+from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
 from shoal.transport import handshake
 from shoal.transport.base import (
     Arriving,
@@ -23,14 +26,24 @@ from shoal.transport.base import (
     Malformed,
     sink_for,
 )
-from shoal.transport.wire import PREFIX, decode, encode, read_prefix
+from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
+from shoal.transport.shared import (
+    LINE_BYTES,
+    RING_BYTES,
+    SHARED_BYTES,
+    TAKEN_BYTES,
+    Inlet,
+    Outlet,
+    receive_with,
+    send_with,
+)
+from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
 
 INBOX_BYTES = 64 << 10
 SCRATCH_BYTES = 64 << 10
 STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
 TURN_BYTES = 4 << 20  # then the other connections have theirs
-BUFFERS_A_CALL = 512  # below IOV_MAX
 HANDSHAKE_BYTES_MAX = 4 << 10
 
 _scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -62,25 +75,48 @@ class StreamConnection(Connection):
         self._sink: Sink | None = None
         self._read = self._expected = 0
         self._view = self._edge = 0
-        self._outbox: deque[memoryview] = deque()
+        self._shared = False  # it comes through `_inlet`
+        self._inlet: Inlet | None = None
+        self._greeted_with: list[int] = []  # the descriptor of the caller's ring
+        self._outbox = Outbox()
         if asked is not None:
-            self.send(asked, (), False)
+            self.send(asked, ())
+
+    def share(self, outlet: Outlet | None, inlet: Inlet | None) -> None:
+        """Have large payloads go through rings: those that are sent, and those that come."""
+        self._outbox.outlet, self._inlet = outlet, inlet
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    @property
+    def backlog(self) -> int:
+        return self._outbox.backlog
+
+    @property
+    def wants_write(self) -> bool:
+        return self._outbox.wants_write
+
     # ------------------------------------------------------------------ sending
 
-    def send(self, message: Message, buffers: Sequence[memoryview], volatile: bool) -> None:
+    def send(
+        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+    ) -> None:
         nbytes = 0
         for buffer in buffers:
             nbytes += buffer.nbytes
+        outbox = self._outbox
+        if nbytes >= SHARED_BYTES and outbox.outlet is not None:
+            outbox.keep((encode(message, nbytes, SHARED),), 0, None)
+            outbox.keep(buffers, 0, loan, shared=True)
+            self.flush()
+            return
         head = encode(message, nbytes)
         pieces: Sequence[bytes | memoryview] = (head, *buffers)
         if 0 < nbytes <= JOINED_BYTES:
             pieces = (b"".join(pieces),)  # cheaper than to have the kernel gather them
         sent = 0
-        if not self._outbox:
+        if not outbox.backlog:
             try:
                 if len(pieces) == 1:
                     sent = self._sock.send(pieces[0])
@@ -93,42 +129,17 @@ class StreamConnection(Connection):
                 return
             if sent == len(head) + nbytes:
                 return
-        self._keep(pieces, sent, volatile)
-
-    def _keep(self, pieces: Sequence[bytes | memoryview], sent: int, volatile: bool) -> None:
-        """What could not be sent at once waits for `flush`."""
-        for piece in pieces:
-            view = memoryview(piece)
-            if sent >= view.nbytes:
-                sent -= view.nbytes
-                continue
-            rest = view[sent:]
-            sent = 0
-            self._outbox.append(memoryview(bytes(rest)) if volatile else rest)
-            self.backlog += rest.nbytes
+            outbox.wants_write = True
+        outbox.keep(pieces, sent, loan)
 
     def detach(self) -> None:
-        self._outbox = deque(memoryview(bytes(piece)) for piece in self._outbox)
+        self._outbox.detach()
 
     def flush(self) -> None:
-        outbox = self._outbox
-        while outbox:
-            batch = [outbox[i] for i in range(min(len(outbox), BUFFERS_A_CALL))]
-            try:
-                sent = self._sock.sendmsg(batch)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._broken()
-                return
-            self.backlog -= sent
-            while sent:
-                first = outbox[0]
-                if sent < first.nbytes:
-                    outbox[0] = first[sent:]
-                    break
-                sent -= first.nbytes
-                outbox.popleft()
+        try:
+            self._outbox.flush(self._sock)
+        except OSError:
+            self._broken()
 
     def _broken(self) -> None:
         """A send failed, perhaps within a frame: nothing more may follow it.
@@ -136,7 +147,6 @@ class StreamConnection(Connection):
         What has come can still be read; then `receive` reports the end.
         """
         self._outbox.clear()
-        self.backlog = 0
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -147,11 +157,11 @@ class StreamConnection(Connection):
         if self._stop:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
         while turn < TURN_BYTES:
-            target = self._target() if self._expected else _NOWHERE
+            target = self._target() if self._expected and not self._shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
             into = target if straight else self._inbox[self._stop :] if self._stop else self._inbox
             try:
-                count = self._sock.recv_into(into)
+                count = self._sock.recv_into(into) if self._asked is None else self._meet(into)
             except BlockingIOError:
                 return True
             except OSError:
@@ -162,10 +172,13 @@ class StreamConnection(Connection):
                 self._read += count
             else:
                 self._stop += count
+            taken = self._outbox.owed
             self._take(arriving, deliver, malformed)
+            turn += count + self._outbox.owed - taken
+            if self._outbox.owed >= TAKEN_BYTES:
+                self.flush()
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again
-            turn += count
         return True
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
@@ -180,16 +193,24 @@ class StreamConnection(Connection):
         """... and say how much room the next frame's beginning needs."""
         needed = PREFIX.size
         while True:
-            if self._expected and not self._end_payload(deliver):
+            if self._expected and not self._shared and not self._end_payload(deliver):
                 break
             start = self._start
             held = self._stop - start
             if held < needed:
                 break
-            header_bytes, payload_bytes = read_prefix(self._inbox, start)
+            kind, header_bytes, payload_bytes = read_prefix(self._inbox, start)
             if self._asked is not None and header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
                 raise HandshakeFailed("a caller that has not said hello sends too much")
             start += PREFIX.size
+            if kind:
+                self._check_shared(kind, payload_bytes)
+                if kind != SHARED:
+                    self._start = start
+                    self._signalled(kind, payload_bytes, deliver)
+                    continue
+            elif self._shared:
+                raise BadSharedMemory("a frame within a payload that comes through shared memory")
             edge = start + header_bytes
             if edge > self._stop:
                 needed = PREFIX.size + header_bytes
@@ -203,12 +224,15 @@ class StreamConnection(Connection):
                 message = decode(header)
             except BadMessage as error:
                 malformed(self.peer, error)
-                self._begin_payload(None, None, payload_bytes)
+                self._begin_payload(None, None, payload_bytes, kind == SHARED)
                 continue
             if not payload_bytes:
                 deliver(self.peer, message, None)
                 continue
             sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
+            if kind == SHARED:
+                self._begin_payload(message, sink, payload_bytes, True)
+                continue
             if edge + payload_bytes <= self._stop:  # all of it is here, as of most small ones
                 self._start = edge + payload_bytes
                 if sink is not None:
@@ -218,8 +242,10 @@ class StreamConnection(Connection):
             self._begin_payload(message, sink, payload_bytes)
         return needed
 
-    def _begin_payload(self, message: Message | None, sink: Sink | None, nbytes: int) -> None:
-        self._message, self._sink = message, sink
+    def _begin_payload(
+        self, message: Message | None, sink: Sink | None, nbytes: int, shared: bool = False
+    ) -> None:
+        self._message, self._sink, self._shared = message, sink, shared
         self._read, self._expected = 0, nbytes
         self._view = self._edge = 0
 
@@ -227,16 +253,55 @@ class StreamConnection(Connection):
         """Move what the inbox holds of the payload to its place; deliver it when it is whole."""
         if not self._pour():
             return False
+        self._hand_over(deliver)
+        return True
+
+    def _hand_over(self, deliver: Deliver) -> None:
         message, sink = self._message, self._sink
         self._message = self._sink = None
         self._expected = 0
+        self._shared = False
         if message is not None:
             deliver(self.peer, message, sink)
-        return True
+
+    def _check_shared(self, kind: int, nbytes: int) -> None:
+        """The peer speaks of rings, and makes sense."""
+        if kind == TAKEN:
+            nonsense = self._outbox.outlet is None
+        elif kind == PUT:
+            nonsense = not self._shared or nbytes > min(RING_BYTES, self._expected - self._read)
+        else:
+            nonsense = self._inlet is None or self._shared
+        if nonsense or not nbytes or self._asked is not None:
+            raise BadSharedMemory(f"a frame of kind {kind} that was not expected ({nbytes} bytes)")
+
+    def _signalled(self, kind: int, nbytes: int, deliver: Deliver) -> None:
+        """The peer has put bytes into its ring, or taken some out of ours."""
+        if kind == TAKEN:
+            self._outbox.taken(nbytes)
+            self.flush()
+            return
+        assert self._inlet is not None
+        self._outbox.tell_taken(nbytes)
+        while nbytes:
+            target = self._target()[:nbytes]
+            past = (self._read - self._edge) % LINE_BYTES
+            if past and target.nbytes > 2 * LINE_BYTES:
+                target = target[: LINE_BYTES - past]
+            self._inlet.take(target)
+            self._read += target.nbytes
+            nbytes -= target.nbytes
+        if self._read == self._expected:
+            self._hand_over(deliver)
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message)
-        self.send(verdict, (), False)
+        if self._greeted_with and isinstance(verdict, Welcome):
+            outlet = Outlet()
+            self.share(outlet, Inlet(self._greeted_with.pop()))
+            send_with(self._sock, encode(verdict), outlet)
+        else:
+            self.send(verdict, ())
         if isinstance(verdict, Denied):
             raise HandshakeFailed(f"a caller was refused: {verdict.reason}")
         if self._start != self._stop:
@@ -244,6 +309,13 @@ class StreamConnection(Connection):
         assert isinstance(message, Hello)
         self.peer = message.node
         self._asked = None
+
+    def _meet(self, into: memoryview) -> int:
+        """Read of a caller's greeting, and the descriptor that may come with it."""
+        data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
+        self._greeted_with += descriptors
+        into[: len(data)] = data
+        return len(data)
 
     def _pour(self) -> bool:
         while self._read < self._expected:
@@ -297,6 +369,10 @@ class StreamConnection(Connection):
             self._sink.revoke()
         self._message = self._sink = None
         self._expected = self._start = self._stop = 0
-        self._outbox.clear()
-        self.backlog = 0
+        self._outbox.close()
+        if self._inlet is not None:
+            self._inlet.close()
+            self._inlet = None
+        while self._greeted_with:
+            os.close(self._greeted_with.pop())
         self._sock.close()

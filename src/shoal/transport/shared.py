@@ -1,0 +1,123 @@
+"""Shared memory between two processes of one host: rings that large payloads go through.
+
+Each side of a connection owns a ring, and the other may read it. The owner copies the next bytes in
+and says over the socket how many (PUT); the reader copies them out, and says so (TAKEN). While one
+copies in, the other copies out, in pieces that stay in the cache.
+
+The memory is anonymous and passed as a file descriptor, so that nothing is left behind by a process
+that was killed. It is sealed against shrinking: a page that has gone would kill whoever reads it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+
+from shoal.errors import BadLength, BadSharedMemory
+
+RING_BYTES = 4 << 20
+CHUNK_BYTES = 256 << 10  # what is put before the other side is told
+TAKEN_BYTES = RING_BYTES // 4  # what is taken before the other side is told
+LINE_BYTES = 64  # copies to the middle of a cache line can be four times slower
+SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Outlet:
+    """The ring that this side puts bytes into. `fd` is for the other side, until `passed`."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("shoal-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, RING_BYTES)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self.fd, RING_BYTES)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._ring = memoryview(self._map)
+        self._at = 0  # where the next byte goes
+        self._under_way = 0  # put, and not taken yet
+
+    def passed(self) -> None:
+        """The other side has a descriptor of its own; or will never have one."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def put(self, data: memoryview, limit: int) -> int:
+        """Copy in what there is room for now, `limit` bytes at most; says how many."""
+        at = self._at
+        count = min(data.nbytes, limit, RING_BYTES - self._under_way, RING_BYTES - at)
+        self._ring[at : at + count] = data[:count]
+        self._at = (at + count) % RING_BYTES
+        self._under_way += count
+        return count
+
+    def taken(self, count: int) -> None:
+        """The other side has copied `count` bytes out."""
+        if count > self._under_way:
+            raise BadLength(f"{count} bytes taken where {self._under_way} were there")
+        self._under_way -= count
+
+    def close(self) -> None:
+        self.passed()
+        self._ring.release()
+        self._map.close()
+
+
+class Inlet:
+    """The other side's ring. What is in it may change at any time: copy first, look then."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes the descriptor over. Raises BadSharedMemory where it is not a sealed ring."""
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            size = os.fstat(fd).st_size
+            if not seals & fcntl.F_SEAL_SHRINK or size != RING_BYTES:
+                raise BadSharedMemory(
+                    f"shared memory of {size} bytes, seals {seals:#x}: not a ring of {RING_BYTES} "
+                    "bytes that cannot shrink"
+                )
+            self._map = mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise BadSharedMemory(f"a descriptor that is no shared memory: {error}") from None
+        finally:
+            os.close(fd)
+        self._ring = memoryview(self._map)
+        self._at = 0
+
+    def take(self, into: memoryview) -> None:
+        """Copy the next bytes out, as many as `into` holds."""
+        at, count = self._at, into.nbytes
+        first = min(count, RING_BYTES - at)
+        into[:first] = self._ring[at : at + first]
+        if first < count:
+            into[first:] = self._ring[: count - first]
+        self._at = (at + count) % RING_BYTES
+
+    def close(self) -> None:
+        self._ring.release()
+        self._map.close()
+
+
+def send_with(sock: socket.socket, data: bytes, outlet: Outlet | None) -> None:
+    """Send a greeting, and the ring with it."""
+    if outlet is None:
+        sock.sendall(data)
+        return
+    sent = socket.send_fds(sock, [data], [outlet.fd])
+    outlet.passed()
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+def receive_with(sock: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
+    """Some of a greeting, and the descriptors that came with it: one at most."""
+    if sock.family != socket.AF_UNIX:
+        return sock.recv(nbytes), []
+    data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 1)
+    return data, descriptors

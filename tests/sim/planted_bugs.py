@@ -7,6 +7,7 @@ from unittest.mock import patch
 from shoal.protocol import server as server_module
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
+from shoal.protocol.intake import Intake
 from shoal.protocol.machine import Loan, Persist, Send, Sink
 from shoal.protocol.messages import NewView
 from shoal.protocol.routing import Router
@@ -91,14 +92,26 @@ def late_pull_lands():
 @contextmanager
 def torn_fragment():
     """The last element of a fragment never reaches its sink, which holds zero there."""
-    right = world_module._pour
+    right = world_module._Envelope.payload
 
-    def pour(sink, payload, start, stop):
-        stamps = sink.views and sink.views[-1].nbytes >= 12
-        kept = len(payload) - 4 if stamps else len(payload)
-        right(sink, payload[:kept] + bytes(len(payload) - kept), start, stop)
+    def payload(self):
+        kept = self.nbytes - 4 if self.nbytes >= 12 else self.nbytes
+        return right(self)[:kept] + bytes(self.nbytes - kept)
 
-    with patch.object(world_module, "_pour", pour):
+    with patch.object(world_module._Envelope, "payload", payload):
+        yield
+
+
+@contextmanager
+def fragment_applied_twice():
+    """Which fragments of a push are applied is forgotten when it comes again."""
+    right = Intake.take
+
+    def take(self, sender, request, footprint):
+        self._gate.windows[sender].landed.pop(request.seq, None)
+        return right(self, sender, request, footprint)
+
+    with patch.object(Intake, "take", take):
         yield
 
 

@@ -7,7 +7,7 @@ has not, `handle` for everything else, and `handle(Ticked())` when `deadline()` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +22,10 @@ Buffers = tuple[memoryview, ...]
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message came in whole. `payload` is the sink it filled; None where it was discarded."""
+    """A message came in. `payload` is the sink it filled; None where it was discarded.
+
+    Where the sink is filled by view, also each time that another view of it is full.
+    """
 
     sender: NodeId
     message: Message
@@ -149,24 +152,48 @@ class Sink:
 
     `views` are consecutive destinations. After `revoke()` the transport finds scratch memory in
     their place, so that a late payload cannot land in a buffer that has a new owner.
+
+    by_view:  who gave it wants to see each view when it is full, before the next is begun: they may
+              be the same memory
+    landed:   how many are full, where it is filled by view
     """
 
-    __slots__ = ("context", "nbytes", "revoked", "views")
+    __slots__ = ("by_view", "context", "landed", "nbytes", "revoked", "views")
 
-    def __init__(self, views: list[memoryview], context: Any = None) -> None:
+    def __init__(self, views: list[memoryview], context: Any = None, by_view: bool = False) -> None:
         self.views = views
         self.nbytes = 0
         for view in views:
             self.nbytes += view.nbytes
         self.context = context
         self.revoked = False
+        self.by_view = by_view
+        self.landed = 0
+
+    @property
+    def whole(self) -> bool:
+        return not self.by_view or self.landed == len(self.views)
 
     def fill(self, data: memoryview, start: int = 0) -> None:
-        """Take the whole payload from `data`, where it begins at `start`."""
+        """Take the whole payload from `data`, where it begins at `start`. Not by view."""
         for view in self.views:
             stop = start + view.nbytes
             view[:] = data[start:stop]
             start = stop
+
+    def filling(self, data: memoryview) -> Iterator[None]:
+        """Take the whole payload from `data`, stopping wherever the sink is to be delivered."""
+        if not self.by_view:
+            self.fill(data)
+            yield
+            return
+        start = 0
+        for view in self.views:
+            stop = start + view.nbytes
+            view[:] = data[start:stop]
+            start = stop
+            self.landed += 1
+            yield
 
     def revoke(self) -> None:
         self.revoked = True

@@ -12,14 +12,13 @@ import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
-from shoal.protocol.gate import TAKEN, Footprint, Gate, Verdict
+from shoal.protocol.gate import TAKEN, Gate, Verdict
+from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.machine import (
     Arrival,
     Asked,
-    Discard,
     Effects,
     Event,
-    Loan,
     Note,
     Received,
     Send,
@@ -41,24 +40,12 @@ from shoal.protocol.messages import (
     Reply,
     Request,
     View,
-    ViewId,
     describe,
 )
 from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.session import Session
-from shoal.protocol.shards import Loads, OpenShard, Shard, Staged
+from shoal.protocol.shards import OpenShard, Shard, Staged
 from shoal.protocol.windows import WINDOW, Window
-
-
-class Taken(msgspec.Struct, frozen=True, eq=False):
-    """A request that the gate has let in, in `view`, and the staging that its payload goes to."""
-
-    sender: NodeId
-    request: Request
-    footprint: Footprint
-    loads: Loads
-    window: Window
-    view: ViewId
 
 
 class Parked(msgspec.Struct, frozen=True, eq=False):
@@ -79,29 +66,16 @@ class ServerMachine:
         self._open_shard = open_shard
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
+        self.intake = Intake(self.gate, self.shards)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self._rounds = Rounds()
         self._parked: dict[tuple[int, int], Parked] = {}  # by request id
-        self._loan = Loan()  # of the rows in answers; recalled before any row changes
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        """Where a payload goes. Changes nothing: `handle` decides again once it is here."""
-        if not isinstance(message, Request):
-            return Discard(f"a {type(message).__name__} has no payload")
-        verdict = self.gate.verdict(sender, message)
-        footprint = self.gate.footprint(message) if verdict in TAKEN else None
-        if footprint is None:
-            return Discard(verdict)
-        taken = self._take(sender, message, footprint)
-        loads = taken.loads
-        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        sink = Sink(views, taken)
-        if sink.nbytes != nbytes:
-            return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
-        return sink
+        return self.intake.arriving(sender, message, nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -118,6 +92,10 @@ class ServerMachine:
 
     def _received(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
+        if event.payload is not None and not event.payload.whole:
+            if self.intake.land(event.payload):
+                out.append(Note("landed", {"request": message}))
+            return
         self._story.add(now, sender, message)
         if isinstance(message, Request):
             self._request(sender, message, event.payload, out)
@@ -206,34 +184,30 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ requests
 
-    def _take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
-        loads: Loads = []
-        for table, rows, keys in footprint.pushes:
-            loads.append(self.shards[table].stage(rows, keys))
-        for table, rows, keys in footprint.pulls:
-            if keys >= 0:
-                loads.append(self.shards[table].stage_keys(rows, keys))
-        window = self.gate.windows[sender]
-        return Taken(sender, request, footprint, loads, window, self.gate.view)
-
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
     ) -> None:
-        taken: Taken | None = payload.context if payload is not None else None
+        intact = payload is not None and not payload.revoked
+        taken: Taken | None = payload.context if intact and payload is not None else None
         if taken is None or not self.gate.still_fresh(request, taken.window, taken.view):
             verdict = self.gate.verdict(sender, request)
             footprint = self.gate.footprint(request) if verdict in TAKEN else None
             if footprint is None:
                 self._decline(sender, request, verdict, out)
                 return
-            again = self._take(sender, request, footprint)
-            if taken is not None:
+            again = self.intake.take(sender, request, footprint)
+            if taken is not None and not taken.streamed:
                 again = msgspec.structs.replace(again, loads=taken.loads)
             elif any(view.nbytes for load in again.loads for view in load.views):
                 # Its payload was discarded on arrival, for a reason that has passed since.
                 self._reply(out, sender, request, "missing")
                 return
             taken = again
+        elif taken.streamed and payload is not None:
+            self.intake.land(payload)
+            out.append(Note("landed", {"request": request}))
+            if not self.intake.end_stream(taken):
+                raise self._broken(f"fragments of {describe(request)} were not applied")
         window = taken.window
         if request.settled_below > window.settled_below:
             window.settle(request.settled_below)
@@ -300,13 +274,14 @@ class ServerMachine:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
         request, window = taken.request, taken.window
         kept: list[tuple[int, Staged]] = []
-        self._loan.recall()
+        self.intake.loan.recall()
         for (table, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
             shard = self.shards[table]
             if request.assign:
                 shard.write(staged)
             elif settles(shard.spec.consistency, request.clock) is NOW:
-                shard.apply(staged, request.lr)
+                if not taken.streamed:
+                    shard.apply(staged, request.lr)
             else:
                 kept.append((table, staged))
         code: Code = "accepted" if kept else "applied"
@@ -374,7 +349,7 @@ class ServerMachine:
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""
         entries = self._rounds.close(clock)
-        self._loan.recall()
+        self.intake.loan.recall()
         for table in sorted({table for entry in entries for table, _ in entry.parts}):
             self.shards[table].merge(
                 [
@@ -442,7 +417,7 @@ class ServerMachine:
             round_weight,
             nbytes,
         )
-        out.append(Send(to, reply, buffers, self._loan))
+        out.append(Send(to, reply, buffers, self.intake.loan))
 
     def _absent(self, clock: int) -> str:
         """Who keeps `clock` from being reached: every wait is explained by this line."""

@@ -236,7 +236,7 @@ class Scenario:
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
         if isinstance(machine, ServerMachine):
-            if note.kind == "pushed":
+            if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):
             if note.kind == "view" and machine.view:

@@ -95,7 +95,7 @@ class Workload:
         clock, incarnation = machine.clock, machine.session.incarnation
         key = self.ledger.key(incarnation, clock)
         self.ledger.intended[key] = clock
-        pushes = self._pushes(key, clock)
+        pushes = self._pushes(key, clock, whole=random.random() < 0.5)
         keys = self._some_keys(random) if random.random() < 0.3 else None
         rows = INCARNATIONS * self.clocks
         ledger = np.full(rows if keys is None else len(keys), CANARY, np.float32)
@@ -115,9 +115,9 @@ class Workload:
         else:
             if style == "two pushes":
                 ticket = yield Start(Exchange(pushes[:1]))
-                yield Start(Exchange(pushes[1:]))
+                yield Start(Exchange(pushes[1:], timeout_s=timeout))
             else:
-                ticket = yield Start(Exchange(pushes))
+                ticket = yield Start(Exchange(pushes, timeout_s=timeout))
             if style in ("apart", "two pushes"):
                 outcome = yield Exchange(advance=True, pulls=pulls, timeout_s=timeout)
                 self._pushed(key, (yield Wait(ticket)))
@@ -179,12 +179,15 @@ class Workload:
     def _pushed(self, key: int, outcome: Outcome) -> None:
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
 
-    def _pushes(self, key: int, clock: int) -> tuple[PushOp, ...]:
-        one = np.ones(1, np.float32).view(np.uint8).data
+    def _pushes(self, key: int, clock: int, whole: bool) -> tuple[PushOp, ...]:
+        """1 for a key of the ledger, alone or with zeros for all others; and the stamp."""
+        keys = None if whole else np.array([key], np.int64).data
+        one = np.zeros(INCARNATIONS * self.clocks if whole else 1, np.float32)
+        one[key if whole else 0] = 1
         stamps = np.full(STAMP_ROWS, clock + 1, np.float32).view(np.uint8).data
         rows = KeyRange(0, INCARNATIONS * self.clocks)
         return (
-            PushOp("ledger", rows, one, np.array([key], np.int64).data),
+            PushOp("ledger", rows, one.view(np.uint8).data, keys),
             PushOp("stamp", KeyRange(0, STAMP_ROWS), stamps),
         )
 

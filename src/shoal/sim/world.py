@@ -219,7 +219,7 @@ class World:
             self._handle(sim, Received(source, message))
             return
         half = nbytes // 2
-        _pour(arrival, envelope.payload(), 0, half)
+        self._pour(sim, envelope, message, arrival, 0, half)
         rest, faults = self.network.second_half()
         self._hit(faults, message)
         self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, half))
@@ -237,8 +237,29 @@ class World:
             self.coverage["sender crashed in mid-payload"] += 1
             self._handle(sim, PeerLost(source))
             return
-        _pour(sink, envelope.payload(), half, envelope.nbytes)
-        self._handle(sim, Received(source, message, sink))
+        self._pour(sim, envelope, message, sink, half, envelope.nbytes)
+        if not sink.by_view or sink.revoked:
+            self._handle(sim, Received(source, message, sink))
+
+    def _pour(
+        self,
+        sim: SimNode,
+        envelope: _Envelope,
+        message: Message,
+        sink: Sink,
+        start: int,
+        stop: int,
+    ) -> None:
+        """Copy bytes of a payload to where its sink wants them; a revoked sink wants nothing."""
+        edge = 0
+        for view in list(sink.views):
+            first, last = max(start, edge), min(stop, edge + view.nbytes)
+            if first < last and not sink.revoked:
+                view[first - edge : last - edge] = envelope.payload()[first:last]
+                if sink.by_view and last == edge + view.nbytes:
+                    sink.landed += 1
+                    self._handle(sim, Received(envelope.source, message, sink))
+            edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:
         for fault in faults:
@@ -359,13 +380,3 @@ class World:
         self._hash.update(text.encode())
         if self.lines is not None:
             self.lines.append(text)
-
-
-def _pour(sink: Sink, payload: bytes, start: int, stop: int) -> None:
-    """Copy payload[start:stop] to where a sink wants it; a revoked sink wants nothing."""
-    edge = 0
-    for view in sink.views:
-        first, last = max(start, edge), min(stop, edge + view.nbytes)
-        if first < last:
-            view[first - edge : last - edge] = payload[first:last]
-        edge += view.nbytes

@@ -6,7 +6,6 @@ fragment at a time: a sender that dies half-way changes nothing (DESIGN section 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,95 +16,13 @@ from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.methods import method_of
 from shoal.tables.spec import Init, TableSpec
+from shoal.tables.staging import ALIGN, POOLED_PER_SIZE, StagedRows, Staging, StreamedRows, aligned
 
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8")
 }
-_ALIGN = 64
-_POOLED_PER_SIZE = 8
 _RANGES_KEPT = 64
-
-
-class Staging:
-    """Memory for pushes under way, reused: a fresh buffer would page-fault on every message.
-
-    Sizes are powers of two, so that pushes of ever other key counts share a few buffers. What a
-    push does not fill of its buffer is never touched, and so takes no memory.
-    """
-
-    def __init__(self) -> None:
-        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
-
-    def take(self, nbytes: int) -> np.ndarray:
-        size = 1 << (max(nbytes, 1) - 1).bit_length()
-        free = self._free[size]
-        return free.pop() if free else _aligned(size)
-
-    def give(self, memory: np.ndarray) -> None:
-        free = self._free[memory.nbytes]
-        if len(free) < _POOLED_PER_SIZE:
-            free.append(memory)
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    """Fresh memory on a cache line's edge: copies to elsewhere can be four times slower."""
-    memory = np.empty(nbytes + _ALIGN, np.uint8)
-    start = -memory.ctypes.data % _ALIGN
-    return memory[start : start + nbytes]
-
-
-class StagedRows:
-    """Values of a push (or the keys of a pull) as they come in: `views` are where to put them.
-
-    rows:    what the push names
-    keys:    (n,) int64 or None, strictly increasing within `rows` where `problem()` finds nothing
-    values:  (n, width) of the table's dtype
-    """
-
-    __slots__ = ("_memory", "keys", "prepared", "rows", "values", "views")
-
-    def __init__(
-        self,
-        rows: KeyRange,
-        memory: np.ndarray,
-        keys: int,
-        values_bytes: int,
-        dtype: torch.dtype,
-        width: int,
-    ) -> None:
-        self.rows = rows
-        self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
-        self._memory = memory
-        keys_bytes = 0 if keys < 0 else 8 * keys
-        start = -(-keys_bytes // _ALIGN) * _ALIGN
-        self.keys: Tensor | None = None
-        self.views: list[memoryview] = []
-        if keys >= 0:
-            part = memory[:keys_bytes]
-            self.keys = torch.from_numpy(part.view(np.int64))
-            self.views.append(part.data)
-        part = memory[start : start + values_bytes]
-        self.values: Tensor = torch.empty((0, width), dtype=dtype)
-        if values_bytes:
-            self.values = torch.from_numpy(part).view(dtype).view(-1, width)
-            self.views.append(part.data)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it keeps."""
-        return self._memory.nbytes
-
-    def problem(self) -> str:
-        """What is wrong with the keys that came in; empty where nothing is."""
-        keys = self.keys
-        if keys is None or not len(keys):
-            return ""
-        if int(keys[0]) < self.rows.start or int(keys[-1]) >= self.rows.stop:
-            return f"keys outside the named range {self.rows}"
-        if len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
-            return "keys are not strictly increasing"
-        return ""
 
 
 class DenseShard:
@@ -137,6 +54,7 @@ class DenseShard:
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._ready_bytes = 0
         self._all = list(enumerate(self.fragments))
+        self._streams: dict[KeyRange, list[StreamedRows]] = {}
 
     # ------------------------------------------------------------------ arrival
 
@@ -153,8 +71,43 @@ class DenseShard:
         """Room for the key list of a pull."""
         return self._stage(rows, keys, 0)
 
+    def stream(self, rows: KeyRange) -> StreamedRows:
+        """Room for one fragment after the other of a push of `rows`."""
+        ready = self._streams.get(rows)
+        if ready:
+            return ready.pop()
+        touched = self._touched(rows)
+        most = max(len(part) for _, part in touched)
+        memory = aligned(most * self._row_bytes)
+        values = torch.from_numpy(memory).view(self.dtype).view(most, self.spec.width)
+        views, pieces = [], []
+        for index, part in touched:
+            views.append(memory[: len(part) * self._row_bytes].data)
+            update = self.access.prepared(*self._piece(part), values[: len(part)])
+            pieces.append((index, part.start, update))
+        return StreamedRows(rows, views, pieces)
+
+    def first_row(self, streamed: StreamedRows, number: int) -> int:
+        """The row that view `number` begins with."""
+        return streamed.pieces[number][1]
+
+    def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
+        """Hand the fragment that is in view `number` to the access method."""
+        index, _, update = streamed.pieces[number]
+        update(self.updates[index], lr)
+        self.updates[index] += 1
+        self.versions[index] += 1
+
+    def end_stream(self, streamed: StreamedRows) -> None:
+        """Take its memory back."""
+        if len(self._streams) > _RANGES_KEPT:
+            self._streams.clear()
+        ready = self._streams.setdefault(streamed.rows, [])
+        if len(ready) < POOLED_PER_SIZE:
+            ready.append(streamed)
+
     def _stage(self, rows: KeyRange, keys: int, values_bytes: int) -> StagedRows:
-        keys_bytes = 0 if keys < 0 else -(-8 * keys // _ALIGN) * _ALIGN
+        keys_bytes = 0 if keys < 0 else -(-8 * keys // ALIGN) * ALIGN
         memory = self._staging.take(keys_bytes + values_bytes)
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width)
 
@@ -165,7 +118,7 @@ class DenseShard:
             return
         # Most pushes name the same rows as the last: it is kept as it is. Others take its place
         # once as much is kept as a few pushes of everything need.
-        limit = _POOLED_PER_SIZE * self.rows.nbytes
+        limit = POOLED_PER_SIZE * self.rows.nbytes
         if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
             self._ready.clear()
             self._ready_bytes = 0

@@ -24,7 +24,8 @@ CALLER = Identity("worker-b", "worker", "job-1")
 class End:
     """One end of a connection, and all that it was given.
 
-    sinks:  called with each announced payload's size; None discards it
+    sinks:       called with each announced payload's size; None discards it
+    on_deliver:  called with each payload
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -32,6 +33,7 @@ class End:
         self.sinks: Callable[[int], Sink | None] = lambda nbytes: Sink(
             [memoryview(bytearray(nbytes))]
         )
+        self.on_deliver: Callable[[Sink], None] = lambda sink: None
         self.announced: list[int] = []
         self.delivered: list[tuple[Message, Sink | None]] = []
         self.malformed: list[Exception] = []
@@ -59,6 +61,8 @@ class End:
     def _deliver(self, sender: NodeId, message: Message, sink: Sink | None) -> None:
         self.senders.add(sender)
         self.delivered.append((message, sink))
+        if sink is not None:
+            self.on_deliver(sink)
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
         self.senders.add(sender)

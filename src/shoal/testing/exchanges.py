@@ -167,6 +167,51 @@ def a_revoked_sink_is_not_written_to(make: Make) -> None:
         assert intact.views[0].tobytes() == b"1234567"
 
 
+def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
+    """Each view when it is full and before the next is begun: they are the same memory."""
+    for size, step in ((7, 3), (100 * KIB, 30_001), (9 * MIB, MIB)):
+        with connected(make) as pair:
+            _one_by_view(pair, noise(size), step)
+
+
+def _one_by_view(pair: Pair, data: bytes, step: int) -> None:
+    memory = _memory(step)
+    views = [memory[: min(step, len(data) - start)] for start in range(0, len(data), step)]
+    sink = Sink(views, by_view=True)
+    seen: list[bytes] = []
+    pair.callee.sinks = lambda nbytes: sink
+    pair.callee.on_deliver = lambda sink: seen.append(views[sink.landed - 1].tobytes())
+    pair.caller.send(nudge(1), memoryview(data))
+    pair.caller.send(nudge(2))
+    pair.pump(lambda: nudge(2) in pair.callee.messages)
+    assert len(seen) == len(views), f"{len(views)} views, delivered {len(seen)} times"
+    assert b"".join(seen) == data
+    assert sink.whole
+
+
+def a_sink_by_view_may_be_revoked_between_two(make: Make) -> None:
+    """The rest goes nowhere, it is delivered once more, and what follows is intact."""
+    with connected(make) as pair:
+        memory = memoryview(bytearray(MIB))
+        sink = Sink([memory] * 9, by_view=True)
+        pair.callee.sinks = lambda nbytes: sink if nbytes == 9 * MIB else Sink([_memory(nbytes)])
+
+        def revoke(sink: Sink) -> None:
+            if sink.by_view and not sink.revoked:
+                sink.revoke()
+                memory[:] = bytes(MIB)
+
+        pair.callee.on_deliver = revoke
+        pair.caller.send(nudge(1), memoryview(noise(9 * MIB)))
+        pair.caller.send(nudge(2), memoryview(b"1234567"))
+        pair.pump(lambda: nudge(2) in pair.callee.messages)
+        assert memory == bytes(MIB), "a sink was written to after it was revoked"
+        assert len(pair.callee.delivered) == 3
+        last = pair.callee.delivered[-1][1]
+        assert last is not None
+        assert last.views[0].tobytes() == b"1234567"
+
+
 def a_sink_of_another_size_is_refused(make: Make) -> None:
     for size in (99, 101):
         with connected(make) as pair:
@@ -261,6 +306,8 @@ MESSAGE_LAWS = (
     many_buffers_leave_and_land,
     a_discarded_payload_is_drained,
     a_revoked_sink_is_not_written_to,
+    a_sink_is_delivered_by_view_if_it_asks_for_that,
+    a_sink_by_view_may_be_revoked_between_two,
     a_sink_of_another_size_is_refused,
     lent_rows_may_change_after_their_recall,
     buffers_are_not_borrowed_after_detach,

@@ -118,9 +118,14 @@ class InprocConnection(Connection):
             sink = None
             if payload:
                 sink = sink_for(arriving(self.peer, message, len(payload)), len(payload))
-            if sink is not None:
-                sink.fill(memoryview(payload))
-            deliver(self.peer, message, sink)
+            if sink is None:
+                deliver(self.peer, message, None)
+                continue
+            for _ in sink.filling(memoryview(payload)):
+                deliver(self.peer, message, sink)
+                if sink.by_view and sink.revoked:
+                    deliver(self.peer, message, sink)
+                    break
         incoming.signal_again()  # there may be more
         return True
 

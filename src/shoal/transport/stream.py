@@ -169,7 +169,7 @@ class StreamConnection(Connection):
             if not count:
                 return False
             if straight:
-                self._read += count
+                self._wrote(count, deliver)
             else:
                 self._stop += count
             taken = self._outbox.owed
@@ -233,8 +233,8 @@ class StreamConnection(Connection):
             if kind == SHARED:
                 self._begin_payload(message, sink, payload_bytes, True)
                 continue
-            if edge + payload_bytes <= self._stop:  # all of it is here, as of most small ones
-                self._start = edge + payload_bytes
+            if edge + payload_bytes <= self._stop and (sink is None or not sink.by_view):
+                self._start = edge + payload_bytes  # all of it is here, as of most small ones
                 if sink is not None:
                     sink.fill(self._inbox, edge)
                 deliver(self.peer, message, sink)
@@ -251,18 +251,37 @@ class StreamConnection(Connection):
 
     def _end_payload(self, deliver: Deliver) -> bool:
         """Move what the inbox holds of the payload to its place; deliver it when it is whole."""
-        if not self._pour():
-            return False
-        self._hand_over(deliver)
+        while self._read < self._expected:
+            held = self._stop - self._start
+            if not held:
+                return False
+            target = self._target()[:held]
+            count = target.nbytes
+            target[:] = self._inbox[self._start : self._start + count]
+            self._start += count
+            self._wrote(count, deliver)
         return True
 
-    def _hand_over(self, deliver: Deliver) -> None:
+    def _wrote(self, count: int, deliver: Deliver) -> None:
+        """So many bytes more of the payload are in their place; deliver what is whole."""
+        self._read += count
         message, sink = self._message, self._sink
-        self._message = self._sink = None
-        self._expected = 0
-        self._shared = False
-        if message is not None:
-            deliver(self.peer, message, sink)
+        if self._read == self._expected:
+            self._message = self._sink = None
+            self._expected = self._read = 0
+            self._shared = False
+            if sink is not None and sink.by_view:
+                sink.landed += 1
+            if message is not None:
+                deliver(self.peer, message, sink)
+        elif sink is not None and sink.by_view and not sink.revoked:
+            size = sink.views[self._view].nbytes
+            if self._read == self._edge + size:
+                self._edge += size
+                self._view += 1
+                sink.landed += 1
+                assert message is not None
+                deliver(self.peer, message, sink)
 
     def _check_shared(self, kind: int, nbytes: int) -> None:
         """The peer speaks of rings, and makes sense."""
@@ -281,18 +300,15 @@ class StreamConnection(Connection):
             self._outbox.taken(nbytes)
             self.flush()
             return
-        assert self._inlet is not None
         self._outbox.tell_taken(nbytes)
-        while nbytes:
+        while nbytes and self._inlet is not None:  # whom it is delivered to may close this
             target = self._target()[:nbytes]
             past = (self._read - self._edge) % LINE_BYTES
             if past and target.nbytes > 2 * LINE_BYTES:
                 target = target[: LINE_BYTES - past]
             self._inlet.take(target)
-            self._read += target.nbytes
             nbytes -= target.nbytes
-        if self._read == self._expected:
-            self._hand_over(deliver)
+            self._wrote(target.nbytes, deliver)
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message)
@@ -316,22 +332,6 @@ class StreamConnection(Connection):
         self._greeted_with += descriptors
         into[: len(data)] = data
         return len(data)
-
-    def _pour(self) -> bool:
-        while self._read < self._expected:
-            held = self._stop - self._start
-            if not held:
-                return False
-            target = self._target()
-            count = target.nbytes
-            if count <= held:
-                target[:] = self._inbox[self._start : self._start + count]
-            else:
-                count = held
-                target[:count] = self._inbox[self._start : self._stop]
-            self._start += count
-            self._read += count
-        return True
 
     def _target(self) -> memoryview:
         """Where the next bytes of the payload go; scratch where nobody wants them (any more)."""

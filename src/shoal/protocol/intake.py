@@ -1,0 +1,115 @@
+"""Intake: what the gate has let in at a server, and where its payload goes.
+
+Most payloads are staged whole and looked at then. A push of many fragments that settles at once is
+*streamed*: applied while it comes in, because a fragment is what is checked, applied and
+de-duplicated. So a sender that dies half-way has changed the fragments that came in whole and no
+other; and when the request comes again, under the same id, each fragment that is applied already is
+left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.protocol.gate import TAKEN, Footprint, Gate
+from shoal.protocol.machine import Arrival, Discard, Loan, Sink
+from shoal.protocol.messages import Message, NodeId, Request, ViewId
+from shoal.protocol.shards import Loads, Shard
+from shoal.protocol.windows import Window
+
+
+class Taken(msgspec.Struct, frozen=True, eq=False):
+    """A request that the gate has let in, in `view`, and the staging that its payload goes to.
+
+    streamed: it is applied while it comes in
+    """
+
+    sender: NodeId
+    request: Request
+    footprint: Footprint
+    loads: Loads
+    window: Window
+    view: ViewId
+    streamed: bool
+
+
+class Intake:
+    """Takes requests in for a server's shards.
+
+    loan: of the rows in answers; recalled before any row changes
+    """
+
+    def __init__(self, gate: Gate, shards: list[Shard]) -> None:
+        self.loan = Loan()
+        self._gate = gate
+        self._shards = shards
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        """Where a payload goes. Changes nothing: the gate decides again once it is here."""
+        if not isinstance(message, Request):
+            return Discard(f"a {type(message).__name__} has no payload")
+        verdict = self._gate.verdict(sender, message)
+        footprint = self._gate.footprint(message) if verdict in TAKEN else None
+        if footprint is None:
+            return Discard(verdict)
+        taken = self.take(sender, message, footprint)
+        loads = taken.loads
+        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
+        sink = Sink(views, taken, taken.streamed)
+        if sink.nbytes != nbytes:
+            return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
+        return sink
+
+    def take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
+        loads: Loads = []
+        streamed = self._streams(request, footprint)
+        for table, rows, keys in footprint.pushes:
+            shard = self._shards[table]
+            loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
+        for table, rows, keys in footprint.pulls:
+            if keys >= 0:
+                loads.append(self._shards[table].stage_keys(rows, keys))
+        window = self._gate.windows[sender]
+        return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
+
+    def _streams(self, request: Request, footprint: Footprint) -> bool:
+        """Whether a push may be applied while it comes in, and that is worth it."""
+        if request.assign or not footprint.pushes:
+            return False
+        several = False
+        for table, rows, keys in footprint.pushes:
+            spec, count = self._shards[table].spec, rows.stop - rows.start
+            if keys >= 0 or not count or spec.consistency.settles != "now":
+                return False
+            several = several or count > spec.fragment_rows
+        return several and all(keys < 0 for _, _, keys in footprint.pulls)
+
+    def land(self, payload: Sink) -> bool:
+        """The last view that is full: apply its fragment, unless it was applied before.
+
+        False where it may not be applied, because the view has changed or a copy came first.
+        """
+        taken: Taken = payload.context
+        request, window = taken.request, taken.window
+        if payload.revoked or not self._gate.still_fresh(request, window, taken.view):
+            return False
+        self.loan.recall()
+        done = window.landed.setdefault(request.seq, set())
+        number = payload.landed - 1
+        for part, load in zip(request.pushes, taken.loads, strict=True):
+            if number < len(load.views):
+                shard = self._shards[part.table]
+                place = part.table, shard.first_row(load, number)
+                if place not in done:
+                    shard.apply_piece(load, number, request.lr)
+                    done.add(place)
+                break
+            number -= len(load.views)
+        return True
+
+    def end_stream(self, taken: Taken) -> bool:
+        """The request is here whole; whether all of it is applied."""
+        count = sum(len(load.views) for load in taken.loads)
+        for part, load in zip(taken.request.pushes, taken.loads, strict=True):
+            self._shards[part.table].end_stream(load)
+        return len(taken.window.landed.pop(taken.request.seq)) == count

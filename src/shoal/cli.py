@@ -312,12 +312,17 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
 
 
 @main.command()
-@click.argument("suite", type=click.Choice(["wire"]))
+@click.argument("suite", type=click.Choice(["wire", "dense"]))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
 @click.option("--rounds", type=click.IntRange(3), default=25, show_default=True, help="batches")
 def bench(suite: str, as_json: bool, rounds: int) -> None:
-    """Measure Shoal beside its ceilings, in one run: `shoal bench wire`."""
-    from shoal.apps.bench import run_suite, show_rows
+    """Measure Shoal beside its ceilings, in one run.
+
+    \b
+    wire    small and large exchanges beside a bare socket
+    dense   whole tables of 1 and 64 MiB beside memory and sockets
+    """
+    from shoal.apps.bench.suites import run_suite, show_rows
 
     console = Console(stderr=as_json)
     report = run_suite(suite, rounds, console)

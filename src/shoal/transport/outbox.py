@@ -9,83 +9,117 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.protocol.machine import Loan
-from shoal.transport.shared import CHUNK_BYTES, Outlet
+from shoal.transport.shared import Outlet, chunk_of
 from shoal.transport.wire import PUT, TAKEN, signal
 
 BUFFERS_A_CALL = 512  # below IOV_MAX
 
 
 class _Piece(msgspec.Struct, eq=False):
-    """Bytes that wait. `shared`: to go through the ring; `lent`: to be copied on recall."""
+    """Bytes that wait.
+
+    chunk:  to go through the ring, so many at a time; 0 for the socket
+    lent:   to be copied on recall
+    """
 
     view: memoryview
-    shared: bool
+    chunk: int
     lent: bool
 
 
 class Outbox:
     """Pieces of frames, whole frames one after the other.
 
-    Invariant: where the first piece is a shared one, the socket is between two frames, so that a
-    signal (PUT, TAKEN) may go before it.
+    Invariant: `_next` is for the socket alone, and ends between two frames or before the bytes that
+    go through the ring, so that a signal (PUT, TAKEN) may follow it.
     """
 
     def __init__(self) -> None:
         self.outlet: Outlet | None = None
         self.backlog = 0  # bytes that wait
         self.wants_write = False  # ... for the socket, not for room in the ring
-        self._pieces: deque[_Piece] = deque()
-        self._taken = 0  # bytes of the peer's ring that it does not know to be free
+        self.owed = 0  # bytes of the peer's ring that it does not know to be free
+        self._next: deque[_Piece] = deque()
+        self._later: deque[_Piece] = deque()
 
-    def keep(
-        self,
-        pieces: Sequence[bytes | memoryview],
-        sent: int,
-        loan: Loan | None,
-        shared: bool = False,
-    ) -> None:
-        """Have pieces wait, but for their first `sent` bytes."""
+    def keep(self, pieces: Sequence[bytes | memoryview], sent: int, loan: Loan | None) -> None:
+        """Have pieces for the socket wait, but for their first `sent` bytes."""
         for piece in pieces:
             view = memoryview(piece)
             if sent >= view.nbytes:
                 sent -= view.nbytes
                 continue
-            rest = view[sent:]
+            self._keep(view[sent:], 0, loan)
             sent = 0
-            self._pieces.append(_Piece(rest, shared, loan is not None))
-            self.backlog += rest.nbytes
-        if loan is not None and self._pieces:
+
+    def keep_shared(
+        self, head: bytes, buffers: Sequence[memoryview], nbytes: int, loan: Loan | None
+    ) -> None:
+        """Have a frame wait whose payload of `nbytes` goes through the ring."""
+        self._keep(memoryview(head), 0, None)
+        chunk = chunk_of(nbytes)
+        for buffer in buffers:
+            if buffer.nbytes:
+                self._keep(buffer, chunk, loan)
+
+    def _keep(self, view: memoryview, chunk: int, loan: Loan | None) -> None:
+        self._later.append(_Piece(view, chunk, loan is not None))
+        self.backlog += view.nbytes
+        if loan is not None:
             loan.keep(self._recalled)
-
-    def tell_taken(self, count: int) -> None:
-        self._taken += count
-
-    @property
-    def owed(self) -> int:
-        """Bytes of the peer's ring that it may use again once it is told."""
-        return self._taken
 
     def flush(self, sock: socket.socket) -> None:
         """Send what socket and ring have room for. Raises OSError where the socket is broken."""
         while True:
-            self.wants_write = not self._flush_socket(sock)
-            if self.wants_write:
-                return
-            if self._taken:
-                self._signal(TAKEN, self._taken)
-                self._taken = 0
-            elif not self._fill():
+            self._prepare()
+            self.wants_write = not self._send(sock)
+            if self.wants_write or not self._fits():
                 return
 
-    def _flush_socket(self, sock: socket.socket) -> bool:
-        """Send up to the first shared piece; False where the socket is full."""
-        pieces = self._pieces
-        while pieces and not pieces[0].shared:
-            batch: list[memoryview] = []
-            for piece in pieces:
-                if piece.shared or len(batch) == BUFFERS_A_CALL:
-                    break
-                batch.append(piece.view)
+    def _prepare(self) -> None:
+        """Move what comes next to `_next`: up to one chunk through the ring, and what is owed."""
+        later = self._later
+        while later and not later[0].chunk:
+            self._next.append(later.popleft())
+        if self._fits():
+            self._fill()
+        if self.owed:
+            self._signal(TAKEN, self.owed)
+            self.owed = 0
+
+    def _fits(self) -> bool:
+        """Whether bytes for the ring come next, and there is room."""
+        return bool(self._later) and self.outlet is not None and self.outlet.room > 0
+
+    def _fill(self) -> None:
+        """Put the next chunk into the ring."""
+        later, count = self._later, 0
+        left = later[0].chunk
+        assert self.outlet is not None
+        while left and later and later[0].chunk:
+            first = later[0]
+            put = self.outlet.put(first.view, left)
+            if not put:
+                break
+            count += put
+            left -= put
+            if put == first.view.nbytes:
+                later.popleft()
+            else:
+                first.view = first.view[put:]
+        self.backlog -= count
+        self._signal(PUT, count)
+
+    def _signal(self, kind: int, count: int) -> None:
+        view = memoryview(signal(kind, count))
+        self._next.append(_Piece(view, 0, False))
+        self.backlog += view.nbytes
+
+    def _send(self, sock: socket.socket) -> bool:
+        """Send `_next`; False where the socket is full."""
+        pieces = self._next
+        while pieces:
+            batch = [pieces[i].view for i in range(min(len(pieces), BUFFERS_A_CALL))]
             try:
                 sent = sock.sendmsg(batch)
             except BlockingIOError:
@@ -100,46 +134,26 @@ class Outbox:
                 pieces.popleft()
         return True
 
-    def _fill(self) -> bool:
-        """Put the next shared bytes into the ring; False where there are none, or no room."""
-        pieces, outlet, count = self._pieces, self.outlet, 0
-        while pieces and pieces[0].shared and count < CHUNK_BYTES:
-            assert outlet is not None
-            first = pieces[0]
-            put = outlet.put(first.view, CHUNK_BYTES - count)
-            if not put:
-                break
-            count += put
-            if put == first.view.nbytes:
-                pieces.popleft()
-            else:
-                first.view = first.view[put:]
-        if count:
-            self.backlog -= count
-            self._signal(PUT, count)
-        return count > 0
-
-    def _signal(self, kind: int, count: int) -> None:
-        view = memoryview(signal(kind, count))
-        self._pieces.appendleft(_Piece(view, False, False))
-        self.backlog += view.nbytes
-
-    def detach(self) -> None:
-        """Borrow nothing any more."""
-        for piece in self._pieces:
-            piece.view = memoryview(bytes(piece.view))
-            piece.lent = False
-
-    def _recalled(self) -> None:
-        for piece in self._pieces:
-            if piece.lent:
-                piece.view = memoryview(bytes(piece.view))
-                piece.lent = False
-
     def taken(self, count: int) -> None:
         """The peer has copied so many bytes out of our ring."""
         assert self.outlet is not None
         self.outlet.taken(count)
+
+    def detach(self) -> None:
+        """Borrow nothing any more."""
+        for piece in (*self._next, *self._later):
+            _copy(piece)
+
+    def _recalled(self) -> None:
+        for piece in (*self._next, *self._later):
+            if piece.lent:
+                _copy(piece)
+
+    def clear(self) -> None:
+        self._next.clear()
+        self._later.clear()
+        self.backlog = 0
+        self.wants_write = False
 
     def close(self) -> None:
         self.clear()
@@ -147,10 +161,7 @@ class Outbox:
             self.outlet.close()
             self.outlet = None
 
-    def clear(self) -> None:
-        self._pieces.clear()
-        self.backlog = 0
-        self.wants_write = False
 
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
+def _copy(piece: _Piece) -> None:
+    piece.view = memoryview(bytes(piece.view))
+    piece.lent = False

@@ -18,12 +18,22 @@ import socket
 from shoal.errors import BadLength, BadSharedMemory
 
 RING_BYTES = 4 << 20
-CHUNK_BYTES = 256 << 10  # what is put before the other side is told
-TAKEN_BYTES = RING_BYTES // 4  # what is taken before the other side is told
+CHUNK_BYTES = 256 << 10  # what is put before the other side is told, of a payload of 1 MiB
+CHUNK_BYTES_MAX = 1 << 20  # ... of a large one
+TAKEN_BYTES = RING_BYTES // 2  # what is taken before the other side is told
 LINE_BYTES = 64  # copies to the middle of a cache line can be four times slower
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def chunk_of(nbytes: int) -> int:
+    """What is put of a payload before the other side is told: the fewer signals, the less overlap.
+
+    >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
+    [256, 512, 1024]
+    """
+    return min(max(CHUNK_BYTES, nbytes // 16), CHUNK_BYTES_MAX)
 
 
 class Outlet:
@@ -40,7 +50,7 @@ class Outlet:
             raise
         self._ring = memoryview(self._map)
         self._at = 0  # where the next byte goes
-        self._under_way = 0  # put, and not taken yet
+        self.room = RING_BYTES  # for what is put: the rest is not taken yet
 
     def passed(self) -> None:
         """The other side has a descriptor of its own; or will never have one."""
@@ -51,17 +61,17 @@ class Outlet:
     def put(self, data: memoryview, limit: int) -> int:
         """Copy in what there is room for now, `limit` bytes at most; says how many."""
         at = self._at
-        count = min(data.nbytes, limit, RING_BYTES - self._under_way, RING_BYTES - at)
+        count = min(data.nbytes, limit, self.room, RING_BYTES - at)
         self._ring[at : at + count] = data[:count]
         self._at = (at + count) % RING_BYTES
-        self._under_way += count
+        self.room -= count
         return count
 
     def taken(self, count: int) -> None:
         """The other side has copied `count` bytes out."""
-        if count > self._under_way:
-            raise BadLength(f"{count} bytes taken where {self._under_way} were there")
-        self._under_way -= count
+        if count > RING_BYTES - self.room:
+            raise BadLength(f"{count} bytes taken where {RING_BYTES - self.room} were there")
+        self.room += count
 
     def close(self) -> None:
         self.passed()

@@ -107,8 +107,7 @@ class StreamConnection(Connection):
             nbytes += buffer.nbytes
         outbox = self._outbox
         if nbytes >= SHARED_BYTES and outbox.outlet is not None:
-            outbox.keep((encode(message, nbytes, SHARED),), 0, None)
-            outbox.keep(buffers, 0, loan, shared=True)
+            outbox.keep_shared(encode(message, nbytes, SHARED), buffers, nbytes, loan)
             self.flush()
             return
         head = encode(message, nbytes)
@@ -159,7 +158,10 @@ class StreamConnection(Connection):
         while turn < TURN_BYTES:
             target = self._target() if self._expected and not self._shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
-            into = target if straight else self._inbox[self._stop :] if self._stop else self._inbox
+            if straight:
+                into = self._up_to_line(target)
+            else:
+                into = self._inbox[self._stop :] if self._stop else self._inbox
             try:
                 count = self._sock.recv_into(into) if self._asked is None else self._meet(into)
             except BlockingIOError:
@@ -300,12 +302,9 @@ class StreamConnection(Connection):
             self._outbox.taken(nbytes)
             self.flush()
             return
-        self._outbox.tell_taken(nbytes)
+        self._outbox.owed += nbytes
         while nbytes and self._inlet is not None:  # whom it is delivered to may close this
-            target = self._target()[:nbytes]
-            past = (self._read - self._edge) % LINE_BYTES
-            if past and target.nbytes > 2 * LINE_BYTES:
-                target = target[: LINE_BYTES - past]
+            target = self._up_to_line(self._target()[:nbytes])
             self._inlet.take(target)
             nbytes -= target.nbytes
             self._wrote(target.nbytes, deliver)
@@ -345,6 +344,11 @@ class StreamConnection(Connection):
                 return view[filled:] if filled else view
             self._edge += view.nbytes
             self._view += 1
+
+    def _up_to_line(self, target: memoryview) -> memoryview:
+        """The little that is left of a cache line, where a copy would begin within one."""
+        past = (self._read - self._edge) % LINE_BYTES
+        return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
 
     def _make_room(self, nbytes: int) -> None:
         """Bring what the inbox holds to its front, with room for `nbytes` and no more than usual.

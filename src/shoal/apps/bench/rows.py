@@ -1,0 +1,90 @@
+"""Rows: figures beside their ceilings, measured by turns in one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+WARM_UP = 50
+
+Row = dict[str, Any]
+Call = Callable[[], object]
+Side = tuple[Call, set[int]]  # what is measured, and the cores that its caller has
+Batches = list[list[float]]  # seconds of each call, batch by batch
+
+
+def by_turns(sides: list[Side], count: int, rounds: int, warm_up: int = WARM_UP) -> list[Batches]:
+    """Measure each side's call, `count` times in a batch, batch by batch in turns."""
+    measured: list[Batches] = [[] for _ in sides]
+    for call, _ in sides:
+        for _ in range(warm_up):
+            call()
+    for _ in range(rounds):
+        for (call, cores), batches in zip(sides, measured, strict=True):
+            with on(cores):
+                batches.append([timed(call) for _ in range(count)])
+    return measured
+
+
+def timed(call: Call) -> float:
+    """Seconds that it takes."""
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
+@contextmanager
+def on(cores: set[int]) -> Iterator[None]:
+    """This thread runs on one of `cores`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def latency(name: str, ours: Batches, ceiling: Batches, **more: Any) -> Row:
+    """Microseconds a call: the median batch's median. Lower is better."""
+    return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", more)
+
+
+def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches, **more: Any) -> Row:
+    """GB/s (1e9 bytes), the median batch's mean. Higher is better."""
+    value, bound = (
+        median(nbytes * len(batch) / sum(batch) for batch in side) / 1e9 for side in (ours, ceiling)
+    )
+    return _row(name, ours, value, bound, "GB/s", "higher", more)
+
+
+def microseconds(batches: Batches) -> float:
+    return median(median(batch) for batch in batches) * 1e6
+
+
+def _row(
+    name: str,
+    ours: Batches,
+    value: float,
+    ceiling: float,
+    unit: str,
+    better: str,
+    more: dict[str, Any],
+) -> Row:
+    cuts = quantiles((second * 1e6 for batch in ours for second in batch), n=100)
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "better": better,
+        "p50": cuts[49],
+        "p99": cuts[98],
+        "ceiling": ceiling,
+        "ratio": value / ceiling,
+        "peer": None,
+        "peer_ratio": None,
+        **more,
+    }

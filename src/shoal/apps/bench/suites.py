@@ -1,0 +1,60 @@
+"""The suites by name, and how their rows are shown."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from shoal.apps.bench import dense, wire
+from shoal.runtime.folder import RunFolder
+
+SUITES = {"wire": wire, "dense": dense}
+
+
+def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:
+    """Measure a suite; returns the object that `--json` prints."""
+    torch.set_num_threads(1)
+    chosen = SUITES[suite]
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
+        measured = chosen.rows(RunFolder.create(Path(path), suite), rounds)
+        rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
+    return {"suite": suite, "machine": machine(), "rows": rows}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def show_rows(console: Console, report: dict[str, Any]) -> None:
+    """The rows as a table."""
+    together = any("together" in row for row in report["rows"])
+    columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
+    table = Table(*columns, *(["together"] if together else []), box=None, header_style="bold")
+    for row in report["rows"]:
+        table.add_row(
+            row["name"],
+            f"{row['value']:.2f} {row['unit']}",
+            f"{row['p50']:.0f}",
+            f"{row['p99']:.0f}",
+            f"{row['ceiling']:.2f} {row['unit']}",
+            f"{row['ratio']:.2f}",
+            f"{row['together']:.2f} {row['unit']}" if "together" in row else "",
+        )
+    console.print(table)
+    box = report["machine"]
+    console.print(f"{box['cores']} cores, Python {box['python']}, torch {box['torch']}")

@@ -100,6 +100,17 @@ def test_nothing_is_copied_for_a_loan_that_is_not_recalled(pair):
     assert bytes(pair.callee.delivered[0][1].views[0][-4:]) == b"late"
 
 
+def test_payloads_of_any_size_follow_each_other(pair):
+    """Each begins on a line's edge in the ring: what is skipped is counted on both sides."""
+    sizes = [SHARED_BYTES + extra for extra in (1, 63, 64, 65, 0, 7)] * 40
+    for size in sizes:
+        pair.caller.send(HEADER, memoryview(bytes([size % 251]) * size))
+    pair.pump(lambda: len(pair.callee.delivered) == len(sizes))
+    for size, (_, sink) in zip(sizes, pair.callee.delivered, strict=True):
+        assert sink.views[0] == bytes([size % 251]) * size
+    assert pair.caller.connection._outbox.outlet._at % 64 == 0
+
+
 def test_views_that_begin_within_a_line_are_filled(pair):
     into = memoryview(bytearray(RING_BYTES))
     cuts = [0, 13, 77, 1000, CHUNK_BYTES + 1, RING_BYTES]
@@ -242,9 +253,9 @@ def test_a_caller_with_bad_memory_is_sent_away(tmp_path):
             os.close(self.fd)
 
     from shoal.transport.handshake import hello
-    from shoal.transport.wire import PREFIX, decode
+    from shoal.transport.wire import message_of
 
-    asked = decode(caller.recv(1000)[PREFIX.size :])
+    asked = message_of(caller.recv(1000))
     send_with(caller, encode(hello(CALLER, asked)), Unsealed())
     with pytest.raises(BadSharedMemory):
         there.receive()

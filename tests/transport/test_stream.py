@@ -59,7 +59,7 @@ class Raw:
         return data
 
     def read_message(self):
-        _, header_bytes, payload_bytes = read_prefix(self.read(PREFIX.size))
+        _, header_bytes, _, payload_bytes = read_prefix(self.read(PREFIX.size))
         assert payload_bytes == 0
         return decode(self.read(header_bytes))
 
@@ -256,7 +256,7 @@ def test_a_turn_is_bounded(raw, payload):
 
 
 def prefix(magic=MAGIC, version=PROTOCOL_VERSION, header=0, payload=0):
-    return struct.pack("<4sBB2xIQ", magic, version, 0, header, payload)
+    return struct.pack("<4sBBHIQ", magic, version, 0, 0, header, payload)
 
 
 @pytest.mark.parametrize(
@@ -439,14 +439,14 @@ def test_a_wrong_token_fails_on_the_listeners_side_too():
     sock, ours = socket.socketpair()
     with sock:
         connection = StreamConnection(ours, me, asked=challenge(me))
-        _, header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
+        _, header_bytes, _, _ = read_prefix(sock.recv(PREFIX.size))
         asked = decode(sock.recv(header_bytes))
         wrong = type(CALLER)("worker-b", "worker", "", "guess")
         sock.sendall(encode(hello(wrong, asked)))
         with pytest.raises(HandshakeFailed, match="wrong token"):
             End(connection).receive()
         connection.close()
-        _, header_bytes, _ = read_prefix(sock.recv(PREFIX.size))
+        _, header_bytes, _, _ = read_prefix(sock.recv(PREFIX.size))
         assert decode(sock.recv(header_bytes)) == Denied("wrong token")
 
 

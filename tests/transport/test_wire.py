@@ -14,23 +14,26 @@ from shoal.protocol.messages import MESSAGES, PROTOCOL_VERSION, Nudge, Request
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import (
     HEADER_MAX,
+    LINE_BYTES,
     MAGIC,
+    PADDED_BYTES,
     PAYLOAD_MAX,
     PREFIX,
     decode,
     encode,
+    message_of,
     read_prefix,
 )
 
 
 def read(frame):
     """What a connection does with a frame."""
-    _, header_bytes, payload_bytes = read_prefix(frame)
+    _, header_bytes, _, payload_bytes = read_prefix(frame)
     return decode(memoryview(frame)[PREFIX.size : PREFIX.size + header_bytes]), payload_bytes
 
 
-def prefix(magic=MAGIC, version=PROTOCOL_VERSION, kind=0, header=0, payload=0):
-    return struct.pack("<4sBB2xIQ", magic, version, kind, header, payload)
+def prefix(magic=MAGIC, version=PROTOCOL_VERSION, kind=0, padding=0, header=0, payload=0):
+    return struct.pack("<4sBBHIQ", magic, version, kind, padding, header, payload)
 
 
 def header(*fields):
@@ -56,8 +59,17 @@ def test_the_layout_is_the_documented_one():
     assert PREFIX.size == 20
 
 
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
+def test_a_large_payload_begins_on_a_line(message):
+    frame = encode(message, PADDED_BYTES)
+    _, header_bytes, padding, _ = read_prefix(frame)
+    assert len(frame) % LINE_BYTES == 0
+    assert len(frame) == PREFIX.size + header_bytes + padding
+    assert message_of(frame) == message
+
+
 def test_a_prefix_may_begin_anywhere():
-    assert read_prefix(b"xyz" + prefix(header=5, payload=6), 3) == (0, 5, 6)
+    assert read_prefix(b"xyz" + prefix(header=5, payload=6), 3) == (0, 5, 0, 6)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +83,7 @@ def test_a_prefix_may_begin_anywhere():
         (prefix(header=0xFFFFFFFF), BadLength, "4294967295"),
         (prefix(payload=PAYLOAD_MAX + 1), BadLength, str(PAYLOAD_MAX + 1)),
         (prefix(payload=(1 << 64) - 1), BadLength, "18446744073709551615"),
+        (prefix(padding=64), BadLength, "padding of 64"),
         (prefix(kind=4), BadMessage, "kind 4"),
         (prefix(kind=2, header=1), BadMessage, "kind 2"),
         (prefix(kind=3, header=1), BadMessage, "kind 3"),
@@ -82,8 +95,10 @@ def test_a_bad_prefix_is_a_typed_error(data, error, says):
 
 
 def test_the_largest_lengths_pass():
-    assert read_prefix(prefix(header=HEADER_MAX, payload=PAYLOAD_MAX))[1:] == (
+    assert read_prefix(prefix(header=HEADER_MAX, payload=PAYLOAD_MAX)) == (
+        0,
         HEADER_MAX,
+        0,
         PAYLOAD_MAX,
     )
 

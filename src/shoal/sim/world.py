@@ -40,7 +40,7 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import Message, NodeId, describe
 from shoal.protocol.requests import Start, Wait
 from shoal.sim.network import Network, NetworkOptions
-from shoal.transport.wire import PREFIX, decode, encode
+from shoal.transport.wire import encode, message_of
 
 
 class Sleep(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class World:
         sim = self.nodes.get(envelope.target)
         if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
             return
-        message = decode(envelope.frame[PREFIX.size :])
+        message = message_of(envelope.frame)
         if not nbytes:
             self._handle(sim, Received(source, message))
             return

@@ -24,7 +24,7 @@ from shoal.transport.base import (
     sink_for,
     transports,
 )
-from shoal.transport.wire import PREFIX, decode, encode
+from shoal.transport.wire import encode, message_of
 
 FRAMES_A_TURN = 64  # then the other connections have theirs
 
@@ -111,7 +111,7 @@ class InprocConnection(Connection):
                 return not incoming.ended
             head, payload = incoming.frames.popleft()
             try:
-                message = decode(head[PREFIX.size :])
+                message = message_of(head)
             except BadMessage as error:
                 malformed(self.peer, error)
                 continue

@@ -107,6 +107,7 @@ class Outbox:
                 later.popleft()
             else:
                 first.view = first.view[put:]
+        self.outlet.end_chunk()
         self.backlog -= count
         self._signal(PUT, count)
 

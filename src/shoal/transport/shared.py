@@ -16,12 +16,12 @@ import os
 import socket
 
 from shoal.errors import BadLength, BadSharedMemory
+from shoal.transport.wire import LINE_BYTES
 
 RING_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10  # what is put before the other side is told, of a payload of 1 MiB
 CHUNK_BYTES_MAX = 1 << 20  # ... of a large one
 TAKEN_BYTES = RING_BYTES // 2  # what is taken before the other side is told
-LINE_BYTES = 64  # copies to the middle of a cache line can be four times slower
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -67,6 +67,12 @@ class Outlet:
         self.room -= count
         return count
 
+    def end_chunk(self) -> None:
+        """The next chunk begins on a cache line's edge."""
+        skipped = -self._at % LINE_BYTES
+        self._at = (self._at + skipped) % RING_BYTES
+        self.room -= skipped
+
     def taken(self, count: int) -> None:
         """The other side has copied `count` bytes out."""
         if count > RING_BYTES - self.room:
@@ -108,6 +114,12 @@ class Inlet:
         if first < count:
             into[first:] = self._ring[: count - first]
         self._at = (at + count) % RING_BYTES
+
+    def end_chunk(self) -> int:
+        """The next chunk begins on a cache line's edge, so many bytes further."""
+        skipped = -self._at % LINE_BYTES
+        self._at = (self._at + skipped) % RING_BYTES
+        return skipped
 
     def close(self) -> None:
         self._ring.release()

@@ -113,10 +113,10 @@ class _Caller:
         self._sock.close()
 
     def _read_message(self) -> Message:
-        _, header_bytes, payload_bytes = read_prefix(self._read_exactly(PREFIX.size))
-        if header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
+        _, header_bytes, padding, payload_bytes = read_prefix(self._read_exactly(PREFIX.size))
+        if header_bytes + padding + payload_bytes > HANDSHAKE_BYTES_MAX:
             raise HandshakeFailed("the other side's greeting is too long")
-        return decode(self._read_exactly(header_bytes))
+        return decode(self._read_exactly(header_bytes + padding)[:header_bytes])
 
     def _read_exactly(self, nbytes: int) -> bytes:
         data = b""

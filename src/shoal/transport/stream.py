@@ -28,7 +28,6 @@ from shoal.transport.base import (
 )
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
 from shoal.transport.shared import (
-    LINE_BYTES,
     RING_BYTES,
     SHARED_BYTES,
     TAKEN_BYTES,
@@ -37,7 +36,7 @@ from shoal.transport.shared import (
     receive_with,
     send_with,
 )
-from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
+from shoal.transport.wire import LINE_BYTES, PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
 
 INBOX_BYTES = 64 << 10
 SCRATCH_BYTES = 64 << 10
@@ -201,7 +200,7 @@ class StreamConnection(Connection):
             held = self._stop - start
             if held < needed:
                 break
-            kind, header_bytes, payload_bytes = read_prefix(self._inbox, start)
+            kind, header_bytes, padding, payload_bytes = read_prefix(self._inbox, start)
             if self._asked is not None and header_bytes + payload_bytes > HANDSHAKE_BYTES_MAX:
                 raise HandshakeFailed("a caller that has not said hello sends too much")
             start += PREFIX.size
@@ -213,12 +212,12 @@ class StreamConnection(Connection):
                     continue
             elif self._shared:
                 raise BadSharedMemory("a frame within a payload that comes through shared memory")
-            edge = start + header_bytes
+            edge = start + header_bytes + padding
             if edge > self._stop:
-                needed = PREFIX.size + header_bytes
+                needed = PREFIX.size + header_bytes + padding
                 break
             self._start = edge
-            header = self._inbox[start:edge]
+            header = self._inbox[start : start + header_bytes]
             if self._asked is not None:
                 self._answer(decode(header), self._asked)
                 continue
@@ -302,12 +301,15 @@ class StreamConnection(Connection):
             self._outbox.taken(nbytes)
             self.flush()
             return
-        self._outbox.owed += nbytes
-        while nbytes and self._inlet is not None:  # whom it is delivered to may close this
-            target = self._up_to_line(self._target()[:nbytes])
-            self._inlet.take(target)
-            nbytes -= target.nbytes
+        inlet, left = self._inlet, nbytes
+        while left and inlet is not None:
+            target = self._up_to_line(self._target()[:left])
+            inlet.take(target)
+            left -= target.nbytes
+            if not left:
+                self._outbox.owed += nbytes + inlet.end_chunk()
             self._wrote(target.nbytes, deliver)
+            inlet = self._inlet  # gone where whom it was delivered to has closed this
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message)

@@ -4,10 +4,11 @@
     0       4     magic "SHOL"
     4       1     protocol version
     5       1     kind, see below
-    6       2     zero
-    8       4     header bytes, little-endian
+    6       2     padding: zero bytes between header and payload, little-endian
+    8       4     header bytes
     12      8     payload bytes
     20      ...   header: a msgpack array, the message's class name first
+    ...     ...   padding, so that a large payload begins on a cache line's edge
     ...     ...   payload: the parts that the message announces, one after the other
 
     0 FRAME   as above
@@ -29,8 +30,10 @@ from shoal.errors import BadLength, BadMagic, BadMessage, BadVersion, ShoalError
 from shoal.protocol.messages import PROTOCOL_VERSION, Message
 
 MAGIC = b"SHOL"
-PREFIX = Struct("<4sBB2xIQ")
+PREFIX = Struct("<4sBBHIQ")
 FRAME, SHARED, PUT, TAKEN = range(4)
+LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
+PADDED_BYTES = 4 << 10  # payloads from here on
 HEADER_MAX = 4 << 20
 PAYLOAD_MAX = 1 << 40
 
@@ -41,26 +44,34 @@ _decoder = msgspec.msgpack.Decoder(Message)
 def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes:
     """Prefix and header of a message; its payload follows from its own buffers."""
     header = _encoder.encode(message)
-    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, len(header), payload_bytes) + header
+    size = len(header)
+    if payload_bytes < PADDED_BYTES:
+        return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, size, payload_bytes) + header
+    padding = -(PREFIX.size + size) % LINE_BYTES
+    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, padding, size, payload_bytes)
+    return prefix + header + bytes(padding)
 
 
 def signal(kind: int, count: int) -> bytes:
     """A PUT or TAKEN of `count` bytes."""
-    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, count)
+    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 0, count)
 
 
-def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int]:
-    """(kind, header bytes, payload bytes) from the PREFIX.size bytes of the frame at `start`."""
-    magic, version, kind, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
+def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int, int]:
+    """(kind, header, padding, payload bytes) from the prefix of the frame at `start`."""
+    magic, version, kind, padding, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
     if magic != MAGIC:
         raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the other side Shoal?")
     if version != PROTOCOL_VERSION:
         raise BadVersion(f"protocol version {version}; this side speaks {PROTOCOL_VERSION}")
-    if header_bytes > HEADER_MAX or payload_bytes > PAYLOAD_MAX:
-        raise BadLength(f"a header of {header_bytes} bytes and a payload of {payload_bytes}")
+    if header_bytes > HEADER_MAX or payload_bytes > PAYLOAD_MAX or padding >= LINE_BYTES:
+        raise BadLength(
+            f"a header of {header_bytes} bytes, padding of {padding} and a payload of "
+            f"{payload_bytes}"
+        )
     if kind > TAKEN or (kind >= PUT and header_bytes):
         raise BadMessage(f"a frame of kind {kind} with a header of {header_bytes} bytes")
-    return kind, header_bytes, payload_bytes
+    return kind, header_bytes, padding, payload_bytes
 
 
 def decode(header: memoryview | bytes) -> Message:
@@ -70,3 +81,9 @@ def decode(header: memoryview | bytes) -> Message:
     except (msgspec.MsgspecError, ShoalError, ValueError, RecursionError) as error:
         raise BadMessage(f"not a message: {error}") from None
     return message
+
+
+def message_of(frame: memoryview | bytes) -> Message:
+    """The message in the beginning of a frame: prefix and header."""
+    _, header_bytes, _, _ = read_prefix(frame)
+    return decode(frame[PREFIX.size : PREFIX.size + header_bytes])

@@ -1,4 +1,4 @@
-"""`shoal bench`: its rows are whole, and its ceiling was measured on cores of its own."""
+"""`shoal bench`: its rows are whole, and its ceilings were measured on cores of their own."""
 
 import json
 import os
@@ -8,14 +8,27 @@ from math import isclose
 
 import pytest
 
-from shoal.apps.bench import _on
+from shoal.apps.bench.rows import by_turns, on
 
 pytestmark = pytest.mark.real
 
+WIRE = [
+    f"{what} {scheme}"
+    for scheme in ("unix", "tcp")
+    for what in ("push_pull 64 B", "push 1 MiB", "pull 1 MiB")
+]
+DENSE = [
+    f"{what} {size} MiB {scheme}"
+    for scheme in ("local", "tcp")
+    for size in (1, 64)
+    for what in ("push", "pull")
+]
 
-def test_the_wire_suite_prints_every_row_beside_its_ceiling(tmp_path):
+
+@pytest.mark.parametrize(("suite", "names"), [("wire", WIRE), ("dense", DENSE)])
+def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "shoal.cli", "bench", "wire", "--rounds", "3", "--json"],
+        [sys.executable, "-m", "shoal.cli", "bench", suite, "--rounds", "3", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -23,22 +36,29 @@ def test_the_wire_suite_prints_every_row_beside_its_ceiling(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout.splitlines()[-1])
-    names = [row["name"] for row in report["rows"]]
-    exchanges = ("push_pull 64 B", "push 1 MiB", "pull 1 MiB")
-    assert names == [f"{what} {scheme}" for scheme in ("unix", "tcp") for what in exchanges]
+    assert [row["name"] for row in report["rows"]] == names
     for row in report["rows"]:
         small = "64 B" in row["name"]
         assert row["unit"] == ("us" if small else "GB/s")
         assert row["value"] > 0
         assert isclose(row["ratio"], row["value"] / row["ceiling"])
         assert row["p50"] <= row["p99"]
-        assert (row["together"] is not None) == small
+        assert ("together" in row) == small
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_runs_where_it_is_told_to_and_nothing_after_it_does():
     before = os.sched_getaffinity(0)
     one = {min(before)}
-    with _on(one):
+    with on(one):
         assert os.sched_getaffinity(0) == one
     assert os.sched_getaffinity(0) == before
+
+
+def test_sides_take_turns():
+    calls = []
+    cores = os.sched_getaffinity(0)
+    sides = [(lambda: calls.append("a"), cores), (lambda: calls.append("b"), cores)]
+    ours, theirs = by_turns(sides, count=2, rounds=3, warm_up=0)
+    assert calls == ["a", "a", "b", "b"] * 3
+    assert [len(batch) for batch in ours] == [len(batch) for batch in theirs] == [2, 2, 2]

@@ -173,10 +173,10 @@ class StreamConnection(Connection):
                 self._wrote(count, deliver)
             else:
                 self._stop += count
-            taken = self._outbox.owed
             self._take(arriving, deliver, malformed)
-            turn += count + self._outbox.owed - taken
+            turn += count
             if self._outbox.owed >= TAKEN_BYTES:
+                turn += self._outbox.owed
                 self.flush()
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again

@@ -4,8 +4,7 @@
         engine.start(Task("server-0", "shoal.engines.roles:run_server", {...}))
         engine.join(progress)
 
-`join` names the process that died and why; leaving the `with` ends all the others. Ctrl-C is
-remembered: where the exception is lost (raised in a finaliser, say), the next wait raises it again.
+`join` names the process that died and why; leaving the `with` ends all the others.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from types import FrameType, TracebackType
-from typing import Any
+from types import TracebackType
 
 from shoal.engines.base import Exit, Task
 from shoal.errors import ProcessDied, RunAborted, ShoalError, by_name
@@ -44,8 +41,6 @@ class LocalEngine:
         self._commands = ours
         self._pending = b""
         self._at_stop: list[Callable[[], object]] = []
-        self._interrupted = False
-        self._before: Any = None  # the handler of Ctrl-C
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
             pass_fds=(theirs.fileno(),),
@@ -74,8 +69,6 @@ class LocalEngine:
 
     def exits(self, timeout_s: float) -> list[Exit]:
         """Processes that ended, waiting for one for `timeout_s` at most."""
-        if self._interrupted:
-            raise KeyboardInterrupt
         if not select.select([self._commands], [], [], timeout_s)[0]:
             return []
         data = self._commands.recv(1 << 16)
@@ -163,16 +156,7 @@ class LocalEngine:
         for action in self._at_stop:
             action()
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
-        signal.default_int_handler(number, frame)
-
     def __enter__(self) -> LocalEngine:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._before = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(
@@ -182,5 +166,3 @@ class LocalEngine:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)

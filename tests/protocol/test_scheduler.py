@@ -23,7 +23,8 @@ from shoal.protocol.messages import (
     NotJoined,
     Released,
 )
-from shoal.protocol.scheduler import Record, SchedulerMachine, SchedulerOptions, check_options
+from shoal.protocol.record import Record, SchedulerOptions, check_options
+from shoal.protocol.scheduler import SchedulerMachine
 from shoal.tables.spec import Access
 
 

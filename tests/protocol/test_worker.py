@@ -79,7 +79,7 @@ def test_a_push(worker, push):
     assert (request.seq, request.clock, request.weight, request.lr) == (0, 0, 2.0, 0.5)
     worker.answer(0, 0, "applied")
     assert worker.resolved()[1].error is None
-    assert worker.machine._requests == {}
+    assert list(worker.machine._requests) == []
     assert worker.machine.bytes_pushed == 32
 
 
@@ -126,7 +126,7 @@ def test_mistakes_resolve_with_their_error_and_change_nothing(worker, push, rigs
     assert worker.ask(1, Exchange(push, advance=True, pulls=(bad,))) == []
     assert isinstance(worker.resolved()[1].error, InvalidValue)
     assert worker.machine.clock == 0
-    assert worker.machine._requests == {}
+    assert list(worker.machine._requests) == []
 
 
 def test_there_is_nothing_to_ask_before_the_first_view(rigs, push):
@@ -519,7 +519,7 @@ def test_the_end_fails_everything_that_is_under_way(worker, push, pull):
         2: RunAborted,
         3: RunAborted,
     }
-    assert worker.machine._requests == {}
+    assert list(worker.machine._requests) == []
     worker.handle(Asked(4, Exchange(push)))
     assert "run has ended" in worker.resolved()[4].error.message
     expire(worker, 0.5)

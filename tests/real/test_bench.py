@@ -44,6 +44,9 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
         assert isclose(row["ratio"], row["value"] / row["ceiling"])
         assert row["p50"] <= row["p99"]
         assert ("together" in row) == small
+    if suite == "wire":
+        assert len(report["rooms"]) == 7
+        assert all(microseconds > 0 for microseconds in report["rooms"].values())
     assert not list(tmp_path.iterdir())
 
 

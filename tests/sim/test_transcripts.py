@@ -10,6 +10,7 @@ import pytest
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Reply, Request
+from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -20,7 +21,7 @@ from shoal.protocol.requests import (
     PushOp,
     Start,
 )
-from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions
+from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions

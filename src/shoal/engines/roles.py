@@ -14,7 +14,8 @@ from typing import Any
 
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions, check_options
+from shoal.protocol.record import SchedulerOptions, check_options
+from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.runtime.metrics import EventLog
 from shoal.runtime.node import Journal, Node

@@ -179,6 +179,31 @@ class Flight:
             else:
                 part.share = part.share.emptied()
 
+    def due(self, now: float) -> list[tuple[Leg, LegPart]]:
+        """The sent parts that are to be asked about."""
+        return [
+            (leg, part)
+            for leg in self.legs.values()
+            if leg.sent
+            for part in leg.open_parts()
+            if now >= part.again_at
+        ]
+
+    def wakes_at(self) -> float:
+        """When the next one is."""
+        times = [
+            part.again_at for leg in self.legs.values() if leg.sent for part in leg.open_parts()
+        ]
+        return min(times, default=inf)
+
+    def peer_lost(self, node: NodeId, again_at: float) -> None:
+        """Ask again once the connection is back; half an answer must not be waited for."""
+        for leg in self.legs.values():
+            part = leg.parts.get(node)
+            if part is not None and leg.sent and not part.done:
+                part.revoke()
+                part.again_at = min(part.again_at, again_at)
+
     def problem(self) -> str:
         """The invariant that does not hold; empty where all do."""
         sent = self._next_seq - len(self.unsent)

@@ -15,8 +15,9 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import InvalidValue, JoinTimeout, RunAborted, ShoalError
+from shoal.errors import JoinTimeout, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
+from shoal.protocol.farewell import Farewell
 from shoal.protocol.machine import (
     Arrival,
     Discard,
@@ -27,7 +28,6 @@ from shoal.protocol.machine import (
     Persist,
     Received,
     Send,
-    Stop,
     Story,
     Ticked,
 )
@@ -55,41 +55,8 @@ from shoal.protocol.messages import (
     View,
     ViewId,
 )
+from shoal.protocol.record import Record, SchedulerOptions
 from shoal.tables.spec import TableSpec
-
-
-class SchedulerOptions(msgspec.Struct, frozen=True):
-    """
-    servers, workers:  how many make the cluster complete
-    join_timeout_s:    how long to wait for them
-    silence_s:         a member that is not heard of for this long is taken for dead
-    broken_s:          ... or for this long after its connection broke
-    resend_s:          between repetitions of an unanswered Freeze or End
-    linger_s:          at the end, how long to wait for members to confirm it
-    elastic:           workers may join and leave while the run goes on
-    """
-
-    servers: int
-    workers: int
-    join_timeout_s: float = 120.0
-    silence_s: float = 10.0
-    broken_s: float = 3.0
-    resend_s: float = 0.25
-    linger_s: float = 2.0
-    elastic: bool = False
-
-
-class Record(msgspec.Struct, array_like=True):
-    """What survives a restart: written whole, before anything that rests on it is told."""
-
-    term: int = 0
-    view: View | None = None
-    next_incarnation: int = 1
-    members: tuple[Member, ...] = ()
-    finished: tuple[NodeId, ...] = ()
-    released: dict[str, int] = {}
-    ended: bool = False
-    reason: str = ""
 
 
 class SchedulerMachine:
@@ -112,10 +79,7 @@ class SchedulerMachine:
         self._proposal: tuple[ViewId, str] | None = None
         self._promises: dict[NodeId, Frozen] = {}
         self._freeze_again_at = inf
-        self._leaving: dict[NodeId, None] = {}  # told of the end, not confirmed yet
-        self._end_again_at = inf
-        self._linger_until = inf
-        self._error: ShoalError | None = None
+        self._farewell = Farewell(options.resend_s, options.linger_s)
         self._join_by = inf
         self._begun = False
         self._reason = record.reason
@@ -145,7 +109,7 @@ class SchedulerMachine:
         if not self._begun:
             return 0.0
         if self.ended:
-            at = min(self._end_again_at, self._linger_until)
+            at = self._farewell.wakes_at()
             return at if at < inf else None
         waits = [self._freeze_again_at, *self._silent_at.values()]
         if self.view is None:
@@ -183,7 +147,7 @@ class SchedulerMachine:
 
     def _tick(self, now: float, out: Effects) -> None:
         if self.ended:
-            self._say_end(now, out)
+            self._farewell.say(now, out)
             return
         if self.view is None and now >= self._join_by:
             absent = missing(self.members.values(), self._expected())
@@ -226,9 +190,9 @@ class SchedulerMachine:
             return
         if self.ended:
             if isinstance(message, Finish):
-                self._leaving.pop(sender, None)
+                self._farewell.confirmed(sender)
                 out.append(Send(sender, Finished()))
-                self._say_end(now, out)
+                self._farewell.say(now, out)
             else:
                 out.append(Send(sender, End(self._reason)))
             return
@@ -427,23 +391,12 @@ class SchedulerMachine:
         if self.ended:
             return
         self.ended = True
-        self._error = error
-        self._reason = error.message if error else ""
+        self._farewell.begin([n for n in self.members if n not in self.finished], error, now)
+        self._reason = self._farewell.reason
         self._proposal, self._freeze_again_at = None, inf
         self._persist(out)
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
-        self._leaving = {node: None for node in self.members if node not in self.finished}
-        self._linger_until = now + self.options.linger_s
-        self._end_again_at = now
-        self._say_end(now, out)
-
-    def _say_end(self, now: float, out: Effects) -> None:
-        if not self._leaving or now >= self._linger_until:
-            self._end_again_at = self._linger_until = inf
-            out.append(Stop(self._error))
-        elif now >= self._end_again_at:
-            self._end_again_at = now + self.options.resend_s
-            out.extend(Send(node, End(self._reason)) for node in self._leaving)
+        self._farewell.say(now, out)
 
     def _persist(self, out: Effects) -> None:
         record = Record(
@@ -460,13 +413,3 @@ class SchedulerMachine:
 
 
 _STRANGER = "you are not a member of this run (taken for dead?); join again"
-
-
-def check_options(options: SchedulerOptions) -> None:
-    """Refuse options that could never make a cluster."""
-    if options.servers < 0:
-        raise InvalidValue(
-            f"a cluster has 0 servers (for allreduce) or more, not {options.servers}"
-        )
-    if options.workers < 1:
-        raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")

@@ -10,12 +10,13 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import JoinRefused, JoinTimeout, RunAborted, ShoalError
+from shoal.errors import JoinRefused, JoinTimeout, Refused, RunAborted, ShoalError
 from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
     NO_VIEW,
     SCHEDULER,
     Abort,
+    Declare,
     End,
     Enter,
     Finish,
@@ -28,12 +29,14 @@ from shoal.protocol.messages import (
     Message,
     NewView,
     NodeId,
+    NotDeclared,
     NotJoined,
     Released,
     Role,
     View,
     ViewId,
 )
+from shoal.tables.spec import TableSpec
 
 
 class SessionOptions(msgspec.Struct, frozen=True):
@@ -87,6 +90,7 @@ class Session:
         self._due = -inf  # nothing is to be done before; it may be earlier than need be
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._awaiting: list[int] = []  # requests for a view
 
     @property
     def name(self) -> str:
@@ -105,6 +109,27 @@ class Session:
         self._generations[name] = generation + 1
         question = Enter(self.incarnation, name, generation, groups)
         self.ask(f"barrier {name} {generation}", request_id, question, now, out)
+
+    def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
+        """Ask for a table. The view may have it already; another of its name is refused."""
+        question = Declare(self.incarnation, spec)
+        self.ask(f"table {spec.name}", request_id, question, now, out)
+        number = self.view.named(spec.name) if self.view else None
+        if self.view is not None and number is not None:
+            known = self.view.tables[number]
+            if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) == spec:
+                self.answered(f"table {spec.name}", out)
+
+    def await_view(self, request_id: int, out: Effects) -> None:
+        """Resolved with the first view that this member is in."""
+        self._awaiting.append(request_id)
+        self._show_view(out)
+
+    def _show_view(self, out: Effects) -> None:
+        if self.view is not None:
+            for request_id in self._awaiting:
+                out.append(Resolve(request_id, Outcome(value=self.view)))
+            self._awaiting.clear()
 
     def finish(self, request_id: int, now: float, out: Effects) -> None:
         self.ask("finish", request_id, Finish(self.incarnation), now, out)
@@ -193,6 +218,8 @@ class Session:
                 self._stop(out, JoinRefused(f"the scheduler refused this {self.role}: {reason}"))
             case NewView(view):
                 return self._adopt(view, out)
+            case NotDeclared(table, reason):
+                self.answered(f"table {table}", out, Outcome(error=Refused(reason)))
             case Released(name, generation):
                 self.answered(f"barrier {name} {generation}", out)
             case Finished():
@@ -227,6 +254,9 @@ class Session:
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self.view, self.view_id = view, view.id
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
+        for spec in view.tables:
+            self.answered(f"table {spec.name}", out)
+        self._show_view(out)
         return view
 
     def _join_timed_out(self) -> str:
@@ -241,6 +271,10 @@ class Session:
     def _stop(self, out: Effects, error: ShoalError | None) -> None:
         self.ended = True
         self._due = inf
+        ended = Outcome(error=error or RunAborted("the run has ended"))
         for key in list(self._waiting):
-            self.answered(key, out, Outcome(error=error or RunAborted("the run has ended")))
+            self.answered(key, out, ended)
+        for request_id in self._awaiting:
+            out.append(Resolve(request_id, ended))
+        self._awaiting.clear()
         out.append(Stop(error))

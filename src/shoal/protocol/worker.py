@@ -42,10 +42,8 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
-    Declare,
     Message,
     NodeId,
-    NotDeclared,
     Nudge,
     Probe,
     Reply,
@@ -53,6 +51,7 @@ from shoal.protocol.messages import (
     View,
     describe,
 )
+from shoal.protocol.pending import Pending, PendingRequests
 from shoal.protocol.requests import (
     AwaitView,
     Cancel,
@@ -63,7 +62,6 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.routing import Router
 from shoal.protocol.session import Session
-from shoal.tables.spec import TableSpec
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -81,18 +79,6 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     credit_bytes: int = 256 << 20
 
 
-class Pending(msgspec.Struct):
-    """A caller's request: its legs that are not done, and when its patience ends."""
-
-    expires_at: float
-    timeout_s: float
-    legs: list[Leg] = []
-    after: list[int] = []
-    clock_min: int = FOREVER
-    round_weight: float = -1.0
-    nudged: bool = False
-
-
 class WorkerMachine:
     """Asks servers on behalf of one caller, and resolves each request exactly once."""
 
@@ -103,9 +89,7 @@ class WorkerMachine:
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self._flight = Flight(self.options.credit_bytes)
-        self._requests: dict[int, Pending] = {}
-        self._followers: dict[int, list[int]] = {}  # request -> those that come after it
-        self._awaiting: list[int] = []
+        self._requests = PendingRequests()
         self._next_tick = inf
         self._router: Router | None = None  # of the present view
         self._story = Story()
@@ -137,10 +121,11 @@ class WorkerMachine:
             self.session.tick(now, out)
             if now >= self._next_tick:
                 self._tick(now, out)
-                self._next_tick = min(self._wakeups(), default=inf)
+                self._next_tick = min(self._requests.wakes_at(), self._flight.wakes_at())
         else:
-            self._peer_lost(event.node, now)
-            self._wake_at(now + self.options.behind_s)
+            again_at = now + self.options.behind_s
+            self._flight.peer_lost(event.node, again_at)
+            self._wake_at(again_at)
         if self.session.ended:
             self._end(out)
         return out
@@ -205,16 +190,13 @@ class WorkerMachine:
     def _asked_scheduler(self, request_id: int, request: object, now: float, out: Effects) -> None:
         match request:
             case DeclareTable(spec):
-                question = Declare(self.session.incarnation, spec)
-                self.session.ask(f"table {spec.name}", request_id, question, now, out)
-                self._check_declared(spec, out)
+                self.session.declare(request_id, spec, now, out)
             case EnterBarrier(name, groups):
                 self.session.enter_barrier(request_id, name, groups, now, out)
             case FinishWork():
                 self.session.finish(request_id, now, out)
             case AwaitView():
-                self._awaiting.append(request_id)
-                self._resolve_awaiting(out)
+                self.session.await_view(request_id, out)
             case Cancel(target):
                 self.session.forget(target)
                 if target in self._requests:
@@ -230,11 +212,7 @@ class WorkerMachine:
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
         timeout_s = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
-        pending = self._requests[request_id] = Pending(now + timeout_s, timeout_s)
-        for each in ask.after:
-            if each in self._requests:
-                pending.after.append(each)
-                self._followers.setdefault(each, []).append(request_id)
+        pending = self._requests.open(request_id, now, timeout_s, ask.after)
         for plan in plans:
             told = advance if plan.advances else -1
             pending.legs.append(self._flight.add(request_id, ask, plan, clock, told))
@@ -288,22 +266,11 @@ class WorkerMachine:
         if at < self._next_tick:
             self._next_tick = at
 
-    def _wakeups(self) -> list[float]:
-        times = [pending.expires_at for pending in self._requests.values()]
-        for leg in self._flight.legs.values():
-            if leg.sent:
-                times += [part.again_at for part in leg.open_parts()]
-        return times
-
     def _tick(self, now: float, out: Effects) -> None:
-        for leg in list(self._flight.legs.values()):
-            for part in leg.open_parts() if leg.sent else ():
-                if now >= part.again_at:
-                    part.wait_s = min(2 * part.wait_s, self.options.probe_max_s)
-                    self._probe(leg, part, now, out)
-        for request_id, pending in list(self._requests.items()):
-            if now < pending.expires_at or request_id not in self._requests:
-                continue
+        for leg, part in self._flight.due(now):
+            part.wait_s = min(2 * part.wait_s, self.options.probe_max_s)
+            self._probe(leg, part, now, out)
+        for request_id, pending in self._requests.expired(now):
             if not pending.nudged:
                 pending.nudged = True
                 pending.expires_at = now + pending.timeout_s
@@ -329,21 +296,11 @@ class WorkerMachine:
         for leg in self._flight.legs.values():
             self._probe_leg(leg, now, out)
 
-    def _peer_lost(self, node: NodeId, now: float) -> None:
-        """Ask again once the connection is back; half an answer must not be waited for."""
-        for leg in self._flight.legs.values():
-            part = leg.parts.get(node)
-            if part is not None and leg.sent and not part.done:
-                part.revoke()
-                part.again_at = min(part.again_at, now + self.options.behind_s)
-
     # ------------------------------------------------------------------ answers
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         if isinstance(message, Nudge):
             self._probe_all(now, out)
-        elif isinstance(message, NotDeclared):
-            self._declared(message.table, message.reason, out)
         elif sender == SCHEDULER:
             view = self.session.handle(message, now, out)
             if view is not None:
@@ -403,10 +360,7 @@ class WorkerMachine:
         self.bytes_pulled += part.share.nbytes_out
         pending = self._requests.get(leg.request_id)
         if pending is not None:
-            if reply.clock_min < pending.clock_min:
-                pending.clock_min = reply.clock_min
-            if reply.round_weight > pending.round_weight:
-                pending.round_weight = reply.round_weight
+            pending.heard(reply)
         if leg.done:
             self._leg_done(leg, out)
         self._pump(now, out)
@@ -436,17 +390,14 @@ class WorkerMachine:
             self._resolve(leg.request_id, None, out)
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
-        pending = self._requests.pop(request_id)
+        pending, followers = self._requests.close(request_id)
         for leg in pending.legs:
             self._abandon(leg, out)
-        clock_min = -1 if pending.clock_min == FOREVER else pending.clock_min
-        out.append(Resolve(request_id, Outcome(error, clock_min, pending.round_weight)))
-        for follower in self._followers.pop(request_id, ()):
-            other = self._requests.get(follower)
-            if other is not None:
-                other.after.remove(request_id)
-                if error is not None:
-                    why = Refused(f"a request that this one comes after failed: {error}")
+        out.append(Resolve(request_id, pending.outcome(error)))
+        if error is not None:
+            why = Refused(f"a request that this one comes after failed: {error}")
+            for follower in followers:
+                if follower in self._requests:
                     self._resolve(follower, why, out)
 
     def _abandon(self, leg: Leg, out: Effects) -> None:
@@ -476,31 +427,8 @@ class WorkerMachine:
         if first is not None and self.clock < first.first_clock:
             self.clock = first.first_clock
         self._router = Router(view)
-        for spec in view.tables:
-            self._declared(spec.name, "", out)
-        self._resolve_awaiting(out)
         self._probe_all(now, out)
         self._pump(now, out)
-
-    def _declared(self, table: str, reason: str, out: Effects) -> None:
-        error = Refused(reason) if reason else None
-        self.session.answered(f"table {table}", out, Outcome(error=error))
-
-    def _check_declared(self, spec: TableSpec, out: Effects) -> None:
-        """The view may have the table already; another of that name is for the scheduler."""
-        view = self.session.view
-        number = view.named(spec.name) if view else None
-        if view is None or number is None:
-            return
-        known = view.tables[number]
-        if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) == spec:
-            self._declared(spec.name, "", out)
-
-    def _resolve_awaiting(self, out: Effects) -> None:
-        if self.session.view is not None:
-            for request_id in self._awaiting:
-                out.append(Resolve(request_id, Outcome(value=self.session.view)))
-            self._awaiting.clear()
 
     def _end(self, out: Effects) -> None:
         """The session is over: nothing that is asked will be answered."""
@@ -509,12 +437,9 @@ class WorkerMachine:
                 self._flight.drop(leg)
         stop = next((e for e in out if isinstance(e, Stop)), None)
         error = stop.error if stop and stop.error else Refused("the run has ended")
-        for request_id in list(self._requests):
+        for request_id in self._requests:
             if request_id in self._requests:
                 self._resolve(request_id, error, out)
-        for request_id in self._awaiting:
-            out.append(Resolve(request_id, Outcome(error=error)))
-        self._awaiting.clear()
 
     def _described(self, leg: Leg, part: LegPart) -> str:
         return describe(self._message(leg, part))

@@ -28,7 +28,7 @@ from shoal.protocol.messages import (
     ViewId,
     describe,
 )
-from shoal.protocol.scheduler import Record
+from shoal.protocol.record import Record
 from shoal.protocol.server import ServerMachine
 from shoal.tables.spec import Consistency
 

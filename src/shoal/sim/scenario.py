@@ -12,7 +12,8 @@ import numpy as np
 from shoal.errors import InvariantBroken
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message, NodeId, View
-from shoal.protocol.scheduler import SchedulerMachine, SchedulerOptions
+from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions

@@ -14,6 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from shoal.apps.bench import dense, wire
+from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
 
 SUITES = {"wire": wire, "dense": dense}
@@ -26,7 +27,10 @@ def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         measured = chosen.rows(RunFolder.create(Path(path), suite), rounds)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
-    return {"suite": suite, "machine": machine(), "rows": rows}
+    report = {"suite": suite, "machine": machine(), "rows": rows}
+    if suite == "wire":
+        report["rooms"] = rooms(wire.SMALL)
+    return report
 
 
 def machine() -> dict[str, Any]:
@@ -56,5 +60,16 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
             f"{row['together']:.2f} {row['unit']}" if "together" in row else "",
         )
     console.print(table)
+    if "rooms" in report:
+        show_rooms(console, report["rooms"])
     box = report["machine"]
     console.print(f"{box['cores']} cores, Python {box['python']}, torch {box['torch']}")
+
+
+def show_rooms(console: Console, spent: dict[str, float]) -> None:
+    """Where the time of a small exchange goes."""
+    table = Table("room, of push_pull 64 B", "us", box=None, header_style="bold")
+    for room, microseconds in spent.items():
+        table.add_row(room, f"{microseconds:.1f}")
+    table.add_row("together, in one process and without waiting", f"{sum(spent.values()):.1f}")
+    console.print(table)

@@ -1,0 +1,45 @@
+"""The end of a run: everybody is told until they have confirmed it, or time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from shoal.errors import ShoalError
+from shoal.protocol.machine import Effects, Send, Stop
+from shoal.protocol.messages import End, NodeId
+
+
+class Farewell:
+    """Whom the scheduler still has to tell. It stops when nobody is left, or after `linger_s`."""
+
+    def __init__(self, resend_s: float, linger_s: float) -> None:
+        self._resend_s = resend_s
+        self._linger_s = linger_s
+        self._leaving: dict[NodeId, None] = {}
+        self._error: ShoalError | None = None
+        self._again_at = self._until = inf
+
+    @property
+    def reason(self) -> str:
+        return self._error.message if self._error else ""
+
+    def begin(self, members: Iterable[NodeId], error: ShoalError | None, now: float) -> None:
+        self._leaving = dict.fromkeys(members)
+        self._error = error
+        self._again_at, self._until = now, now + self._linger_s
+
+    def confirmed(self, node: NodeId) -> None:
+        self._leaving.pop(node, None)
+
+    def say(self, now: float, out: Effects) -> None:
+        """Tell those who have not confirmed it, not too often; or stop."""
+        if not self._leaving or now >= self._until:
+            self._again_at = self._until = inf
+            out.append(Stop(self._error))
+        elif now >= self._again_at:
+            self._again_at = now + self._resend_s
+            out.extend(Send(node, End(self.reason)) for node in self._leaving)
+
+    def wakes_at(self) -> float:
+        return min(self._again_at, self._until)

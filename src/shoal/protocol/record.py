@@ -1,0 +1,52 @@
+"""What the scheduler is told at its start, and what it writes down for its successor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.protocol.messages import Member, NodeId, View
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True):
+    """
+    servers, workers:  how many make the cluster complete
+    join_timeout_s:    how long to wait for them
+    silence_s:         a member that is not heard of for this long is taken for dead
+    broken_s:          ... or for this long after its connection broke
+    resend_s:          between repetitions of an unanswered Freeze or End
+    linger_s:          at the end, how long to wait for members to confirm it
+    elastic:           workers may join and leave while the run goes on
+    """
+
+    servers: int
+    workers: int
+    join_timeout_s: float = 120.0
+    silence_s: float = 10.0
+    broken_s: float = 3.0
+    resend_s: float = 0.25
+    linger_s: float = 2.0
+    elastic: bool = False
+
+
+def check_options(options: SchedulerOptions) -> None:
+    """Refuse options that could never make a cluster."""
+    if options.servers < 0:
+        raise InvalidValue(
+            f"a cluster has 0 servers (for allreduce) or more, not {options.servers}"
+        )
+    if options.workers < 1:
+        raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")
+
+
+class Record(msgspec.Struct, array_like=True):
+    """What survives a restart: written whole, before anything that rests on it is told."""
+
+    term: int = 0
+    view: View | None = None
+    next_incarnation: int = 1
+    members: tuple[Member, ...] = ()
+    finished: tuple[NodeId, ...] = ()
+    released: dict[str, int] = {}
+    ended: bool = False
+    reason: str = ""

@@ -21,11 +21,15 @@ Parts = tuple[Part, ...]
 Named = tuple[int, KeyRange, int]  # table, rows, number of keys or -1
 
 
-class Footprint(msgspec.Struct, frozen=True, eq=False):
-    """What a request's parts name on this server, all of which is here."""
+class Footprint(msgspec.Struct, eq=False):
+    """What a request's parts name on this server, all of which is here.
+
+    streams: whether such a push may be applied while it comes in; None until that was looked at
+    """
 
     pushes: tuple[Named, ...]
     pulls: tuple[Named, ...]
+    streams: bool | None = None
 
 
 class Gate:

@@ -62,7 +62,9 @@ class Intake:
 
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
         loads: Loads = []
-        streamed = self._streams(request, footprint)
+        if footprint.streams is None:
+            footprint.streams = self._streams(footprint)
+        streamed = footprint.streams and not request.assign
         for table, rows, keys in footprint.pushes:
             shard = self._shards[table]
             loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
@@ -72,10 +74,8 @@ class Intake:
         window = self._gate.windows[sender]
         return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
 
-    def _streams(self, request: Request, footprint: Footprint) -> bool:
+    def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
-        if request.assign or not footprint.pushes:
-            return False
         several = False
         for table, rows, keys in footprint.pushes:
             spec, count = self._shards[table].spec, rows.stop - rows.start

@@ -218,3 +218,23 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+LEAVES = """
+import shoal, torch
+with shoal.init() as context:
+    context.client.create_table(shoal.TableSpec("w", 4, merge="sum"))
+    context.client.push("w", torch.ones(4)).wait()
+print("left", context.rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [(LEAVES, 0, "left 0"), ("print('hello')", 2, "without calling shoal.init()")],
+)
+def test_a_script_may_leave_its_run_and_has_to_have_joined_it(text, code, says, tmp_path):
+    (tmp_path / "script.py").write_text(text)
+    done = command("run", "--workers", "2", "--servers", "1", "script.py", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr

@@ -48,7 +48,7 @@ def run_script(
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     """Run a script as `python script args` would, in the run that the environment names."""
-    from shoal.runtime.context import joined
+    from shoal.runtime.context import joined, joined_once
 
     if threads:
         import torch
@@ -65,10 +65,11 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
             raise
         if not isinstance(error, SystemExit):
             raise
-    context = joined()
-    if context is None:
+    if not joined_once():
         raise UsageError(f"{script} ended without calling shoal.init(), so it never joined the run")
-    context.close()
+    context = joined()
+    if context is not None:  # else it has left the run by itself
+        context.close()
 
 
 def become_worker(

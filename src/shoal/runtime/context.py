@@ -53,6 +53,7 @@ class Context:
 
 class _Current:
     context: Context | None = None
+    joined_once = False
 
 
 def current() -> Context:
@@ -71,6 +72,12 @@ def joined() -> Context | None:
     return _Current.context
 
 
+def joined_once() -> bool:
+    """Whether this process has been in a run, also where it has left it since."""
+    return _Current.joined_once
+
+
 def set_current(context: Context) -> None:
     _Current.context = context
+    _Current.joined_once = True
     set_membership(context.rank, context.world_size)

@@ -15,6 +15,7 @@ from shoal.protocol.machine import Loan, Sink
 from shoal.protocol.messages import Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
 from shoal.transport.base import transport_for
+from shoal.transport.handshake import hello
 from shoal.transport.shared import (
     CHUNK_BYTES,
     RING_BYTES,
@@ -25,7 +26,7 @@ from shoal.transport.shared import (
     send_with,
 )
 from shoal.transport.stream import StreamConnection
-from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
+from shoal.transport.wire import PUT, SHARED, TAKEN, encode, message_of, signal
 
 HEADER = Nudge("x")
 
@@ -251,9 +252,6 @@ def test_a_caller_with_bad_memory_is_sent_away(tmp_path):
 
         def passed(self):
             os.close(self.fd)
-
-    from shoal.transport.handshake import hello
-    from shoal.transport.wire import message_of
 
     asked = message_of(caller.recv(1000))
     send_with(caller, encode(hello(CALLER, asked)), Unsealed())

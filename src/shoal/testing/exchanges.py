@@ -9,7 +9,15 @@ from time import monotonic
 from shoal.errors import WireError
 from shoal.protocol.machine import Loan, Sink
 from shoal.protocol.messages import Message, Nudge
-from shoal.testing.connections import CALLER, LISTENER, Make, Pair, connected, raises
+from shoal.testing.connections import (
+    CALLER,
+    LISTENER,
+    Make,
+    Pair,
+    connected,
+    poll_once,
+    raises,
+)
 from shoal.testing.messages import EXAMPLES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -270,6 +278,33 @@ def the_backlog_is_what_was_given_and_not_sent(make: Make) -> None:
         assert all(sink and sink.views[0].tobytes() == data for _, sink in pair.callee.delivered)
 
 
+def anything_arrives_both_ways_at_once(make: Make) -> None:
+    """Sizes around every limit, cut anywhere, read now and then, some of them lent."""
+    sizes = (0, 1, 100, 5000, 32 * KIB - 1, 32 * KIB, 100_001, MIB, 4 * MIB + 1, 9_000_001)
+    draw = random.Random(0)
+    with connected(make) as pair:
+        ends, sent, loan = (pair.caller, pair.callee), ([], []), Loan()  # type: ignore[var-annotated]
+        for number in range(120):
+            side, data = draw.randrange(2), bytearray(noise(draw.choice(sizes), number))
+            sent[side].append((nudge(number), bytes(data)))
+            lent = draw.random() < 0.3
+            views = _cut(data, 1 + draw.randrange(4)) if data else []
+            ends[side].send(nudge(number), *views, loan=loan if lent else None)
+            if lent and draw.random() < 0.5:
+                loan.recall()
+                data[:] = bytes(len(data))
+            for _ in range(draw.randrange(3)):
+                poll_once(*ends, timeout_s=0)
+        pair.pump(lambda: all(len(ends[s].delivered) == len(sent[1 - s]) for s in (0, 1)))
+        for side in (0, 1):
+            came = [
+                (message, b"" if sink is None else b"".join(sink.views))
+                for message, sink in ends[1 - side].delivered
+            ]
+            assert came == sent[side], "something arrived damaged or out of order"
+            assert ends[side].connection.backlog == 0
+
+
 # ---------------------------------------------------------------------------- helpers
 
 
@@ -312,4 +347,5 @@ MESSAGE_LAWS = (
     lent_rows_may_change_after_their_recall,
     buffers_are_not_borrowed_after_detach,
     the_backlog_is_what_was_given_and_not_sent,
+    anything_arrives_both_ways_at_once,
 )

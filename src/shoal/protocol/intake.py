@@ -82,6 +82,8 @@ class Intake:
             if keys >= 0 or not count or spec.consistency.settles != "now":
                 return False
             several = several or count > spec.fragment_rows
+        tables = {table for table, _, _ in footprint.pushes}
+        several = several and len(tables) == len(footprint.pushes)  # no row is named twice
         return several and all(keys < 0 for _, _, keys in footprint.pulls)
 
     def land(self, payload: Sink) -> bool:

@@ -314,9 +314,12 @@ class StreamConnection(Connection):
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message)
         if self._greeted_with and isinstance(verdict, Welcome):
-            outlet = Outlet()
-            self.share(outlet, Inlet(self._greeted_with.pop()))
-            send_with(self._sock, encode(verdict), outlet)
+            try:
+                self._inlet = Inlet(self._greeted_with.pop())
+                self._outbox.outlet = Outlet()
+                send_with(self._sock, encode(verdict), self._outbox.outlet)
+            except OSError as error:  # it has gone, or this process has no descriptor left
+                raise HandshakeFailed(f"a caller could not be welcomed: {error}") from None
         else:
             self.send(verdict, ())
         if isinstance(verdict, Denied):
@@ -331,6 +334,8 @@ class StreamConnection(Connection):
         """Read of a caller's greeting, and the descriptor that may come with it."""
         data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
         self._greeted_with += descriptors
+        if len(self._greeted_with) > 1:
+            raise HandshakeFailed("a caller passed more than one descriptor")
         into[: len(data)] = data
         return len(data)
 

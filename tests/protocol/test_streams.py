@@ -194,14 +194,16 @@ def test_a_part_of_the_rows_lands_by_fragment_too():
         (table(), (Part(0, 0, ROWS),), {"assign": True}),
         (table(), (Part(0, 0, FRAGMENT),), {}),
         (table(), (Part(0, 0, ROWS, 3),), {}),
+        (table(), (Part(0, 0, 8), Part(0, 4, ROWS)), {}),
     ],
-    ids=["round", "close", "assign", "one fragment", "keys"],
+    ids=["round", "close", "assign", "one fragment", "keys", "rows that are named twice"],
 )
 def test_others_are_staged_whole(spec, parts, options):
     server = Server(spec)
     request = server.request(0, pushes=parts, **options)
-    part = parts[0]
-    nbytes = 4 * (part.stop - part.start) if part.keys < 0 else part.keys * 12
+    nbytes = sum(
+        4 * (part.stop - part.start) if part.keys < 0 else part.keys * 12 for part in parts
+    )
     sink = server.machine.arriving("w", request, nbytes)
     assert not sink.by_view
 

@@ -33,7 +33,7 @@ def test_both_sides_learn_the_other_name(token):
     asked, said, verdict = talk(worker, server)
     assert isinstance(verdict, Welcome)
     assert said.node == "worker-b"
-    assert conclude(worker, asked, said, verdict) == "server-a"
+    assert conclude(worker, asked, said, verdict).node == "server-a"
 
 
 def test_a_job_is_compared_where_both_name_one():

@@ -1,21 +1,25 @@
 """Shared memory: what goes through it, and peers that lie about it."""
 
+import errno
 import fcntl
 import mmap
 import os
 import random
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from shoal.errors import BadLength, BadSharedMemory, WireError
+from shoal.errors import BadLength, BadSharedMemory, HandshakeFailed, WireError
 from shoal.protocol.machine import Loan, Sink
 from shoal.protocol.messages import Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
+from shoal.transport import sockets
 from shoal.transport.base import transport_for
-from shoal.transport.handshake import hello
+from shoal.transport.handshake import challenge, hello, judge
 from shoal.transport.shared import (
     CHUNK_BYTES,
     RING_BYTES,
@@ -240,28 +244,154 @@ def test_a_ring_cannot_be_cut_or_written_to_by_its_reader():
     outlet.close()
 
 
-def test_a_caller_with_bad_memory_is_sent_away(tmp_path):
-    address = f"unix://{tmp_path}/s"
-    listener = transport_for(address).listen(address, LISTENER)
-    caller = socket.socket(socket.AF_UNIX)
-    caller.connect(str(tmp_path / "s"))
-    there = End(listener.accept())
+def test_an_interruption_within_what_was_put_loses_nothing(liar):
+    """Ctrl-C, or a machine that fails, while the third of eight views is delivered."""
+    size = 16 << 10
+    data = b"".join(bytes([number]) * size for number in range(8))
+    view, seen = memoryview(bytearray(size)), []
+    liar.end.sinks = lambda nbytes: Sink([view] * 8, None, by_view=True)
 
-    class Unsealed:
-        fd = memory(seals=0)
+    def interrupted(sink):
+        seen.append(view[0])
+        if len(seen) == 3:
+            raise KeyboardInterrupt
 
-        def passed(self):
-            os.close(self.fd)
+    liar.end.on_deliver = interrupted
+    liar.theirs.put(memoryview(data), len(data))
+    with pytest.raises(KeyboardInterrupt):
+        liar.says(encode(HEADER, len(data), SHARED), signal(PUT, len(data)))
+    liar.says(encode(Nudge("after")))
+    assert seen == list(range(8))
+    assert liar.end.messages[-1] == Nudge("after")
 
-    asked = message_of(caller.recv(1000))
-    send_with(caller, encode(hello(CALLER, asked)), Unsealed())
-    with pytest.raises(BadSharedMemory):
-        there.receive()
-    assert not there.connection.peer
-    there.connection.close()
-    listener.close()
-    assert receive_with(caller, 100)[0] == b""
+
+# ---------------------------------------------------------------------------- greetings
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def send_each_with(sock, data, passed):
+    """Send the first bytes of a greeting with a descriptor each: the kernel drops a second one."""
+    for number, descriptor in enumerate(passed):
+        socket.send_fds(sock, [data[number : number + 1]], [descriptor])
+    sock.sendall(data[len(passed) :])
+
+
+class Door:
+    """A listener and a caller without manners."""
+
+    def __init__(self, folder):
+        self.address = f"unix://{folder}/s"
+        self.listener = transport_for(self.address).listen(self.address, LISTENER)
+
+    def knock(self):
+        """The caller's socket, the listener's end, and the challenge."""
+        caller = socket.socket(socket.AF_UNIX)
+        caller.connect(self.address.removeprefix("unix://"))
+        there = End(self.listener.accept())
+        return caller, there, message_of(caller.recv(1000))
+
+    def greet_with(self, *passed):
+        """Say hello with descriptors; whatever the listener raises."""
+        caller, there, asked = self.knock()
+        send_each_with(caller, encode(hello(CALLER, asked)), passed)
+        try:
+            for _ in range(len(passed) + 1):
+                there.receive()
+        finally:
+            there.connection.close()
+            caller.close()
+
+
+@pytest.fixture
+def door(tmp_path):
+    door = Door(tmp_path)
+    yield door
+    door.listener.close()
+
+
+@pytest.mark.parametrize("what", ["unsealed memory", "a file", "two rings"])
+def test_a_caller_with_anything_but_one_ring_is_sent_away(door, what):
+    outlet, null = Outlet(), os.open(os.devnull, os.O_RDONLY)
+    bad = memory(seals=0)
+    passed = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
+    before = descriptors()
+    for _ in range(20):
+        with pytest.raises((BadSharedMemory, HandshakeFailed)):
+            door.greet_with(*passed[what])
+    assert descriptors() == before
+    outlet.close()
+    os.close(bad)
+    os.close(null)
+
+
+def test_a_caller_may_die_in_its_greeting(door):
+    caller, there, asked = door.knock()
+    outlet = Outlet()
+    send_with(caller, encode(hello(CALLER, asked)), outlet)
     caller.close()
+    with pytest.raises(HandshakeFailed, match="welcomed"):
+        there.receive()
+    there.connection.close()
+    outlet.close()
+
+
+def test_a_ring_that_did_not_come_is_not_used(tmp_path, monkeypatch):
+    """The listener had no descriptor left for it: both go on over the socket."""
+    without = lambda sock, data, outlet: send_with(sock, data, None)  # noqa: E731
+    monkeypatch.setattr(sockets, "send_with", without)
+    before = descriptors()
+    address = f"unix://{tmp_path}/s"
+    with connected(lambda: (transport_for(address), address)) as pair:
+        for end in (pair.caller, pair.callee):
+            assert end.connection._outbox.outlet is None
+            end.send(HEADER, memoryview(bytes(RING_BYTES)))
+        pair.pump(lambda: bool(pair.callee.delivered and pair.caller.delivered))
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("rings", ["one that was announced", "two"])
+def test_a_caller_refuses_other_than_one_ring(rings):
+    """The first is what it sees that has no descriptor left."""
+    outlet = Outlet()
+    passed = {"one that was announced": [], "two": [outlet.fd, outlet.fd]}[rings]
+    ours, theirs = socket.socketpair()
+    asked = challenge(LISTENER)
+
+    def listen():
+        theirs.sendall(encode(asked))
+        data, descriptors = receive_with(theirs, 1000)
+        os.close(descriptors[0])
+        verdict = judge(LISTENER, asked, message_of(data), rings=True)
+        send_each_with(theirs, encode(verdict), passed)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(listen)
+        with pytest.raises(HandshakeFailed, match="descriptor"):
+            sockets.shake(ours, CALLER, monotonic() + 10)
+    assert ours.fileno() == -1
+    theirs.close()
+    outlet.close()
+
+
+def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeypatch):
+    def none_left(name, flags):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    before = descriptors()
+    address = f"unix://{tmp_path}/s"
+    with (
+        pytest.raises(HandshakeFailed, match="Too many open files"),
+        connected(lambda: (transport_for(address), address)),
+    ):
+        pass
+    assert descriptors() == before
+
+
+# ---------------------------------------------------------------------------- races
 
 
 def test_a_reader_may_look_while_the_writer_writes():

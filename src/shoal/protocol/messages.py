@@ -122,8 +122,11 @@ class Hello(Body, frozen=True, array_like=True, tag=True):
 
 
 class Welcome(Body, frozen=True, array_like=True, tag=True):
+    """`rings`: the caller's ring of shared memory came, and the listener's is with this."""
+
     node: NodeId
     proof: bytes
+    rings: bool = False
 
 
 class Denied(Body, frozen=True, array_like=True, tag=True):

@@ -21,7 +21,7 @@ _VIEW = m.View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), (_WORKER,), "server-1 die
 EXAMPLES: list[m.Message] = [
     m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),
     m.Hello(m.PROTOCOL_VERSION, "job", "node-b", "worker", 0, b"", b"proof"),
-    m.Welcome("node-a", b""),
+    m.Welcome("node-a", b"", True),
     m.Denied("wrong token"),
     m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a"),
     m.Joined(7, 0),

@@ -45,8 +45,8 @@ def hello(me: Identity, asked: Message) -> Hello:
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)
 
 
-def judge(me: Identity, asked: Challenge, answer: Message) -> Welcome | Denied:
-    """The listener's verdict on an answer."""
+def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) -> Welcome | Denied:
+    """The listener's verdict on an answer, which came with a ring or without."""
     if not isinstance(answer, Hello):
         return Denied(f"expected a hello, not {type(answer).__name__}")
     if answer.version != PROTOCOL_VERSION:
@@ -59,11 +59,11 @@ def judge(me: Identity, asked: Challenge, answer: Message) -> Welcome | Denied:
         return Denied(f"it belongs to job {me.job!r}, not {answer.job!r}")
     if not answer.node or answer.node == SCHEDULER or answer.role == "scheduler":
         return Denied("members connect to the scheduler, it connects to nobody")
-    return Welcome(me.node, _proof(me.token, b"listener", answer.nonce, asked.nonce))
+    return Welcome(me.node, _proof(me.token, b"listener", answer.nonce, asked.nonce), rings)
 
 
-def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> str:
-    """The caller's check of the verdict; returns the listener's node id."""
+def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> Welcome:
+    """The caller's check of the verdict."""
     if isinstance(verdict, Denied):
         raise HandshakeRefused(f"the other side refused the connection: {verdict.reason}")
     if not isinstance(verdict, Welcome):
@@ -72,7 +72,7 @@ def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> s
         verdict.proof, _proof(me.token, b"listener", said.nonce, asked.nonce)
     ):
         raise HandshakeRefused("the other side does not know our token")
-    return verdict.node
+    return verdict
 
 
 def _proof(token: str, who: bytes, first: bytes, second: bytes) -> bytes:

@@ -185,11 +185,11 @@ class InprocTransport(Transport):
             asked = handshake.challenge(listener.me)
             said = handshake.hello(me, asked)
             verdict = handshake.judge(listener.me, asked, said)
-            peer = handshake.conclude(me, asked, said, verdict)
+            welcome = handshake.conclude(me, asked, said, verdict)
             there, back = _Queue(), _Queue()
             listener.arrivals.append(InprocConnection(there, back, me.node))
             os.eventfd_write(listener.signal, 1)
-        return InprocConnection(back, there, peer)
+        return InprocConnection(back, there, welcome.node)
 
 
 transports.add("inproc", InprocTransport)

@@ -141,5 +141,5 @@ def receive_with(sock: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
     """Some of a greeting, and the descriptors that came with it: one at most."""
     if sock.family != socket.AF_UNIX:
         return sock.recv(nbytes), []
-    data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 1)
+    data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 1, socket.MSG_CMSG_CLOEXEC)
     return data, descriptors

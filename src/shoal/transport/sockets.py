@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import monotonic
 
 from shoal.errors import HandshakeFailed
-from shoal.protocol.messages import Challenge, Message, NodeId
+from shoal.protocol.messages import Challenge, Message
 from shoal.transport import handshake
 from shoal.transport.base import Connection, Identity, Listener
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
@@ -72,45 +72,57 @@ def shake(sock: socket.socket, me: Identity, until: float) -> StreamConnection:
     """The caller's side of the handshake on a connected socket; closes it on failure."""
     caller = _Caller(sock, until)
     try:
-        peer = caller.greet(me)
-        inlet = Inlet(caller.descriptors.pop()) if caller.descriptors else None
+        return caller.greet(me)
     except TimeoutError:
         caller.give_up()
         raise HandshakeFailed("the other side did not finish its greeting in time") from None
     except OSError as error:
         caller.give_up()
-        raise HandshakeFailed(f"the other side closed the connection: {error}") from None
+        raise HandshakeFailed(f"the greeting failed: {error}") from None
     except BaseException:
         caller.give_up()
         raise
-    tune(sock)
-    connection = StreamConnection(sock, me, peer)
-    connection.share(caller.outlet, inlet)
-    return connection
 
 
 class _Caller:
     """One who says hello, and offers a ring of shared memory to a listener of this host."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
-        self.outlet = Outlet() if sock.family == socket.AF_UNIX else None
-        self.descriptors: list[int] = []  # of the listener's ring
+        self._outlet: Outlet | None = None
+        self._descriptors: list[int] = []  # of the listener's ring
         self._sock = sock
         self._until = until
 
-    def greet(self, me: Identity) -> NodeId:
+    def greet(self, me: Identity) -> StreamConnection:
         asked = self._read_message()
         said = handshake.hello(me, asked)
         assert isinstance(asked, Challenge)
-        send_with(self._sock, encode(said), self.outlet)
-        return handshake.conclude(me, asked, said, self._read_message())
+        if self._sock.family == socket.AF_UNIX:
+            self._outlet = Outlet()
+        send_with(self._sock, encode(said), self._outlet)
+        welcome = handshake.conclude(me, asked, said, self._read_message())
+        inlet = None
+        if welcome.rings:
+            if self._outlet is None or not self._descriptors:
+                raise HandshakeFailed("the other side's ring did not come: no descriptor is left")
+            inlet = Inlet(self._descriptors.pop())
+        else:  # ours did not reach the other side
+            self._let_go()
+        tune(self._sock)
+        connection = StreamConnection(self._sock, me, welcome.node)
+        connection.share(self._outlet, inlet)
+        return connection
 
     def give_up(self) -> None:
-        if self.outlet is not None:
-            self.outlet.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        self._let_go()
         self._sock.close()
+
+    def _let_go(self) -> None:
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def _read_message(self) -> Message:
         _, header_bytes, padding, payload_bytes = read_prefix(self._read_exactly(PREFIX.size))
@@ -126,7 +138,9 @@ class _Caller:
                 raise TimeoutError
             self._sock.settimeout(left)
             more, descriptors = receive_with(self._sock, nbytes - len(data))
-            self.descriptors += descriptors
+            self._descriptors += descriptors
+            if len(self._descriptors) > 1:
+                raise HandshakeFailed("the other side passed more than one descriptor")
             if not more:
                 raise HandshakeFailed("the other side closed the connection during the greeting")
             data += more

@@ -76,6 +76,7 @@ class StreamConnection(Connection):
         self._view = self._edge = 0
         self._shared = False  # it comes through `_inlet`
         self._inlet: Inlet | None = None
+        self._put = self._left = 0  # bytes that the peer says are in it: all, and not taken yet
         self._greeted_with: list[int] = []  # the descriptor of the caller's ring
         self._outbox = Outbox()
         if asked is not None:
@@ -152,7 +153,7 @@ class StreamConnection(Connection):
 
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
         turn = 0
-        if self._stop:  # whole messages, where the last call was interrupted
+        if self._stop or self._left:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
         while turn < TURN_BYTES:
             target = self._target() if self._expected and not self._shared else _NOWHERE
@@ -193,6 +194,8 @@ class StreamConnection(Connection):
     def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
         """... and say how much room the next frame's beginning needs."""
         needed = PREFIX.size
+        if self._left:
+            self._take_put(deliver)
         while True:
             if self._expected and not self._shared and not self._end_payload(deliver):
                 break
@@ -301,19 +304,22 @@ class StreamConnection(Connection):
             self._outbox.taken(nbytes)
             self.flush()
             return
-        inlet, left = self._inlet, nbytes
-        while left and inlet is not None:
-            target = self._up_to_line(self._target()[:left])
-            inlet.take(target)
-            left -= target.nbytes
-            if not left:
-                self._outbox.owed += nbytes + inlet.end_chunk()
+        self._put = self._left = nbytes
+        self._take_put(deliver)
+
+    def _take_put(self, deliver: Deliver) -> None:
+        """Take what the peer has put; go on with it where a machine failed, or Ctrl-C came."""
+        while self._left and self._inlet is not None:  # whom it is delivered to may close this
+            target = self._up_to_line(self._target()[: self._left])
+            self._inlet.take(target)
+            self._left -= target.nbytes
+            if not self._left:
+                self._outbox.owed += self._put + self._inlet.end_chunk()
             self._wrote(target.nbytes, deliver)
-            inlet = self._inlet  # gone where whom it was delivered to has closed this
 
     def _answer(self, message: Message, asked: Challenge) -> None:
-        verdict = handshake.judge(self._me, asked, message)
-        if self._greeted_with and isinstance(verdict, Welcome):
+        verdict = handshake.judge(self._me, asked, message, bool(self._greeted_with))
+        if isinstance(verdict, Welcome) and verdict.rings:
             try:
                 self._inlet = Inlet(self._greeted_with.pop())
                 self._outbox.outlet = Outlet()
@@ -379,7 +385,7 @@ class StreamConnection(Connection):
         if self._sink is not None:
             self._sink.revoke()
         self._message = self._sink = None
-        self._expected = self._start = self._stop = 0
+        self._expected = self._left = self._start = self._stop = 0
         self._outbox.close()
         if self._inlet is not None:
             self._inlet.close()

@@ -4,6 +4,7 @@
     ├── UsageError                 your fault: the call, the flag or the file is wrong
     │   ├── UnknownName            a name that no registry knows
     │   ├── InvalidValue           a value out of its range, or flags that contradict each other
+    │   │   └── NotFinite          a NaN or an infinity in an update (table and key)
     │   ├── NotImportable          a factory that another process could not import
     │   ├── DataMissing            a data set that is nowhere that was looked
     │   ├── DataCorrupt            a file that is not what it says (file, offset or line)
@@ -63,6 +64,10 @@ class UnknownName(UsageError):
 
 class InvalidValue(UsageError):
     """A value out of its range, or two that contradict each other."""
+
+
+class NotFinite(InvalidValue):
+    """An update holds a NaN or an infinity; the text has the table and the key. None was sent."""
 
 
 class NotImportable(UsageError):

@@ -1,7 +1,8 @@
 """Key ranges: the only range arithmetic in the project.
 
 A key of a dense table is a row number. Ranges are half-open, `[start, stop)`, and sorted key lists
-are cut along them by binary search.
+are cut along them by binary search. A key of a sparse table is any 64-bit number, and ranges are of
+the hash slots that keys are in.
 """
 
 from __future__ import annotations
@@ -101,3 +102,26 @@ def tiles(ranges: Sequence[KeyRange], total: int) -> bool:
             return False
         edge = part.stop
     return edge == total
+
+
+SLOT_BITS = 12
+SLOTS = 1 << SLOT_BITS
+
+
+def hash_of(key: int) -> int:
+    """A bijection of the 64-bit integers that scatters them: SplitMix64's last step.
+
+    Steele et al. 2014, figure 16.
+    """
+    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    key = (key ^ (key >> 27)) * 0x94D049BB133111EB % (1 << 64)
+    return key ^ (key >> 31)
+
+
+def slot_of(key: int) -> int:
+    """The hash slot that a sparse table's key is in, which says on which server it lives.
+
+    >>> [slot_of(key) for key in (0, 1, 2, 3)]
+    [0, 1385, 3517, 485]
+    """
+    return hash_of(key) >> (64 - SLOT_BITS)

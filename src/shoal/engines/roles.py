@@ -76,7 +76,7 @@ def run_server(
     import torch
 
     from shoal.protocol.server import ServerMachine
-    from shoal.tables.dense import DenseShard
+    from shoal.tables.opening import open_shard
 
     configure_log()
     torch.set_num_threads(threads)
@@ -90,7 +90,7 @@ def run_server(
             log.write("joined", role="server", rank=session.rank)
 
     node = Node(
-        ServerMachine(session, DenseShard),
+        ServerMachine(session, open_shard),
         Identity(name, "server", token=token),
         scheduler=scheduler,
         on_note=note,

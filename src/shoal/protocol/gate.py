@@ -10,12 +10,14 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.messages import NO_VIEW, NodeId, Part, Probe, Request, View, ViewId
 from shoal.protocol.windows import WINDOW, Window
+from shoal.tables.spec import TableSpec
 
 Verdict = Literal[
     "fresh", "again", "seen", "settled", "frozen", "stale", "stranger", "too many", "misfit"
 ]
 TAKEN = ("fresh", "again")
 FOOTPRINTS_KEPT = 256
+KEYS_MAX = 1 << 22  # of a sparse table, in one part of a request
 
 Parts = tuple[Part, ...]
 Named = tuple[int, KeyRange, int]  # table, rows, number of keys or -1
@@ -38,6 +40,7 @@ class Gate:
     view, promised:  the view that it is in, and the newest that it has promised to be in
     windows:         the view's workers, each with the requests of its that were seen
     held:            for each table, the rows that are here
+    sparse:          for each table, whether those are hash slots, which any number of keys is in
     """
 
     def __init__(self) -> None:
@@ -45,12 +48,18 @@ class Gate:
         self.promised: ViewId = NO_VIEW
         self.windows: dict[NodeId, Window] = {}
         self.held: list[KeyRange] = []
+        self.sparse: list[bool] = []
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
     def frozen(self) -> bool:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.promised > self.view
+
+    def open(self, spec: TableSpec, held: KeyRange) -> None:
+        """The next table is here, with these of its rows."""
+        self.held.append(held)
+        self.sparse.append(spec.sparse)
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
@@ -115,6 +124,11 @@ class Gate:
             if not 0 <= part.table < len(self.held):
                 return None
             held, start, stop = self.held[part.table], part.start, part.stop
-            if not held.start <= start <= stop <= held.stop or part.keys > stop - start:
+            if not held.start <= start <= stop <= held.stop:
+                return None
+            if self.sparse[part.table]:
+                if not 0 <= part.keys <= KEYS_MAX:
+                    return None
+            elif part.keys > stop - start:
                 return None
         return tuple((part.table, KeyRange(part.start, part.stop), part.keys) for part in parts)

@@ -9,12 +9,14 @@ left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import Message, NodeId, Request, ViewId
-from shoal.protocol.shards import Loads, Shard
+from shoal.protocol.shards import Loads, RowShard, Shard
 from shoal.protocol.windows import Window
 
 
@@ -67,12 +69,25 @@ class Intake:
         streamed = footprint.streams and not request.assign
         for table, rows, keys in footprint.pushes:
             shard = self._shards[table]
-            loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
+            if streamed:
+                loads.append(cast(RowShard, shard).stream(rows))
+            else:
+                loads.append(shard.stage(rows, keys))
         for table, rows, keys in footprint.pulls:
             if keys >= 0:
                 loads.append(self._shards[table].stage_keys(rows, keys))
         window = self._gate.windows[sender]
         return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
+
+    def read(self, taken: Taken) -> tuple[memoryview, ...]:
+        """The rows that a request pulls: those of whole ranges are live, and on loan."""
+        keyed = iter(taken.loads[len(taken.request.pushes) :])
+        return tuple(
+            cast(RowShard, self._shards[table]).read(rows)
+            if keys < 0
+            else self._shards[table].read_keys(next(keyed))
+            for table, rows, keys in taken.footprint.pulls
+        )
 
     def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
@@ -100,7 +115,7 @@ class Intake:
         number = payload.landed - 1
         for part, load in zip(request.pushes, taken.loads, strict=True):
             if number < len(load.views):
-                shard = self._shards[part.table]
+                shard = cast(RowShard, self._shards[part.table])
                 place = part.table, shard.first_row(load, number)
                 if place not in done:
                     shard.apply_piece(load, number, request.lr)
@@ -113,5 +128,5 @@ class Intake:
         """The request is here whole; whether all of it is applied."""
         count = sum(len(load.views) for load in taken.loads)
         for part, load in zip(taken.request.pushes, taken.loads, strict=True):
-            self._shards[part.table].end_stream(load)
+            cast(RowShard, self._shards[part.table]).end_stream(load)
         return len(taken.window.landed.pop(taken.request.seq)) == count

@@ -33,7 +33,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     keys: -1 for every row of the range; otherwise the number of keys carried, int64 and strictly
     increasing, ahead of their values. Rows that are named and not carried keep their values and
-    take part in the clock.
+    take part in the clock. Of a sparse table the range is one of hash slots, and the keys in them
+    are uint64, each once and in any order.
     """
 
     table: int

@@ -12,7 +12,11 @@ from shoal.tables.spec import TableSpec
 
 
 class PushOp(msgspec.Struct, frozen=True):
-    """Values for `rows` of a table, or for the sorted int64 `keys` among them. Bytes, borrowed."""
+    """Values for `rows` of a table, or for the sorted int64 `keys` among them. Bytes, borrowed.
+
+    Of a sparse table `rows` are all its slots, and `keys` uint64 in the order of their slots (any
+    order will do where there is one server).
+    """
 
     table: str
     rows: KeyRange

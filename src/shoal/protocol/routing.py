@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, slot_of
+from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.messages import NodeId, Part, View
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 
@@ -245,15 +246,26 @@ class Router:
         """(server, its rows, first, last, keys): bytes of the values, or places in the keys."""
         number = self._number(op.table)
         size = self._sizes[number]
+        spec = self.view.tables[number]
+        if spec.sparse and (op.keys is None or len(op.keys) > KEYS_MAX):
+            raise InvalidValue(
+                f"table {op.table!r} is sparse: its rows are named by keys, {KEYS_MAX} at most"
+            )
         cuts = []
         for at, rows in self._route(number, op.rows):
             if op.keys is None:
                 first, last = rows.start - op.rows.start, rows.stop - op.rows.start
                 cuts.append((at, rows, first * size, last * size, -1))
-            else:
+                continue
+            if not spec.sparse:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
-                cuts.append((at, rows, first, last, last - first))
+            elif len(self.view.servers) == 1:
+                first, last = 0, len(op.keys)
+            else:
+                first = bisect_left(op.keys, rows.start, key=slot_of)
+                last = bisect_left(op.keys, rows.stop, first, key=slot_of)
+            cuts.append((at, rows, first, last, last - first))
         if op.keys is not None and sum(keys for *_, keys in cuts) != len(op.keys):
             raise InvalidValue(f"table {op.table!r}: keys outside the range {op.rows}")
         return cuts

@@ -175,7 +175,7 @@ class ServerMachine:
                 self._unopened = error.message
                 self.session.abort(error.message, out)
                 return
-            self.gate.held.append(held)
+            self.gate.open(view.tables[number], held)
 
     def _drop_worker(self, worker: int, last_clock: int) -> None:
         self._rounds.drop(worker, last_clock)
@@ -323,14 +323,10 @@ class ServerMachine:
         out.append(Note("parked", {"worker": request.incarnation, "reason": self._absent(need)}))
 
     def _serve(self, taken: Taken, out: Effects) -> None:
-        request, buffers = taken.request, []
-        keyed = iter(taken.loads[len(request.pushes) :])
-        for table, rows, count in taken.footprint.pulls:
-            shard = self.shards[table]
-            buffers.append(shard.read(rows) if count < 0 else shard.read_keys(next(keyed)))
+        request, buffers = taken.request, self.intake.read(taken)
         taken.window.codes[request.seq] = "applied"
         weight = self._rounds.weight(_read_clock(request) - 1)
-        self._reply(out, taken.sender, request, "applied", "", tuple(buffers), weight)
+        self._reply(out, taken.sender, request, "applied", "", buffers, weight)
 
     # ------------------------------------------------------------------ rounds
 

@@ -29,7 +29,7 @@ from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import After, Exchanges, Keys, ids_of
-from shoal.tables.methods import method_of
+from shoal.tables.opening import check
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
 
@@ -72,7 +72,7 @@ class Client:
         machine = WorkerMachine(session, WorkerOptions(sync_timeout_s=self.options.sync_timeout_s))
         me = Identity(name, "worker", token=self.options.token)
         self._driver = Driver(machine, me, address)
-        self._exchanges = Exchanges(self.table)
+        self._exchanges = Exchanges(self.table, lambda: len(self.view.servers))
         self.collective: Collective | None = None
         self.blocking = Blocking(self._driver.run, self._exchanges)
         try:
@@ -144,7 +144,7 @@ class Client:
             InvalidValue: an option's value, or rows that the access method cannot work on
             Refused: there is another table of that name
         """
-        method_of(spec)  # what no server could open is refused here
+        check(spec)  # what no server could open is refused here
         self._driver.ask(DeclareTable(spec)).wait()
         return self.table(spec.name)
 
@@ -239,7 +239,7 @@ class Client:
 
     def exchange(self, ask: Exchange) -> Future:
         """Any combination of pushes, an advance and pulls, as strategies make them."""
-        return self._begin(ask)
+        return self._begin(self._exchanges.finite.checked(ask))
 
     def _begin(self, request: object, finish: Finish | None = None) -> Future:
         pump = isinstance(request, Exchange)
@@ -277,6 +277,10 @@ class Client:
                         value = future.outcome
                     case DeclareTable(spec):
                         self.create_table(spec)
+                    case Exchange():
+                        future = self.exchange(request)
+                        future.wait()
+                        value = future.outcome
                     case _:
                         future = self._begin(request)
                         future.wait()

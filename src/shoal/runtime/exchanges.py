@@ -20,6 +20,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runtime.driver import Future
+from shoal.runtime.finite import Finite
 from shoal.tables.dense import DTYPES
 from shoal.tables.spec import TableSpec
 
@@ -49,8 +50,10 @@ class _Kept(msgspec.Struct, eq=False):
 class Exchanges:
     """Makes them. The arguments are those of `Client.push`, `pull` and `push_pull`."""
 
-    def __init__(self, table: Callable[[str], TableSpec]) -> None:
+    def __init__(self, table: Callable[[str], TableSpec], servers: Callable[[], int]) -> None:
         self._table = table
+        self._servers = servers
+        self.finite = Finite(table)
         self._kept: dict[Key, _Kept] = {}
 
     def push(
@@ -71,8 +74,8 @@ class Exchanges:
             key = (table, id(values), weight, lr, assign, timeout_s)
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, values):
-                return kept.ask
-        op = self._push_op(table, values, keys, within)
+                return self.finite.checked(kept.ask)
+        op = self._push_op(table, values, keys, within, assign)
         ask = Exchange(
             (op,),
             weight=_weight(weight),
@@ -83,7 +86,7 @@ class Exchanges:
         )
         if key is not None:
             self._keep(key, ask, (values,))
-        return ask
+        return self.finite.checked(ask)
 
     def pull(
         self,
@@ -123,14 +126,14 @@ class Exchanges:
             key = (table, id(values), id(out), advance, weight, lr, timeout_s)
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, out):
-                return kept.ask, lambda: out
-        push = self._push_op(table, values, keys, None)
+                return self.finite.checked(kept.ask), lambda: out
+        push = self._push_op(table, values, keys, None, False)
         pull, finish = self._pull_op(table, keys, out)
         ids = ids_of(after)
         ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight), _rate(lr))
         if key is not None and out is not None:
             self._keep(key, ask, (values, out))
-        return ask, finish
+        return self.finite.checked(ask), finish
 
     def _keep(self, key: Key, ask: Exchange, tensors: tuple[Tensor, ...]) -> _Kept:
         def forget(_: object) -> None:
@@ -145,9 +148,15 @@ class Exchanges:
 
     # ------------------------------------------------------------------ operations
 
-    def _push_op(self, table: str, values: Tensor, keys: Keys, within: KeyRange | None) -> PushOp:
+    def _push_op(
+        self, table: str, values: Tensor, keys: Keys, within: KeyRange | None, assign: bool
+    ) -> PushOp:
         spec = self._table(table)
-        _check_values(spec, values)
+        if spec.sparse:
+            from shoal.runtime.sparse import push_op
+
+            return push_op(spec, values, keys, assign, self._servers())
+        check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
             return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
         chosen, order = _sorted_keys(keys)
@@ -164,6 +173,10 @@ class Exchanges:
 
     def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
         spec = self._table(table)
+        if spec.sparse:
+            from shoal.runtime.sparse import pull_op
+
+            return pull_op(spec, keys, out, self._servers())
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:
@@ -171,7 +184,7 @@ class Exchanges:
         count_rows = len(rows) if plain else len(order)
         if out is None:
             out = torch.empty((count_rows, *spec.row_shape), dtype=DTYPES[spec.dtype])
-        _check_values(spec, out)
+        check_values(spec, out)
         if out.numel() != count_rows * spec.width:
             raise InvalidValue(
                 f"table {table!r}: {count_rows} rows of {spec.width} do not fit a tensor of shape "
@@ -224,7 +237,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return view
 
 
-def _check_values(spec: TableSpec, values: Tensor) -> None:
+def check_values(spec: TableSpec, values: Tensor) -> None:
+    """Refuse what is no tensor of the table's dtype."""
     if not isinstance(values, Tensor):
         raise InvalidValue(
             f"table {spec.name!r}: values are a torch.Tensor, not a {type(values).__name__}; use "

@@ -49,9 +49,9 @@ def check_tiling(view: View) -> None:
     """`tiling`: the servers' rows cover every table exactly once, and fragments are whole."""
     for number, spec in enumerate(view.tables):
         held = [view.rows_of(number, index) for index in range(len(view.servers))]
-        if not tiles([rows for rows in held if len(rows)], spec.rows):
+        if not tiles([rows for rows in held if len(rows)], spec.keys.stop):
             raise violated("tiling", f"table {spec.name!r} is held as {held} in view {view.id}")
-        edges = {part.start for part in spec.fragments()} | {spec.rows}
+        edges = {part.start for part in spec.fragments()} | {spec.keys.stop}
         if any(len(rows) and rows.stop not in edges for rows in held):
             raise violated("tiling", f"a fragment of {spec.name!r} is split in view {view.id}")
 

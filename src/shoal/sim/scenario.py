@@ -32,6 +32,7 @@ from shoal.sim.network import NetworkOptions
 from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
 from shoal.sim.world import SimNode, World
 from shoal.tables.dense import DenseShard
+from shoal.tables.opening import open_shard
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 LEAST_EVENTS = 500  # a seed that sees less, or fewer faults, proves too little
@@ -164,7 +165,7 @@ class Scenario:
         self.world.add(SCHEDULER, SchedulerMachine(self._scheduler_options))
         for index in range(plan.servers):
             session = Session(f"server-{index}", "server", options=self._session_options)
-            self._servers[session.me] = ServerMachine(session, DenseShard)
+            self._servers[session.me] = ServerMachine(session, open_shard)
             self.world.add(session.me, self._servers[session.me])
         for _ in range(plan.workers):
             self.add_worker()

@@ -38,6 +38,9 @@ SMALL = 4096  # elements; up to here calling torch costs more than the addition 
 # One option, one meaning: a range belongs to the name, whichever method has it.
 RANGES = {
     "lr": NOT_NEGATIVE,
+    "beta": NOT_NEGATIVE,
+    "l1": NOT_NEGATIVE,
+    "l2": NOT_NEGATIVE,
     "momentum": NOT_NEGATIVE,
     "dampening": ANY,
     "weight_decay": NOT_NEGATIVE,
@@ -82,7 +85,7 @@ class AccessMethod(ABC):
     dtypes: ClassVar[frozenset[str]]
 
     def __init__(self, options: Options) -> None:
-        self.settings = _checked(self.name, self.options, options)
+        self.settings = checked(self.name, self.options, options)
 
     @classmethod
     def supports(cls, dtype: str) -> bool:
@@ -150,7 +153,7 @@ class AccessMethod(ABC):
         return bool(self.settings[option])
 
 
-def _checked(owner: str, defaults: Options, given: Options) -> Options:
+def checked(owner: str, defaults: Options, given: Options) -> Options:
     """`given`, every option checked against its default's type and its range, and the defaults."""
     for option, value in given.items():
         if "lr" in defaults and option.startswith(PREFIX):

@@ -193,7 +193,7 @@ class DenseShard:
         part: KeyRange,
         named: Sequence[tuple[float, float | None, StagedRows]],
     ) -> None:
-        factors = self._factors([weight for weight, _, _ in named])
+        factors = self.spec.factors([weight for weight, _, _ in named])
         merged: Tensor | None = None
         for factor, (_, _, staged) in zip(factors, named, strict=True):
             update = _rows_of(staged, part)
@@ -210,7 +210,7 @@ class DenseShard:
         part: KeyRange,
         named: Sequence[tuple[float, float | None, StagedRows]],
     ) -> None:
-        factors = self._factors([weight for weight, _, _ in named])
+        factors = self.spec.factors([weight for weight, _, _ in named])
         merged = torch.zeros((len(part), self.spec.width), dtype=self.dtype)
         carried = torch.zeros(len(part), dtype=torch.bool)
         for factor, (_, _, staged) in zip(factors, named, strict=True):
@@ -225,12 +225,6 @@ class DenseShard:
                 carried[places] = True
         chosen = carried.nonzero().view(-1)
         self._update_some(index, chosen + part.start, merged[chosen], named[0][1])
-
-    def _factors(self, weights: Sequence[float]) -> list[float]:
-        if self.spec.merge == "sum":
-            return [1] * len(weights)
-        total = sum(weights)
-        return [weight / total for weight in weights]
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)

@@ -6,14 +6,14 @@ every table, and it is importable without torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import ceil, prod
 from typing import Literal
 
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange, split_evenly
+from shoal.keys import SLOTS, KeyRange, split_evenly
 from shoal.registry import unknown
 
 ITEM_SIZES = {
@@ -26,6 +26,7 @@ ITEM_SIZES = {
     "uint8": 1,
 }
 FRAGMENT_BYTES = 1 << 20  # fragments are cut to about this size, which stays in a core's cache
+SLOTS_PER_FRAGMENT = 16  # of a sparse table, at most: fragments are what is handed over
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # tables are spread over servers in pieces no smaller than this
 
 Options = dict[str, float | int | bool | str]
@@ -104,21 +105,30 @@ _KINDS = {
     "access": Access,
     "consistency": Consistency,
     "fragment_rows": int,
+    "kind": str,
+    "nonfinite": str,
 }
 
 
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A named collection of `rows` rows of `row_shape` values.
+    """A named collection of rows of `row_shape` values.
 
-    rows:           number of keys; key k is row k
+    A dense table has `rows` rows, and key k is row k. A sparse one has a row for every 64-bit key,
+    made when the key is first named; its keys are spread over servers by their hash slots, and
+    where a range of rows is meant elsewhere, it is a range of slots.
+
+    rows:           number of keys; 0 for a sparse table
     row_shape:      () for a plain vector of elements
     dtype:          one of ITEM_SIZES
     merge:          how the pushes of one round are joined: `mean` is sum(w_i u_i) / sum(w_i)
     fragment_rows:  rows in a fragment, fixed for the table's life; 0 lets `cut` choose
+    kind:           `dense` or `sparse`
+    nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
+                    key, `zero` takes it as 0, `allow` looks at nothing
     """
 
     name: str
-    rows: int
+    rows: int = 0
     row_shape: tuple[int, ...] = ()
     dtype: str = "float32"
     init: Init = Init()
@@ -126,6 +136,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     consistency: Consistency = Consistency()
     merge: Literal["mean", "sum"] = "mean"
     fragment_rows: int = 0
+    kind: Literal["dense", "sparse"] = "dense"
+    nonfinite: Literal["reject", "zero", "allow"] = "reject"
 
     def __post_init__(self) -> None:
         for field, kind in _KINDS.items():
@@ -137,7 +149,13 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 )
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
-        if self.rows < 1:
+        _require_one_of("kind", self.kind, ("dense", "sparse"))
+        _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
+        if self.kind == "sparse" and self.rows:
+            raise InvalidValue(
+                f"table {self.name!r} is sparse: it has a row for any 64-bit key, not {self.rows}"
+            )
+        if self.kind == "dense" and self.rows < 1:
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
         if any(side < 1 for side in self.row_shape):
             raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
@@ -158,12 +176,25 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return self.width * ITEM_SIZES[self.dtype]
 
     @property
+    def sparse(self) -> bool:
+        return self.kind == "sparse"
+
+    @property
     def nbytes(self) -> int:
+        """Of a dense table's rows."""
         return self.rows * self.row_bytes
 
     @property
     def keys(self) -> KeyRange:
-        return KeyRange(0, self.rows)
+        """The rows of a dense table, the hash slots of a sparse one: what is cut and placed."""
+        return KeyRange(0, SLOTS if self.sparse else self.rows)
+
+    def factors(self, weights: Sequence[float]) -> list[float]:
+        """What the pushes of one round are multiplied with before they are added up."""
+        if self.merge == "sum":
+            return [1] * len(weights)
+        total = sum(weights)
+        return [weight / total for weight in weights]
 
     def cut(self, servers: int) -> TableSpec:
         """This table with its fragment size fixed: about 1 MiB, less where servers share a table.
@@ -173,6 +204,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         """
         if self.fragment_rows:
             return self
+        if self.sparse:
+            size = max(1, min(SLOTS_PER_FRAGMENT, SLOTS // servers))
+            return msgspec.structs.replace(self, fragment_rows=size)
         spread = min(servers, max(1, self.nbytes // SMALLEST_FRAGMENT_BYTES))
         pieces = min(self.rows, max(ceil(self.nbytes / FRAGMENT_BYTES), spread))
         pieces = ceil(pieces / spread) * spread if pieces < self.rows else pieces
@@ -182,8 +216,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         """The fragments, in key order. Only a table that was `cut` has them."""
         if not self.fragment_rows:
             raise InvalidValue(f"table {self.name!r} has not been cut into fragments yet")
-        edges = range(0, self.rows, self.fragment_rows)
-        return [KeyRange(start, min(start + self.fragment_rows, self.rows)) for start in edges]
+        stop = self.keys.stop
+        edges = range(0, stop, self.fragment_rows)
+        return [KeyRange(start, min(start + self.fragment_rows, stop)) for start in edges]
 
 
 def contiguous(spec: TableSpec, servers: int) -> list[KeyRange]:

@@ -20,7 +20,7 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker import WorkerMachine
-from shoal.tables.dense import DenseShard
+from shoal.tables.opening import open_shard
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity
 from shoal.transport.stream import StreamConnection
@@ -57,7 +57,7 @@ class _Cluster:
         spec = TableSpec("bench", nbytes // 4, merge="sum").cut(1)
         servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
         view = View(1, 1, servers, workers, (spec,))
-        self._server = ServerMachine(Session("s", "server"), DenseShard)
+        self._server = ServerMachine(Session("s", "server"), open_shard)
         self._worker = WorkerMachine(Session("w", "worker"))
         for machine in (self._server, self._worker):
             machine.handle(Received(SCHEDULER, NewView(view)), 0.0)

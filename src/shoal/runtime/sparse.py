@@ -1,0 +1,118 @@
+"""Operations on sparse tables: any list of keys, each of them sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.errors import InvalidValue
+from shoal.protocol.requests import PullOp, PushOp
+from shoal.runtime.exchanges import bytes_of, check_values
+from shoal.tables.dense import DTYPES
+from shoal.tables.distinct import by_slot, distinct
+from shoal.tables.kernels import U
+from shoal.tables.records import add_rows, scatter
+from shoal.tables.spec import TableSpec
+
+
+class Batch:
+    """A list of keys, repetitions and all, as it travels: each once, in the order of its slot.
+
+    chosen:   (n,) uint64, what travels
+    numbers:  for each given key its place in `chosen`; None where they are the same
+    """
+
+    def __init__(self, keys: np.ndarray, servers: int) -> None:
+        self.count = len(keys)
+        self.chosen, numbers = distinct(keys)
+        self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
+        if servers > 1:
+            order = by_slot(self.chosen)
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order), dtype=np.uint64)
+            self.chosen = self.chosen[order]
+            self.numbers = place[numbers]
+
+    def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
+        """(count, width) values as (n, width): those of equal keys added up, or the last."""
+        if self.numbers is None:
+            return values
+        rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
+        if assign:
+            scatter(rows.reshape(-1), self.numbers, values, U(values.shape[1]))
+        else:
+            add_rows(rows.reshape(-1), self.numbers, values, values.dtype.type(1))
+        return rows
+
+
+def push_op(spec: TableSpec, values: Tensor, keys: object, assign: bool, servers: int) -> PushOp:
+    """A push of `values`, (n, *row_shape), for n keys."""
+    batch = Batch(keys_of(spec, keys), servers)
+    _check_rows(spec, values, batch.count)
+    given = values.detach().cpu().contiguous().numpy().reshape(batch.count, spec.width)
+    rows = torch.from_numpy(batch.merged(given, assign))
+    return PushOp(spec.name, spec.keys, bytes_of(rows), batch.chosen.data)
+
+
+def pull_op(
+    spec: TableSpec, keys: object, out: Tensor | None, servers: int
+) -> tuple[PullOp, Callable[[], Tensor]]:
+    """A pull of the rows of n keys, and what makes the tensor of them, (n, *row_shape)."""
+    batch = Batch(keys_of(spec, keys), servers)
+    if out is None:
+        out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
+    _check_rows(spec, out, batch.count)
+    target, numbers, sent = out, batch.numbers, batch.chosen.data
+    if numbers is None:
+        return PullOp(spec.name, spec.keys, bytes_of(target), sent), lambda: target
+    staged = torch.empty((len(batch.chosen), spec.width), dtype=target.dtype)
+
+    def finish() -> Tensor:
+        flat = target.detach().view(batch.count, spec.width)
+        torch.index_select(staged, 0, torch.from_numpy(numbers.view(np.int64)), out=flat)
+        return target
+
+    return PullOp(spec.name, spec.keys, bytes_of(staged), sent), finish
+
+
+def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
+    """Keys as (n,) uint64. Negative int64 are the same 64 bits: hashes come like that.
+
+    Raises:
+        InvalidValue: no keys, or no integers, or not a list
+    """
+    if isinstance(keys, Tensor | np.ndarray):
+        given = np.asarray(keys)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise _no_keys(spec, f"{given.dtype} of shape {given.shape}")
+        if given.dtype != np.uint64:
+            given = given.astype(np.int64, copy=False).view(np.uint64)
+        return np.ascontiguousarray(given)
+    if not isinstance(keys, Sequence) or isinstance(keys, str | bytes):
+        raise _no_keys(spec, "None" if keys is None else f"a {type(keys).__name__}")
+    bits = []
+    for key in keys:  # numpy would make floats of some lists of integers
+        if not isinstance(key, int | np.integer) or not -(1 << 63) <= key < 1 << 64:
+            raise _no_keys(spec, f"{key!r}")
+        bits.append(int(key) % (1 << 64))
+    return np.array(bits, np.uint64)
+
+
+def _no_keys(spec: TableSpec, given: str) -> InvalidValue:
+    return InvalidValue(
+        f"table {spec.name!r} is sparse: its rows are named by a tensor, array or list of 64-bit "
+        f"integers, not by {given}"
+    )
+
+
+def _check_rows(spec: TableSpec, values: Tensor, count: int) -> None:
+    """Refuse what is no tensor of `count` rows of the table."""
+    check_values(spec, values)
+    if values.numel() != count * spec.width:
+        raise InvalidValue(
+            f"table {spec.name!r}: {count} keys need {count} rows of {spec.width} values, not a "
+            f"tensor of shape {tuple(values.shape)}"
+        )

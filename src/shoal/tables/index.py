@@ -1,0 +1,155 @@
+"""KeyIndex: where a sparse table's keys have their rows, by open addressing.
+
+    uint64 key -> place 0, 1, 2, ...
+
+Linear probing in a table of (key, place + 1) pairs, one cache line mostly, at a load of at most
+3/5. A table that is too full is replaced by one twice as large, and its pairs are moved a few at
+a time by the calls that follow, so that none of them waits for all (as Redis' dictionaries do it):
+until that is over a key may be in either.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
+
+MISSING = np.uint64((1 << 64) - 1)
+LEAST_PAIRS = 1 << 12
+MOVED_PER_KEY = 8  # old pairs looked at for each key that comes in
+_NOTHING = np.empty(0, np.uint64)
+
+
+def pages(nbytes: int) -> mmap.mmap:
+    """Fresh zeroed memory of this process, in large pages where the system has them.
+
+    Rows are read at random: with small pages most reads would also miss the TLB.
+    """
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class KeyIndex:
+    """Places of keys, in the order in which they were first asked for.
+
+    >>> index, created = KeyIndex(), np.empty(3, np.uint64)
+    >>> index.find_or_add(np.array([30, 10, 30], np.uint64), created)
+    (array([0, 1, 0], dtype=uint64), 2)
+    >>> index.find(np.array([10, 20], np.uint64)) == [1, MISSING]
+    array([ True,  True])
+    """
+
+    def __init__(self, expected: int = 0) -> None:
+        """`expected` keys find room without growth."""
+        self._pairs = _fresh(_pairs_for(expected))
+        self._old = _NOTHING  # what is still being moved, from `_moved` on
+        self._moved = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        """The keys that were ever added: the next one's place."""
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        return self._pairs.nbytes + self._old.nbytes
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The place of each key, or MISSING."""
+        places = np.empty(len(keys), np.uint64)
+        _find(self._pairs, self._old, keys, places)
+        return places
+
+    def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
+        """The place of each key, and how many are new: `created` says which (indices of `keys`)."""
+        self._make_room(len(keys))
+        places = np.empty(len(keys), np.uint64)
+        added = _find_or_add(self._pairs, self._old, keys, places, created, U(self._count))
+        self._count += added
+        return places, added
+
+    def _make_room(self, coming: int) -> None:
+        if self._old.size:
+            self._move(MOVED_PER_KEY * coming + LEAST_PAIRS)
+        if 10 * (self._count + coming) <= 3 * self._pairs.size:  # of pairs, 6/10
+            return
+        self._move(self._old.size)
+        self._old, self._moved = self._pairs, 0
+        self._pairs = _fresh(_pairs_for(2 * self._count + coming))
+        self._move(MOVED_PER_KEY * coming + LEAST_PAIRS)
+
+    def _move(self, pairs: int) -> None:
+        stop = min(self._old.size // 2, self._moved + pairs)
+        _move(self._old, self._pairs, U(self._moved), U(stop))
+        self._moved = stop
+        if 2 * stop == self._old.size:
+            self._old, self._moved = _NOTHING, 0
+
+
+def _pairs_for(keys: int) -> int:
+    """Pairs for so many keys at a load of at most 6/10: a power of two."""
+    return 1 << (max(LEAST_PAIRS, -(-10 * keys // 6)) - 1).bit_length()
+
+
+def _fresh(pairs: int) -> np.ndarray:
+    return np.frombuffer(pages(16 * pairs), np.uint64)
+
+
+@kernel
+def _probe(pairs: Any, key: Any, home: Any) -> Any:
+    """Where the pair of `key` is, or the empty one where it would be."""
+    mask = U(pairs.size // 2 - 1)
+    at = home & mask
+    while pairs[at * U(2) + U(1)] != U(0) and pairs[at * U(2)] != key:
+        at = (at + U(1)) & mask
+    return at * U(2)
+
+
+@kernel
+def _find(pairs: Any, old: Any, keys: Any, places: Any) -> None:
+    mask, count = U(pairs.size // 2 - 1), U(keys.size)
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
+        home = mixed(keys[i])
+        found = pairs[_probe(pairs, keys[i], home) + U(1)]
+        if found == U(0) and old.size:
+            found = old[_probe(old, keys[i], home) + U(1)]
+        places[i] = found - U(1)
+
+
+@kernel
+def _find_or_add(pairs: Any, old: Any, keys: Any, places: Any, created: Any, first: Any) -> Any:
+    mask, count, added = U(pairs.size // 2 - 1), U(keys.size), U(0)
+    for i in range(count):
+        if i + AHEAD < count:
+            prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
+        home = mixed(keys[i])
+        at = _probe(pairs, keys[i], home)
+        found = pairs[at + U(1)]
+        if found == U(0):
+            if old.size:
+                found = old[_probe(old, keys[i], home) + U(1)]
+            if found == U(0):
+                created[added] = i
+                added += U(1)
+                found = first + added
+                pairs[at] = keys[i]
+                pairs[at + U(1)] = found
+        places[i] = found - U(1)
+    return int(added)
+
+
+@kernel
+def _move(old: Any, pairs: Any, start: Any, stop: Any) -> None:
+    for i in range(start, stop):
+        place = old[i * U(2) + U(1)]
+        if place != U(0):
+            key = old[i * U(2)]
+            at = _probe(pairs, key, mixed(key))
+            pairs[at] = key
+            pairs[at + U(1)] = place

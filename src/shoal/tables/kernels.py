@@ -1,0 +1,59 @@
+"""Compiled loops over keys and rows: how they are compiled, and the hash of a key.
+
+Kernels release the GIL, and run in one thread: a server is one loop. What they are compiled to is
+kept on disk. Within them indices are unsigned (a signed one would be looked at for being negative),
+and arrays are flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+U = np.uint64
+AHEAD = U(16)  # how many keys before it is needed memory is fetched
+
+
+def kernel(function: F) -> F:
+    """Compile a function at its first call, for good."""
+    return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def kernel_of(function: F) -> F:
+    """Compile a function that was made around another one: for this process."""
+    return cast(F, njit(nogil=True, error_model="numpy")(function))
+
+
+def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
+    """Have the cache line of `array[index]` fetched; nothing happens where there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        insert: Any = cgutils.get_or_insert_function
+        call = insert(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), pointer)
+        builder.call(call, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
+
+
+@kernel
+def mixed(key: Any) -> Any:
+    """`keys.hash_of`, compiled."""
+    key = (key ^ (key >> U(30))) * U(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> U(27))) * U(0x94D049BB133111EB)
+    return key ^ (key >> U(31))

@@ -1,0 +1,44 @@
+"""What kind of table a specification is of: its shard, and its access method.
+
+Sparse tables are compiled (numba takes half a second to import): only whoever has one pays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.keys import KeyRange
+from shoal.tables.dense import DenseShard
+from shoal.tables.methods import method_of
+from shoal.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from shoal.tables.sparse import SparseShard
+
+
+def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard:
+    """A server's part of a table.
+
+    Raises:
+        UnknownName, InvalidValue: as `check`
+    """
+    if not spec.sparse:
+        return DenseShard(spec, held)
+    from shoal.tables.sparse import SparseShard
+
+    return SparseShard(spec, held)
+
+
+def check(spec: TableSpec) -> None:
+    """Refuse what no server could open.
+
+    Raises:
+        UnknownName: no such access method, or it has no such option.
+        InvalidValue: an option out of its range, or rows that the method cannot work on.
+    """
+    if not spec.sparse:
+        method_of(spec)
+        return
+    from shoal.tables.row_methods import row_method_of
+
+    row_method_of(spec)

@@ -1,0 +1,203 @@
+"""Sparse tables through the client: any list of keys, on one server and on several."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import InvalidValue, NotFinite, UnknownName
+from shoal.keys import slot_of
+from shoal.runtime.sparse import Batch, keys_of, pull_op, push_op
+from shoal.tables.spec import Access, Init, TableSpec, bsp
+
+SPEC = TableSpec("e", kind="sparse", row_shape=(2,), merge="sum", init=Init("uniform", seed=4))
+KEYS = st.lists(st.integers(0, 20) | st.integers(0, (1 << 64) - 1), max_size=50)
+
+
+class Dumb:
+    """Rows in a dictionary."""
+
+    def __init__(self, client):
+        self.client, self.rows = client, {}
+
+    def pull(self, keys):
+        for key in keys:
+            if key not in self.rows:
+                self.rows[key] = self.client.pull("e", keys=[key]).wait()[0].clone()
+        return torch.stack([self.rows[key] for key in keys])
+
+    def push(self, keys, values):
+        self.pull(keys)
+        for key, value in zip(keys, values, strict=True):
+            self.rows[key] += value
+
+
+# ---------------------------------------------------------------------------- what travels
+
+
+@settings(deadline=None)
+@given(KEYS, st.integers(1, 3))
+def test_each_key_travels_once(keys, servers):
+    values = torch.arange(2.0 * len(keys)).view(-1, 2)
+    given_keys = np.array(keys, np.uint64)
+    op = push_op(SPEC, values, given_keys, False, servers)
+    rows = np.frombuffer(op.values, np.float32).reshape(-1, 2)
+    expected = {}
+    for key, value in zip(keys, values.numpy(), strict=True):
+        expected[key] = expected.get(key, 0) + value
+    assert len(op.keys) == len(expected)
+    for key, row in zip(op.keys, rows, strict=True):
+        np.testing.assert_array_equal(row, expected[key])
+    if servers > 1:
+        slots = [slot_of(key) for key in op.keys]
+        assert slots == sorted(slots)
+    pull, finish = pull_op(SPEC, given_keys, None, servers)
+    assert list(pull.keys) == list(op.keys)
+    np.frombuffer(pull.out, np.float32).reshape(-1, 2)[:] = rows
+    for key, row in zip(keys, finish().numpy(), strict=True):
+        np.testing.assert_array_equal(row, expected[key])
+
+
+def test_unique_keys_and_values_are_not_copied_for_one_server():
+    values, out = torch.ones(3, 2), torch.empty(3, 2)
+    op = push_op(SPEC, values, [9, 7, 8], False, 1)
+    assert np.frombuffer(op.values, np.uint8).ctypes.data == values.data_ptr()
+    pull, finish = pull_op(SPEC, [9, 7, 8], out, 1)
+    assert np.frombuffer(pull.out, np.uint8).ctypes.data == out.data_ptr()
+    assert finish() is out
+
+
+def test_of_values_that_are_assigned_to_one_key_the_last_counts():
+    batch = Batch(np.array([5, 6, 5], np.uint64), 1)
+    rows = batch.merged(np.array([[1.0], [2.0], [3.0]]), assign=True)
+    np.testing.assert_array_equal(rows, [[3], [2]])
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([1, 2], [1, 2]),
+        ((1,), [1]),
+        ([], []),
+        (np.array([3, 4], np.int32), [3, 4]),
+        (np.array([1 << 63], np.uint64), [1 << 63]),
+        (torch.tensor([-1, 5]), [(1 << 64) - 1, 5]),
+        ([(1 << 64) - 1], [(1 << 64) - 1]),
+        (np.arange(10, dtype=np.uint64)[::3], [0, 3, 6, 9]),
+    ],
+)
+def test_keys_in_every_form(keys, expected):
+    found = keys_of(SPEC, keys)
+    assert found.tolist() == expected
+    assert found.dtype == np.uint64
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        None,
+        5,
+        "12",
+        b"12",
+        [1.5],
+        [[1, 2]],
+        ["a"],
+        [1 << 64],
+        [None],
+        torch.tensor([1.0]),
+        [[1], []],
+    ],
+)
+def test_what_is_no_list_of_keys(keys):
+    with pytest.raises(InvalidValue, match="'e'"):
+        keys_of(SPEC, keys)
+
+
+# ---------------------------------------------------------------------------- a cluster
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("servers", [1, 3])
+def test_any_list_of_keys(cluster, servers):
+    _, [client] = cluster(servers)
+    client.create_table(SPEC)
+    dumb, random = Dumb(client), np.random.default_rng(servers)
+    some = np.array([0, 1, 2, 1 << 63, (1 << 64) - 1, *range(100, 120)], np.uint64)
+    for _ in range(20):
+        keys = random.choice(some, 12).tolist()
+        values = torch.from_numpy(random.integers(0, 9, (12, 2)).astype(np.float32))
+        dumb.push(keys, values)
+        client.push("e", values, keys=keys).wait()
+        asked = [*keys[::-1], int(random.integers(0, 50))]
+        torch.testing.assert_close(client.pull("e", keys=asked).wait(), dumb.pull(asked))
+    out = torch.empty(2, 2)
+    both = client.blocking.push_pull("e", torch.ones(2, 2), keys=[7, 7], out=out)
+    dumb.push([7, 7], torch.ones(2, 2))
+    assert both is out
+    torch.testing.assert_close(out, dumb.pull([7, 7]))
+    client.push("e", torch.tensor([[1.0, 2], [3, 4]]), keys=[7, 8], assign=True).wait()
+    assert client.pull("e", keys=[8, 7]).wait().tolist() == [[3, 4], [1, 2]]
+    assert client.pull("e", keys=[]).wait().shape == (0, 2)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rounds_of_a_sparse_table(cluster, servers):
+    """BSP: both workers' pushes are averaged, and what one does not carry counts as zero."""
+    _, clients = cluster(servers, 2)
+    access = Access("sgd", {"lr": 1.0})
+    spec = TableSpec("e", kind="sparse", row_shape=(1,), access=access, consistency=bsp())
+    for client in clients:
+        client.create_table(spec)
+    keys = [[1, 2, 3, 99], [3, 4, 99]]
+    pulls = []
+    for client, mine in zip(clients, keys, strict=True):
+        values = torch.full((len(mine), 1), 2.0)
+        pulls.append(client.push_pull("e", values, keys=mine, advance=True))
+    assert pulls[0].wait().ravel().tolist() == [-1, -1, -2, -2]
+    assert pulls[1].wait().ravel().tolist() == [-2, -1, -2]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_what_is_not_finite_is_not_sent(cluster, kind):
+    _, [client] = cluster(2)
+    rows = 0 if kind == "sparse" else 10
+    for policy in ("reject", "zero", "allow"):
+        client.create_table(TableSpec(policy, rows, (2,), merge="sum", kind=kind, nonfinite=policy))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        values = torch.ones(3, 2)
+        values[2, 1] = bad
+        with pytest.raises(NotFinite, match=r"'reject'.*key 6, element 1"):
+            client.push("reject", values, keys=[2, 4, 6])
+        with pytest.raises(NotFinite):
+            client.blocking.push_pull("reject", values, keys=[2, 4, 6])
+    assert not client.pull("reject", keys=[2, 4, 6]).wait().any()
+    for policy in ("zero", "allow"):
+        client.push(policy, values, keys=[2, 4, 6]).wait()
+    assert torch.equal(values[2], torch.tensor([1.0, bad]))  # the caller's is left alone
+    assert client.pull("zero", keys=[6, 2]).wait().tolist() == [[1, 0], [1, 1]]
+    assert client.pull("allow", keys=[6]).wait().tolist() == [[1, bad]]
+    large = torch.full((1, 2), 3e38)  # its square is no float32, and it is one
+    client.push("reject", large, keys=[2]).wait()
+    client.push("reject", values, keys=[2, 4, 6], assign=True).wait()  # a write is what it is
+
+
+@pytest.mark.real
+def test_what_cannot_be_asked_of_a_sparse_table(cluster):
+    _, [client] = cluster()
+    client.create_table(SPEC)
+    with pytest.raises(UnknownName, match="sparse"):
+        client.create_table(TableSpec("x", kind="sparse", access=Access("rmsprop")))
+    for wrong in (
+        lambda: client.push("e", torch.ones(2, 2)),
+        lambda: client.pull("e"),
+        lambda: client.push("e", torch.ones(2, 2), keys=[1]),
+        lambda: client.push("e", torch.ones(1, 2, dtype=torch.float64), keys=[1]),
+        lambda: client.pull("e", keys=[1], out=torch.empty(2, 2)),
+        lambda: client.pull("e", keys=[1], out=torch.empty(2, 2).t()[:1]),
+    ):
+        with pytest.raises(InvalidValue, match=r"'e'|contiguous"):
+            wrong()
+    client.push("e", torch.ones(1, 2), keys=[1]).wait()  # and it goes on

@@ -1,0 +1,124 @@
+"""KeyIndex, and lists of keys, against a dictionary."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.keys import SLOTS, hash_of, slot_of
+from shoal.tables import index as module
+from shoal.tables.distinct import by_slot, distinct, outside
+from shoal.tables.index import MISSING, KeyIndex
+from shoal.tables.kernels import mixed
+
+settings.register_profile("compiling", deadline=None)  # the first call compiles
+settings.load_profile("compiling")
+
+KEYS = st.lists(st.integers(0, 30) | st.integers(0, (1 << 64) - 1), max_size=200)
+
+
+def array(keys):
+    return np.array(keys, np.uint64)
+
+
+class Dumb:
+    def __init__(self):
+        self.places = {}
+
+    def find_or_add(self, keys):
+        new = []
+        for number, key in enumerate(keys):
+            if key not in self.places:
+                self.places[key] = len(self.places)
+                new.append(number)
+        return [self.places[key] for key in keys], new
+
+
+@given(st.lists(KEYS, max_size=8))
+def test_it_is_a_dictionary_that_counts(batches):
+    index, dumb = KeyIndex(), Dumb()
+    for keys in batches:
+        created = np.empty(len(keys), np.uint64)
+        places, added = index.find_or_add(array(keys), created)
+        expected, new = dumb.find_or_add(keys)
+        assert places.tolist() == expected
+        assert created[:added].tolist() == new
+        assert len(index) == len(dumb.places)
+    asked = array([*dumb.places, 31, 1 << 63])
+    found = index.find(asked).tolist()
+    assert found == [dumb.places.get(int(key), int(MISSING)) for key in asked]
+
+
+@pytest.mark.parametrize("batch", [1, 100, 10_000])
+def test_growth_moves_a_few_pairs_a_call(batch, monkeypatch):
+    """No call moves more than its share, and nothing is lost while a key may be in either."""
+    moved = []
+
+    def watched(old, pairs, start, stop):
+        moved.append(int(stop - start))
+        original(old, pairs, start, stop)
+
+    original = module._move
+    monkeypatch.setattr(module, "_move", watched)
+    total = 300 * batch if batch > 1 else 20_000
+    keys = np.random.default_rng(0).integers(0, 1 << 63, total).astype(np.uint64)
+    index, created, between = KeyIndex(), np.empty(batch, np.uint64), 0
+    for start in range(0, total, batch):
+        index.find_or_add(keys[start : start + batch], created)
+        between += bool(index._old.size)
+        if start % (50 * batch) == 0:
+            found = index.find(keys[: start + batch])
+            assert found.tolist() == list(range(start + batch))
+    assert between > 1
+    assert max(moved) <= module.MOVED_PER_KEY * batch + module.LEAST_PAIRS
+    assert index.find(keys).tolist() == list(range(total))
+    assert 0.1 < len(index) / (index._pairs.size / 2) <= 0.6
+
+
+def test_a_batch_larger_than_the_table_finds_room():
+    keys = np.arange(1_000_000, dtype=np.uint64)
+    index = KeyIndex()
+    _, added = index.find_or_add(keys, np.empty(len(keys), np.uint64))
+    assert added == len(keys)
+    assert index.find(keys[::-1]).tolist() == keys[::-1].tolist()
+
+
+def test_expected_keys_find_room_without_growth():
+    index = KeyIndex(expected=100_000)
+    before = index.nbytes
+    index.find_or_add(np.arange(100_000, dtype=np.uint64), np.empty(100_000, np.uint64))
+    assert index.nbytes == before
+
+
+@given(KEYS)
+def test_the_compiled_hash_is_the_hash(keys):
+    assert [int(mixed(np.uint64(key))) for key in keys] == [hash_of(key) for key in keys]
+    assert all(0 <= slot_of(key) < SLOTS for key in keys)
+
+
+def test_slots_are_about_equally_full():
+    """10 % at 64 fragments of 64 slots is what placement promises (for a million keys in a row)."""
+    keys = np.arange(1_000_000, dtype=np.uint64)
+    slots = np.array([slot_of(int(key)) for key in keys[:100_000]])
+    counts = np.bincount(slots * 64 // SLOTS, minlength=64)
+    assert counts.max() < 1.1 * counts.mean()
+    assert counts.min() > 0.9 * counts.mean()
+
+
+@given(KEYS)
+def test_distinct_keys(keys):
+    chosen, numbers = distinct(array(keys))
+    assert chosen.tolist() == list(dict.fromkeys(keys))
+    assert chosen[numbers].tolist() == keys
+
+
+@given(KEYS)
+def test_by_slot_is_a_stable_sort(keys):
+    expected = sorted(range(len(keys)), key=lambda number: slot_of(keys[number]))
+    assert by_slot(array(keys)).tolist() == expected
+
+
+@given(KEYS, st.integers(0, SLOTS), st.integers(0, SLOTS))
+def test_the_first_key_outside(keys, start, stop):
+    expected = [i for i, key in enumerate(keys) if not start <= slot_of(key) < stop]
+    assert outside(array(keys), start, stop) == (expected[0] if expected else -1)

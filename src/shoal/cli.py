@@ -312,7 +312,7 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
 
 
 @main.command()
-@click.argument("suite", type=click.Choice(["wire", "dense"]))
+@click.argument("suite", type=click.Choice(["wire", "dense", "sparse"]))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
 @click.option("--rounds", type=click.IntRange(3), default=25, show_default=True, help="batches")
 def bench(suite: str, as_json: bool, rounds: int) -> None:
@@ -321,6 +321,7 @@ def bench(suite: str, as_json: bool, rounds: int) -> None:
     \b
     wire    small and large exchanges beside a bare socket
     dense   whole tables of 1 and 64 MiB beside memory and sockets
+    sparse  rows by key beside the bare kernels in one process
     """
     from shoal.apps.bench.suites import run_suite, show_rows
 

@@ -25,7 +25,11 @@ DENSE = [
 ]
 
 
-@pytest.mark.parametrize(("suite", "names"), [("wire", WIRE), ("dense", DENSE)])
+SPARSE = ["push_pull 10k x 16", "push_pull 10k x 16, one at a time"]
+UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s"}
+
+
+@pytest.mark.parametrize(("suite", "names"), [("wire", WIRE), ("dense", DENSE), ("sparse", SPARSE)])
 def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "shoal.cli", "bench", suite, "--rounds", "3", "--json"],
@@ -39,7 +43,7 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     assert [row["name"] for row in report["rows"]] == names
     for row in report["rows"]:
         small = "64 B" in row["name"]
-        assert row["unit"] == ("us" if small else "GB/s")
+        assert row["unit"] == ("us" if small else UNITS[suite])
         assert row["value"] > 0
         assert isclose(row["ratio"], row["value"] / row["ceiling"])
         assert row["p50"] <= row["p99"]

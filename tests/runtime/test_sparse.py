@@ -41,7 +41,8 @@ class Dumb:
 def test_each_key_travels_once(keys, servers):
     values = torch.arange(2.0 * len(keys)).view(-1, 2)
     given_keys = np.array(keys, np.uint64)
-    op = push_op(SPEC, values, given_keys, False, servers)
+    batch = Batch(SPEC, given_keys, servers)
+    op = push_op(SPEC, batch, values)
     rows = np.frombuffer(op.values, np.float32).reshape(-1, 2)
     expected = {}
     for key, value in zip(keys, values.numpy(), strict=True):
@@ -52,7 +53,7 @@ def test_each_key_travels_once(keys, servers):
     if servers > 1:
         slots = [slot_of(key) for key in op.keys]
         assert slots == sorted(slots)
-    pull, finish = pull_op(SPEC, given_keys, None, servers)
+    pull, finish = pull_op(SPEC, batch, None)
     assert list(pull.keys) == list(op.keys)
     np.frombuffer(pull.out, np.float32).reshape(-1, 2)[:] = rows
     for key, row in zip(keys, finish().numpy(), strict=True):
@@ -61,15 +62,16 @@ def test_each_key_travels_once(keys, servers):
 
 def test_unique_keys_and_values_are_not_copied_for_one_server():
     values, out = torch.ones(3, 2), torch.empty(3, 2)
-    op = push_op(SPEC, values, [9, 7, 8], False, 1)
+    batch = Batch(SPEC, [9, 7, 8], 1)
+    op = push_op(SPEC, batch, values)
     assert np.frombuffer(op.values, np.uint8).ctypes.data == values.data_ptr()
-    pull, finish = pull_op(SPEC, [9, 7, 8], out, 1)
+    pull, finish = pull_op(SPEC, batch, out)
     assert np.frombuffer(pull.out, np.uint8).ctypes.data == out.data_ptr()
     assert finish() is out
 
 
 def test_of_values_that_are_assigned_to_one_key_the_last_counts():
-    batch = Batch(np.array([5, 6, 5], np.uint64), 1)
+    batch = Batch(SPEC, [5, 6, 5], 1)
     rows = batch.merged(np.array([[1.0], [2.0], [3.0]]), assign=True)
     np.testing.assert_array_equal(rows, [[3], [2]])
 

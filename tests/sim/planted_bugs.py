@@ -4,6 +4,8 @@ import random
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from shoal.keys import SLOTS
+from shoal.protocol import routing as routing_module
 from shoal.protocol import server as server_module
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
@@ -16,6 +18,7 @@ from shoal.protocol.server import ServerMachine
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim import world as world_module
 from shoal.sim.world import World
+from shoal.tables.sparse import SparseShard
 
 
 @contextmanager
@@ -131,6 +134,24 @@ def unseeded_choice():
         right(self, when + random.random() * 1e-4, action)
 
     with patch.object(World, "at", at):
+        yield
+
+
+@contextmanager
+def keys_reused_before_they_are_read():
+    """The memory of a push's keys is another request's before the pull of them is answered."""
+
+    def release(self, staged):
+        self._staging.give(staged.memory)
+
+    with patch.object(SparseShard, "release", release):
+        yield
+
+
+@contextmanager
+def key_on_two_servers():
+    """The router and the servers do not agree on which slot a key is in."""
+    with patch.object(routing_module, "slot_of", lambda key: key * 64 % SLOTS):
         yield
 
 

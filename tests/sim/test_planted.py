@@ -26,6 +26,8 @@ BUGS = [
     ("torn_fragment", "torn", 0),
     ("rows_change_on_their_way", "torn", 0),
     ("fragment_applied_twice", "exactly once", 13),
+    ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 0),
+    ("key_on_two_servers", "invariant", 0),
     ("dead_worker_counts_on_one_server_only", "split round", 0),
     ("timed_out_push_dropped", "split round", 16),
     ("view_told_before_it_is_persisted", "durable", 0),

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import NO_VIEW, NodeId, Part, Probe, Request, View, ViewId
+from shoal.protocol.messages import NO_VIEW, SAME, NodeId, Part, Probe, Request, View, ViewId
 from shoal.protocol.windows import WINDOW, Window
 from shoal.tables.spec import TableSpec
 
@@ -111,7 +111,7 @@ class Gate:
         key = (request.pushes, request.pulls)
         found = self._footprints.get(key)
         if found is None:
-            pushes, pulls = self._named(request.pushes), self._named(request.pulls)
+            pushes, pulls = self._named(request.pushes), self._named(request.pulls, request.pushes)
             if pushes is None or pulls is None:
                 return None
             if len(self._footprints) >= FOOTPRINTS_KEPT:
@@ -119,8 +119,13 @@ class Gate:
             found = self._footprints[key] = Footprint(pushes, pulls)
         return found
 
-    def _named(self, parts: Parts) -> tuple[Named, ...] | None:
+    def _named(self, parts: Parts, pushed: Parts = ()) -> tuple[Named, ...] | None:
         for part in parts:
+            if part.keys == SAME:
+                there = [each for each in pushed if each.table == part.table]
+                if len(there) != 1 or there[0].keys < 0:
+                    return None
+                part = there[0]
             if not 0 <= part.table < len(self.held):
                 return None
             held, start, stop = self.held[part.table], part.start, part.stop

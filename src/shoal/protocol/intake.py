@@ -15,8 +15,8 @@ import msgspec
 
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import Message, NodeId, Request, ViewId
-from shoal.protocol.shards import Loads, RowShard, Shard
+from shoal.protocol.messages import SAME, Message, NodeId, Request, ViewId
+from shoal.protocol.shards import Loads, RowShard, Shard, Staged
 from shoal.protocol.windows import Window
 
 
@@ -76,18 +76,25 @@ class Intake:
         for table, rows, keys in footprint.pulls:
             if keys >= 0:
                 loads.append(self._shards[table].stage_keys(rows, keys))
+            elif keys == SAME:
+                _pushed_to(table, footprint, loads).kept = True
         window = self._gate.windows[sender]
         return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
 
     def read(self, taken: Taken) -> tuple[memoryview, ...]:
         """The rows that a request pulls: those of whole ranges are live, and on loan."""
         keyed = iter(taken.loads[len(taken.request.pushes) :])
-        return tuple(
-            cast(RowShard, self._shards[table]).read(rows)
-            if keys < 0
-            else self._shards[table].read_keys(next(keyed))
-            for table, rows, keys in taken.footprint.pulls
-        )
+        found = []
+        for table, rows, keys in taken.footprint.pulls:
+            shard = self._shards[table]
+            if keys == SAME:
+                load = _pushed_to(table, taken.footprint, taken.loads)
+                found.append(shard.read_keys(load))
+            elif keys >= 0:
+                found.append(shard.read_keys(next(keyed)))
+            else:
+                found.append(cast(RowShard, shard).read(rows))
+        return tuple(found)
 
     def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
@@ -130,3 +137,10 @@ class Intake:
         for part, load in zip(taken.request.pushes, taken.loads, strict=True):
             cast(RowShard, self._shards[part.table]).end_stream(load)
         return len(taken.window.landed.pop(taken.request.seq)) == count
+
+
+def _pushed_to(table: int, footprint: Footprint, loads: Loads) -> Staged:
+    """The push whose keys are pulled as well."""
+    return next(
+        load for (at, _, _), load in zip(footprint.pushes, loads, strict=False) if at == table
+    )

@@ -15,10 +15,11 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
-from shoal.protocol.messages import NodeId, Part, View
+from shoal.protocol.messages import SAME, NodeId, Part, View
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 
 PLANS_KEPT = 256
+KEY_BYTES = 8
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
 
 
@@ -39,9 +40,21 @@ class Share(msgspec.Struct, frozen=True):
 
     def without_push(self) -> Share:
         """The same pulls, of the same keys."""
-        keyed = sum(part.keys >= 0 for part in self.pulls)
-        keys = self.buffers[len(self.buffers) - keyed :]
-        return msgspec.structs.replace(self, pushes=(), buffers=keys)
+        sent, pushed, pulls = iter(self.buffers), {}, []
+        for part in self.pushes:
+            if part.keys >= 0:
+                pushed[part.table] = next(sent)
+            next(sent)
+        keys = []
+        for part in self.pulls:
+            if part.keys == SAME:
+                keys.append(pushed[part.table])
+                part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
+            elif part.keys >= 0:
+                keys.append(next(sent))
+            pulls.append(part)
+        # `nbytes` stays: it is the credit that is given back when the answer comes
+        return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
 
     def emptied(self) -> Share:
         """A message to the same server that pushes and pulls nothing."""
@@ -221,13 +234,15 @@ class Router:
                 share.push_cuts.append((index, first, last))
         for index, pull in enumerate(pulls):
             number = self._number(pull.table)
+            same = _pushed_keys(pull, pushes)
             for at, rows, first, last, keys in self._cuts(pull):
                 if not keys:
                     continue  # none of the keys lives there
                 share = servers.setdefault(at, _Server(members[at].id))
-                share.pulls.append(Part(number, rows.start, rows.stop, keys))
+                share.pulls.append(Part(number, rows.start, rows.stop, SAME if same else keys))
                 if keys > 0:
-                    share.key_cuts.append((index, first, last))
+                    if not same:
+                        share.key_cuts.append((index, first, last))
                     size = self._sizes[number]
                     first, last = first * size, last * size
                 share.pull_cuts.append((index, first, last))
@@ -302,6 +317,12 @@ class Router:
                 f"table {table!r}: {count} rows of {size} bytes need {count * size} bytes, "
                 f"not {buffer.nbytes}"
             )
+
+
+def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp]) -> bool:
+    """Whether the keys that it pulls are those that are pushed to its table: the same memory."""
+    there = [push for push in pushes if push.table == pull.table]
+    return pull.keys is not None and len(there) == 1 and there[0].keys is pull.keys
 
 
 _EMPTY = memoryview(b"")

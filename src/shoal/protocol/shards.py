@@ -10,9 +10,13 @@ from shoal.tables.spec import TableSpec
 
 
 class Staged(Protocol):
-    """A push that has come in whole and is not applied yet, or the keys of a pull."""
+    """A push that has come in whole and is not applied yet, or the keys of a pull.
+
+    kept: its keys are read once it is applied
+    """
 
     views: list[memoryview]
+    kept: bool
 
     def problem(self) -> str: ...
 

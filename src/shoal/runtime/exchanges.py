@@ -127,8 +127,7 @@ class Exchanges:
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, out):
                 return self.finite.checked(kept.ask), lambda: out
-        push = self._push_op(table, values, keys, None, False)
-        pull, finish = self._pull_op(table, keys, out)
+        push, pull, finish = self._both_ops(table, values, keys, out)
         ids = ids_of(after)
         ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight), _rate(lr))
         if key is not None and out is not None:
@@ -153,9 +152,9 @@ class Exchanges:
     ) -> PushOp:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.runtime.sparse import push_op
+            from shoal.runtime.sparse import Batch, push_op
 
-            return push_op(spec, values, keys, assign, self._servers())
+            return push_op(spec, Batch(spec, keys, self._servers()), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
             return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
@@ -171,12 +170,23 @@ class Exchanges:
             table, spec.keys if within is None else within, bytes_of(rows.contiguous()), chosen.data
         )
 
+    def _both_ops(
+        self, table: str, values: Tensor, keys: Keys, out: Tensor | None
+    ) -> tuple[PushOp, PullOp, Finish]:
+        spec = self._table(table)
+        if spec.sparse:
+            from shoal.runtime.sparse import Batch, pull_op, push_op
+
+            batch = Batch(spec, keys, self._servers())
+            return push_op(spec, batch, values), *pull_op(spec, batch, out)
+        return self._push_op(table, values, keys, None, False), *self._pull_op(table, keys, out)
+
     def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.runtime.sparse import pull_op
+            from shoal.runtime.sparse import Batch, pull_op
 
-            return pull_op(spec, keys, out, self._servers())
+            return pull_op(spec, Batch(spec, keys, self._servers()), out)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:

@@ -7,6 +7,7 @@ applied what came before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 import msgspec
 import numpy as np
@@ -17,7 +18,8 @@ from shoal.protocol.requests import Exchange, PushOp
 from shoal.tables.dense import DTYPES
 from shoal.tables.spec import TableSpec
 
-_NOT_NUMPY = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # slow, or not there
+SMALL_BYTES = 16 << 10  # up to here calling torch costs more than the sum itself
+_NUMPY = ("float32", "float64")
 
 
 class Finite:
@@ -69,13 +71,16 @@ class Finite:
 
 
 def _finite(values: memoryview, dtype: str) -> bool:
-    """One pass, at the speed of memory: a sum of squares is finite only if all are."""
+    """One pass, at the speed of memory: a sum is finite only if all are, or else it is looked at.
+
+    Not by BLAS: from some size on it would have threads of its own, on the cores of others.
+    """
     if not values.nbytes:
         return True
-    if dtype in _NOT_NUMPY:
-        return bool(torch.isfinite(torch.frombuffer(values, dtype=_NOT_NUMPY[dtype])).all())
-    array = np.frombuffer(values, dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.dot(array, array)):
-            return True
-    return bool(np.isfinite(array).all())  # it may only have overflowed
+    if values.nbytes <= SMALL_BYTES and dtype in _NUMPY:
+        array = np.frombuffer(values, dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if isfinite(np.dot(array, array)):
+                return True
+    tensor = torch.frombuffer(values, dtype=DTYPES[dtype])
+    return isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())  # it may only overflow

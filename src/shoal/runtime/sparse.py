@@ -12,7 +12,7 @@ from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense import DTYPES
-from shoal.tables.distinct import by_slot, distinct
+from shoal.tables.distinct import by_slot, distinct, repeated
 from shoal.tables.kernels import U
 from shoal.tables.records import add_rows, scatter
 from shoal.tables.spec import TableSpec
@@ -23,18 +23,24 @@ class Batch:
 
     chosen:   (n,) uint64, what travels
     numbers:  for each given key its place in `chosen`; None where they are the same
+    sent:     the memory of `chosen`, one object, so that a push and a pull are seen to share it
     """
 
-    def __init__(self, keys: np.ndarray, servers: int) -> None:
+    def __init__(self, spec: TableSpec, given: object, servers: int) -> None:
+        keys = keys_of(spec, given)
         self.count = len(keys)
-        self.chosen, numbers = distinct(keys)
-        self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
+        self.chosen: np.ndarray
+        self.numbers: np.ndarray | None
+        self.chosen, self.numbers = keys, None
+        if repeated(keys):
+            self.chosen, self.numbers = distinct(keys)
         if servers > 1:
             order = by_slot(self.chosen)
             place = np.empty_like(order)
             place[order] = np.arange(len(order), dtype=np.uint64)
             self.chosen = self.chosen[order]
-            self.numbers = place[numbers]
+            self.numbers = place if self.numbers is None else place[self.numbers]
+        self.sent = self.chosen.data
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
         """(count, width) values as (n, width): those of equal keys added up, or the last."""
@@ -48,24 +54,22 @@ class Batch:
         return rows
 
 
-def push_op(spec: TableSpec, values: Tensor, keys: object, assign: bool, servers: int) -> PushOp:
+def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False) -> PushOp:
     """A push of `values`, (n, *row_shape), for n keys."""
-    batch = Batch(keys_of(spec, keys), servers)
     _check_rows(spec, values, batch.count)
     given = values.detach().cpu().contiguous().numpy().reshape(batch.count, spec.width)
     rows = torch.from_numpy(batch.merged(given, assign))
-    return PushOp(spec.name, spec.keys, bytes_of(rows), batch.chosen.data)
+    return PushOp(spec.name, spec.keys, bytes_of(rows), batch.sent)
 
 
 def pull_op(
-    spec: TableSpec, keys: object, out: Tensor | None, servers: int
+    spec: TableSpec, batch: Batch, out: Tensor | None
 ) -> tuple[PullOp, Callable[[], Tensor]]:
     """A pull of the rows of n keys, and what makes the tensor of them, (n, *row_shape)."""
-    batch = Batch(keys_of(spec, keys), servers)
     if out is None:
         out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
     _check_rows(spec, out, batch.count)
-    target, numbers, sent = out, batch.numbers, batch.chosen.data
+    target, numbers, sent = out, batch.numbers, batch.sent
     if numbers is None:
         return PullOp(spec.name, spec.keys, bytes_of(target), sent), lambda: target
     staged = torch.empty((len(batch.chosen), spec.width), dtype=target.dtype)

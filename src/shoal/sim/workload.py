@@ -1,7 +1,7 @@
 """What the workers of a simulated cluster do: a program that is made to be checkable.
 
-Table `ledger` has a key for each push, which adds 1 to it; table `stamp` gets the same number on
-every element, so that a torn or half-counted push shows.
+Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
+`stamp` gets the same number on every element, so that a torn or half-counted push shows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, slot_of
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import NodeId
 from shoal.protocol.requests import (
@@ -35,6 +35,9 @@ INCARNATIONS = 24
 STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
+SPARSE = 0.25  # of the seeds
+SPARSE_WIDTH = 3
+PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 PATIENCE_S = 0.3  # of an impatient request, twice
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
 
@@ -46,6 +49,8 @@ class Workload:
         self.clocks = clocks
         self.ledger = Ledger(consistency, clocks)
         self.done: dict[NodeId, None] = {}
+        self.sparse = Random(seed * 13 + 1).random() < SPARSE
+        self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
         self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
@@ -54,8 +59,11 @@ class Workload:
         rows = INCARNATIONS * self.clocks
         rule = self.ledger.consistency
         common: dict[str, Any] = {"access": Access("sum"), "consistency": rule, "merge": "sum"}
+        ledger = TableSpec("ledger", rows, fragment_rows=rows // 6, **common)
+        if self.sparse:
+            ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         return [
-            TableSpec("ledger", rows, fragment_rows=rows // 6, **common),
+            ledger,
             TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common),
         ]
 
@@ -96,9 +104,10 @@ class Workload:
         key = self.ledger.key(incarnation, clock)
         self.ledger.intended[key] = clock
         pushes = self._pushes(key, clock, whole=random.random() < 0.5)
-        keys = self._some_keys(random) if random.random() < 0.3 else None
-        rows = INCARNATIONS * self.clocks
-        ledger = np.full(rows if keys is None else len(keys), CANARY, np.float32)
+        keys = self._some_keys(random) if random.random() < 0.3 else self._all_keys(random)
+        if pushes[0].keys is not None and random.random() < 0.3:
+            keys = pushes[0].keys  # they travel once
+        ledger = self._ledger_buffer(keys)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
         pulls = self._pulls(ledger, stamp, keys)
         timeout = random.choice([None, None, None, PATIENCE_S])
@@ -147,12 +156,13 @@ class Workload:
     def _insist(self, machine: WorkerMachine) -> Program:
         """Read until it is answered, as somebody does who cannot go on without."""
         while not machine.session.ended:
-            ledger = np.full(INCARNATIONS * self.clocks, CANARY, np.float32)
+            keys = self._all_keys(Random(machine.clock))
+            ledger = self._ledger_buffer(keys)
             stamp = np.full(STAMP_ROWS, CANARY, np.float32)
-            outcome = yield Exchange(pulls=self._pulls(ledger, stamp, None))
+            outcome = yield Exchange(pulls=self._pulls(ledger, stamp, keys))
             if outcome.error is None:
                 self._world.coverage["insisted"] += 1
-                self._check_read(machine, machine.clock, ledger, stamp, None)
+                self._check_read(machine, machine.clock, ledger, stamp, keys)
                 return
 
     def _check_read(
@@ -161,41 +171,60 @@ class Workload:
         read_at: int,
         ledger: np.ndarray,
         stamp: np.ndarray,
-        keys: np.ndarray | None,
+        keys: memoryview | None,
     ) -> None:
+        check_untorn(ledger, self._width)
+        ledger = ledger[:: self._width]
         if keys is not None:
             whole = np.full(INCARNATIONS * self.clocks, CANARY, np.float32)
-            whole[keys] = ledger
+            whole[np.asarray(keys)] = ledger
             ledger = whole
         self.ledger.check_read(machine.session.incarnation, read_at, ledger)
         check_untorn(stamp, STAMP_FRAGMENT)
 
     def _pulls(
-        self, ledger: np.ndarray, stamp: np.ndarray, keys: np.ndarray | None
+        self, ledger: np.ndarray, stamp: np.ndarray, keys: memoryview | None
     ) -> tuple[PullOp, ...]:
-        rows = INCARNATIONS * self.clocks
-        return _pull("ledger", rows, ledger, keys), _pull("stamp", STAMP_ROWS, stamp, None)
+        rows = self.tables()[0].keys
+        return (
+            PullOp("ledger", rows, ledger.view(np.uint8).data, keys),
+            PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data),
+        )
 
     def _pushed(self, key: int, outcome: Outcome) -> None:
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
 
     def _pushes(self, key: int, clock: int, whole: bool) -> tuple[PushOp, ...]:
         """1 for a key of the ledger, alone or with zeros for all others; and the stamp."""
-        keys = None if whole else np.array([key], np.int64).data
-        one = np.zeros(INCARNATIONS * self.clocks if whole else 1, np.float32)
-        one[key if whole else 0] = 1
+        keys = None
+        if not whole:
+            keys = self._ordered([key])
+        elif self.sparse:
+            others = sorted(self.ledger.intended)[-PUSHED_MOST:]
+            keys = self._ordered([each for each in others if each != key] + [key])
+        one = self._ledger_buffer(keys)
+        one.fill(0)
+        row = key if keys is None else keys.tolist().index(key)
+        one[row * self._width : (row + 1) * self._width] = 1
         stamps = np.full(STAMP_ROWS, clock + 1, np.float32).view(np.uint8).data
-        rows = KeyRange(0, INCARNATIONS * self.clocks)
         return (
-            PushOp("ledger", rows, one.view(np.uint8).data, keys),
+            PushOp("ledger", self.tables()[0].keys, one.view(np.uint8).data, keys),
             PushOp("stamp", KeyRange(0, STAMP_ROWS), stamps),
         )
 
-    def _some_keys(self, random: Random) -> np.ndarray:
+    def _ledger_buffer(self, keys: memoryview | None) -> np.ndarray:
+        rows = INCARNATIONS * self.clocks if keys is None else len(keys)
+        return np.full(rows * self._width, CANARY, np.float32)
+
+    def _all_keys(self, random: Random) -> memoryview | None:
+        """What names the whole ledger, or most of a sparse one."""
+        return self._some_keys(random, PULLED_MOST) if self.sparse else None
+
+    def _some_keys(self, random: Random, most: int = 8) -> memoryview:
         known = list(self.ledger.intended)
-        return np.array(sorted(random.sample(known, min(8, len(known)))), np.int64)
+        return self._ordered(random.sample(known, min(most, len(known))))
 
-
-def _pull(table: str, rows: int, out: np.ndarray, keys: np.ndarray | None) -> PullOp:
-    chosen = None if keys is None else keys.data
-    return PullOp(table, KeyRange(0, rows), out.view(np.uint8).data, chosen)
+    def _ordered(self, keys: list[int]) -> memoryview:
+        if self.sparse:
+            return np.array(sorted(keys, key=slot_of), np.uint64).data
+        return np.array(sorted(keys), np.int64).data

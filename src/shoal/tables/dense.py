@@ -114,7 +114,8 @@ class DenseShard:
     def release(self, staged: StagedRows) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
         if staged.keys is not None:
-            self._staging.give(staged._memory)
+            if not staged.kept:
+                self._staging.give(staged._memory)
             return
         # Most pushes name the same rows as the last: it is kept as it is. Others take its place
         # once as much is kept as a few pushes of everything need.
@@ -255,6 +256,8 @@ class DenseShard:
         """A copy of the rows at `staged.keys`."""
         assert staged.keys is not None
         rows = self.rows[staged.keys - self.held.start]
+        staged.kept = False
+        self.release(staged)
         return rows.view(-1).view(torch.uint8).numpy().data
 
     # ------------------------------------------------------------------ helpers

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.keys import KeyRange
+from shoal.keys import SLOTS, KeyRange
 from shoal.tables.distinct import distinct, outside
 from shoal.tables.index import KeyIndex, pages
 from shoal.tables.kernels import U, kernel
@@ -31,13 +31,17 @@ class StagedKeys:
     held:    the slots that the keys are to be in
     keys:    (n,) uint64, in any order
     values:  (n, width) of the table's dtype; (0, width) for a pull
+    kept:    its keys are read once it is applied
+    places:  where their records are, once that was looked up
     """
 
-    __slots__ = ("held", "keys", "memory", "values", "views")
+    __slots__ = ("held", "kept", "keys", "memory", "places", "values", "views")
 
     def __init__(self, held: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.held = held
         self.memory = memory
+        self.kept = False
+        self.places: np.ndarray | None = None
         self.keys = memory[: 8 * keys].view(np.uint64)
         self.values = values
         self.views: list[memoryview] = [memory[: 8 * keys].data]
@@ -45,6 +49,8 @@ class StagedKeys:
             self.views.append(values.reshape(-1).view(np.uint8).data)
 
     def problem(self) -> str:
+        if len(self.held) == SLOTS:
+            return ""
         first = outside(self.keys, self.held.start, self.held.stop)
         return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.held}"
 
@@ -99,13 +105,15 @@ class SparseShard:
 
     def release(self, staged: StagedKeys) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
-        self._staging.give(staged.memory)
+        if not staged.kept:
+            self._staging.give(staged.memory)
 
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
         """Hand a push to the row method at once."""
-        self._update(staged.keys, staged.values, lr)
+        staged.places = self._places(staged.keys)
+        self._update(staged.places, staged.values, lr)
         self.release(staged)
 
     def write(self, staged: StagedKeys) -> None:
@@ -131,10 +139,9 @@ class SparseShard:
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
             self.release(staged)
-        self._update(keys, merged, contributions[0][1])
+        self._update(self._places(keys), merged, contributions[0][1])
 
-    def _update(self, keys: np.ndarray, values: np.ndarray, lr: float | None) -> None:
-        places = self._places(keys)
+    def _update(self, places: np.ndarray, values: np.ndarray, lr: float | None) -> None:
         self.method.apply(self.records, places, values, self.stride, self.updates, lr)
         self.updates += 1
 
@@ -143,7 +150,8 @@ class SparseShard:
     def read_keys(self, staged: StagedKeys) -> memoryview:
         """A copy of the rows of `staged.keys`; those that are not there yet are created."""
         out = np.empty((len(staged.keys), self.spec.width), self.dtype)
-        places = self._places(staged.keys)
+        places = self._places(staged.keys) if staged.places is None else staged.places
+        staged.kept = False
         self.release(staged)
         self.method.read(self.records, places, out, self.stride)
         view: memoryview = out.reshape(-1).view(np.uint8).data

@@ -51,7 +51,7 @@ class StagedRows:
     values:  (n, width) of the table's dtype
     """
 
-    __slots__ = ("_memory", "keys", "prepared", "rows", "values", "views")
+    __slots__ = ("_memory", "kept", "keys", "prepared", "rows", "values", "views")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class StagedRows:
         width: int,
     ) -> None:
         self.rows = rows
+        self.kept = False  # the keys are read once this is applied
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
         keys_bytes = 0 if keys < 0 else 8 * keys
@@ -103,12 +104,13 @@ class StreamedRows:
     pieces:  the fragment of each view, its first row and its update
     """
 
-    __slots__ = ("pieces", "rows", "views")
+    __slots__ = ("kept", "pieces", "rows", "views")
 
     def __init__(
         self, rows: KeyRange, views: list[memoryview], pieces: list[tuple[int, int, Prepared]]
     ) -> None:
         self.rows = rows
+        self.kept = False
         self.views = views
         self.pieces = pieces
 

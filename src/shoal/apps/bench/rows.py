@@ -53,6 +53,14 @@ def latency(name: str, ours: Batches, ceiling: Batches, **more: Any) -> Row:
     return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", more)
 
 
+def rate(name: str, things: int, unit: str, ours: Batches, ceiling: Batches) -> Row:
+    """Millions of things a second, `things` a call: the median batch's mean. Higher is better."""
+    value, bound = (
+        median(things * len(batch) / sum(batch) for batch in side) / 1e6 for side in (ours, ceiling)
+    )
+    return _row(name, ours, value, bound, unit, "higher", {})
+
+
 def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches, **more: Any) -> Row:
     """GB/s (1e9 bytes), the median batch's mean. Higher is better."""
     value, bound = (

@@ -1,0 +1,126 @@
+"""`shoal bench sparse`: pushes and pulls of rows by key, as models with huge embeddings make them.
+
+One server holds a million rows of 16 float32 with AdaGrad's state. Each call pushes updates of
+10,000 distinct keys and pulls the same rows; which keys those are follows Zipf's law. Beside it are
+the bare kernels in one process and one thread: look-up and AdaGrad, then look-up and gather.
+
+    push_pull 10k x 16                 two calls under way, as a worker has that prefetches
+    push_pull 10k x 16, one at a time  the next call begins when the last one has ended
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from itertools import cycle
+
+import numpy as np
+import torch
+
+from shoal.apps.bench.rows import Row, by_turns, rate
+from shoal.engines.joining import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.driver import Future
+from shoal.runtime.folder import RunFolder
+from shoal.tables.index import KeyIndex
+from shoal.tables.row_methods import row_method_of
+from shoal.tables.sparse import SparseShard
+from shoal.tables.spec import Access, TableSpec
+
+RESIDENT = 1_000_000
+KEYS = 10_000
+WIDTH = 16
+BATCHES = 30
+CALLS = 30
+SPEC = TableSpec("bench", 0, (WIDTH,), access=Access("adagrad", {"lr": 0.1}), kind="sparse").cut(1)
+
+UNDER_WAY = 2
+
+COUNT = 2
+
+
+def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
+    cores = os.sched_getaffinity(0)
+    resident = np.random.default_rng(0).permutation(RESIDENT).astype(np.uint64)
+    batches = zipf_batches(resident)
+    with LocalEngine(folder) as engine:
+        client = Client(start_cluster(engine, 1, 1), ClientOptions())
+        try:
+            client.create_table(SPEC)
+            for start in range(0, RESIDENT, KEYS):
+                client.pull("bench", keys=resident[start : start + KEYS]).wait()
+            ours, bare = Caller(client, batches), Bare(resident, batches)
+            two, one, bound = by_turns(
+                [(ours.pipelined, cores), (ours.blocking, cores), (bare.call, {min(cores)})],
+                CALLS,
+                rounds,
+            )
+        finally:
+            client.close()
+        engine.finish()
+    yield rate("push_pull 10k x 16", KEYS, "M keys/s", two, bound)
+    yield rate("push_pull 10k x 16, one at a time", KEYS, "M keys/s", one, bound)
+
+
+class Caller:
+    """A worker that pushes and pulls batch after batch."""
+
+    def __init__(self, client: Client, batches: list[np.ndarray]) -> None:
+        self._client = client
+        self._batches = cycle(batches)
+        random = torch.Generator().manual_seed(0)
+        buffers = [
+            (torch.randn(KEYS, WIDTH, generator=random), torch.empty(KEYS, WIDTH))
+            for _ in range(UNDER_WAY)
+        ]
+        self._buffers = cycle(buffers)
+        self._under_way: deque[Future] = deque()
+
+    def blocking(self) -> None:
+        while self._under_way:
+            self._under_way.popleft().wait()
+        updates, out = next(self._buffers)
+        self._client.blocking.push_pull("bench", updates, next(self._batches), out)
+
+    def pipelined(self) -> None:
+        """Begin a batch; wait until less than two are under way."""
+        updates, out = next(self._buffers)
+        keys = next(self._batches)
+        self._under_way.append(self._client.push_pull("bench", updates, keys, out))
+        if len(self._under_way) == UNDER_WAY:
+            self._under_way.popleft().wait()
+
+
+class Bare:
+    """The kernels of a sparse shard, on one that is here."""
+
+    def __init__(self, resident: np.ndarray, batches: list[np.ndarray]) -> None:
+        self._batches = cycle(batches)
+        self._updates = torch.randn(KEYS, WIDTH).numpy()
+        self._out = np.empty((KEYS, WIDTH), np.float32)
+        self._shard = SparseShard(SPEC, SPEC.keys)
+        self._index = KeyIndex(len(resident))
+        self._index.find_or_add(resident, np.empty_like(resident))
+        for start in range(0, len(resident), KEYS):
+            load = self._shard.stage_keys(SPEC.keys, KEYS)
+            load.keys[:] = resident[start : start + KEYS]
+            self._shard.read_keys(load)
+        self._method = row_method_of(SPEC)
+
+    def call(self) -> None:
+        keys, memory, stride = next(self._batches), self._shard.records, self._shard.stride
+        self._method.apply(memory, self._index.find(keys), self._updates, stride, 0, None)
+        self._method.read(memory, self._index.find(keys), self._out, stride)
+
+
+def zipf_batches(resident: np.ndarray) -> list[np.ndarray]:
+    """Batches of distinct keys, drawn without replacement with weights 1 / rank."""
+    random = np.random.default_rng(1)
+    weights = -np.log(np.arange(1, len(resident) + 1))
+    chosen = []
+    for _ in range(BATCHES):  # the largest of weighted exponential races (Gumbel) are such a sample
+        races = weights + random.gumbel(size=len(resident))
+        chosen.append(random.permutation(resident[np.argpartition(-races, KEYS)[:KEYS]]))
+    return chosen

@@ -23,7 +23,7 @@ LEVELS = [
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-LEVEL["testing"] = LEVEL["engines"]
+LEVEL["testing"] = LEVEL["nn"] = LEVEL["engines"]
 MODULES = sorted(ROOT.rglob("*.py"))
 FORBIDDEN = {"time", "random", "socket", "threading", "asyncio", "os"}
 

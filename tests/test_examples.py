@@ -40,6 +40,12 @@ def test_kv(how, workers, tmp_path):
     assert f"of {workers}: the sum is" in text
 
 
+@pytest.mark.parametrize(("how", "workers"), [(PYTHON, 1), (SHOAL_RUN, 2)], ids=["python", "run"])
+def test_kv_sparse(how, workers, tmp_path):
+    text = output_of([*how, str(EXAMPLES / "kv_sparse.py")], tmp_path)
+    assert f"of {workers}: the sum is right" in text
+
+
 def test_train_function(tmp_path):
     text = output_of([*PYTHON, str(EXAMPLES / "train_function.py")], tmp_path)
     assert accuracies(text)[0] > 0.88

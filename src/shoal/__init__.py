@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal import nn
     from shoal.apps.train import TrainResult, train
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
@@ -65,12 +66,15 @@ __all__ = [
     "connect",
     "init",
     "load_run",
+    "nn",
     "ssp",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("shoal.nn")
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

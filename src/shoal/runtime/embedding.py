@@ -1,0 +1,289 @@
+"""Embeddings whose rows live on servers, in sparse tables: `shoal.nn`.
+
+A forward pass pulls the rows of its batch, each once, as a leaf of the graph; `backward` leaves
+their gradients there, and `push` sends them to the table's access method, which is the optimizer.
+So no process ever holds more than the rows of a batch, and dense parameters of the same module go
+on training in whatever way they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shoal.errors import InvalidValue, UsageError
+from shoal.protocol.requests import Exchange
+from shoal.runtime.client import Client
+from shoal.runtime.context import Context, current
+from shoal.runtime.driver import Future
+from shoal.runtime.sparse import Batch, pull_op, push_op
+from shoal.tables.dense import DTYPES
+from shoal.tables.distinct import distinct
+from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp
+
+PENDING_MOST = 1000
+
+
+class _Lookup:
+    """The rows that one forward pass uses.
+
+    ids:      as they were asked for
+    keys:     (n,) uint64, each once, without the padding
+    numbers:  for each id its row
+    rows:     (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf
+    """
+
+    def __init__(self, ids: Tensor, padding_idx: int | None) -> None:
+        self.ids = ids
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
+        self.keys, numbers = distinct(flat.view(np.uint64))
+        self.padding: int | None = None
+        if padding_idx is not None:
+            found = np.flatnonzero(self.keys == np.uint64(padding_idx))
+            if len(found):
+                at = int(found[0])
+                last = len(self.keys) - 1
+                self.keys = np.delete(self.keys, at)
+                moved = np.arange(last + 1)
+                moved[at], moved[at + 1 :] = last, moved[at + 1 :] - 1
+                numbers = moved[numbers]
+                self.padding = last
+        self.numbers = torch.from_numpy(numbers.astype(np.int64)).view(ids.shape)
+        self.rows = torch.empty(0)
+
+    def fill(self, rows: Tensor) -> None:
+        if self.padding is not None:
+            rows = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))])
+        self.rows = rows.requires_grad_(torch.is_grad_enabled())
+
+    @property
+    def grad(self) -> Tensor | None:
+        """(n, dim), of the keys."""
+        grad = self.rows.grad
+        return grad if grad is None else grad[: len(self.keys)]
+
+
+class Embedding(torch.nn.Module):
+    """`torch.nn.Embedding` on servers: int64 ids of any shape to rows, (*, embedding_dim).
+
+    Rows come into being when their id is first used, from `init` and the id alone, so that ids may
+    be hashes: any 64 bits. The gradient of a row is the sum over its uses in a batch.
+
+    Args:
+        num_embeddings: ids are below it; None for any 64-bit id.
+        embedding_dim: elements of a row.
+        padding_idx: its row is zeros, and never trained.
+        table: its name on the servers; modules that name the same one share its rows. All workers
+            make their modules in the same order, or give names.
+        access: the optimizer of the rows (`shoal list tables`).
+        init: what new rows are; torch's default, normal(0, 1).
+        consistency: asp(), or what the run's other tables have.
+        dtype: torch.float32 or torch.float64.
+
+    Raises:
+        InvalidValue: an id out of range, or not an integer.
+        UsageError: gradients of a thousand batches have not been pushed.
+
+    Example:
+        >>> words = shoal.nn.Embedding(None, 16)                          # doctest: +SKIP
+        >>> loss = (words(torch.tensor([[3, 17], [3, 99]])) ** 2).mean()  # doctest: +SKIP
+        >>> loss.backward()                                               # doctest: +SKIP
+        >>> shoal.nn.push(words)                                          # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        table: str = "",
+        access: Access | None = None,
+        init: Init | None = None,
+        consistency: Consistency | None = None,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self._context = context or current()
+        if not table:
+            table = f"embedding{self._context.models or ''}"
+            self._context.models += 1
+        names = {kind: name for name, kind in DTYPES.items()}
+        spec = TableSpec(
+            table,
+            0,
+            (embedding_dim,),
+            names.get(dtype, str(dtype)),
+            init or Init("normal", 0.0, 1.0),
+            access or Access("adagrad", {"lr": 0.01}),
+            consistency or asp(),
+            kind="sparse",
+        )
+        self.spec = self.client.create_table(spec)
+        self.pending: list[_Lookup] = []
+        self._ahead: _Lookup | None = None
+
+    @property
+    def client(self) -> Client:
+        return self._context.client
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lookup = self._look_up(ids)
+        return functional.embedding(lookup.numbers, lookup.rows, lookup.padding)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.spec.name!r}"
+
+    def _look_up(self, ids: Tensor) -> _Lookup:
+        if self._ahead is None or self._ahead.ids is not ids:
+            prefetch((self, ids))
+        lookup, self._ahead = self._ahead, None
+        assert lookup is not None
+        if lookup.rows.requires_grad:
+            if len(self.pending) >= PENDING_MOST:
+                raise UsageError(
+                    f"{PENDING_MOST} batches went through table {self.spec.name!r} and no gradient "
+                    "was pushed: call shoal.nn.push(model) after backward, or use torch.no_grad()"
+                )
+            self.pending.append(lookup)
+        return lookup
+
+    def _wanted(self, ids: Tensor) -> _Lookup:
+        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+            raise InvalidValue(f"table {self.spec.name!r}: ids are integers, not {ids.dtype}")
+        most = self.num_embeddings
+        if most is not None and ids.numel():
+            low, high = (int(each) for each in torch.aminmax(ids))
+            if low < 0 or high >= most:
+                wrong = low if low < 0 else high
+                raise InvalidValue(
+                    f"table {self.spec.name!r}: id {wrong} is not below num_embeddings={most}"
+                )
+        return _Lookup(ids, self.padding_idx)
+
+
+class EmbeddingBag(Embedding):
+    """`torch.nn.EmbeddingBag` on servers: the sum or mean of each bag's rows, (bags, dim).
+
+    Args:
+        mode: "sum" or "mean".
+
+    Call it with ids (bags, n); or with flat ids and `offsets`, where each bag begins. With
+    `per_sample_weights`, shaped as the ids, a bag is the weighted sum (mode "sum" only).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        mode: Literal["sum", "mean"] = "mean",
+        table: str = "",
+        access: Access | None = None,
+        init: Init | None = None,
+        consistency: Consistency | None = None,
+        dtype: torch.dtype = torch.float32,
+        context: Context | None = None,
+    ) -> None:
+        if mode not in ("sum", "mean"):
+            raise InvalidValue(f"an EmbeddingBag's mode is 'sum' or 'mean', not {mode!r}")
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            table=table,
+            access=access,
+            init=init,
+            consistency=consistency,
+            dtype=dtype,
+            context=context,
+        )
+        self.mode = mode
+
+    def forward(
+        self,
+        ids: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        lookup = self._look_up(ids)
+        return functional.embedding_bag(
+            lookup.numbers,
+            lookup.rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            padding_idx=lookup.padding,
+        )
+
+
+def prefetch(*wanted: tuple[Embedding, Tensor]) -> None:
+    """Pull the rows that modules are about to use, in one message a server for all of them.
+
+    The next call of each module with that very tensor uses them.
+
+    >>> shoal.nn.prefetch((users, user_ids), (items, item_ids))          # doctest: +SKIP
+    >>> score = (users(user_ids) * items(item_ids)).sum(1)               # doctest: +SKIP
+    """
+    if not wanted:
+        return
+    client = wanted[0][0].client
+    lookups = [module._wanted(ids) for module, ids in wanted]
+    servers = len(client.view.servers)
+    pulls = [
+        pull_op(module.spec, Batch(module.spec, lookup.keys, servers), None)
+        for (module, _), lookup in zip(wanted, lookups, strict=True)
+    ]
+    client.exchange(Exchange(pulls=tuple(op for op, _ in pulls))).wait()
+    for (module, _), lookup, (_, finish) in zip(wanted, lookups, pulls, strict=True):
+        lookup.fill(finish())
+        module._ahead = lookup
+
+
+def push(*modules: torch.nn.Module, weight: float = 1.0) -> Future | None:
+    """Send the gradients of all embeddings in `modules`, in one message a server.
+
+    The future is done when they are applied; nobody has to wait for it, for a later pull of the
+    same table comes after. None where there was no gradient. Call it before the optimizer's `step`
+    where the tables are bsp() or ssp(): that is what ends the clock.
+
+    weight: of this worker's gradients in a round's mean, such as its batch size
+
+    Raises:
+        NotFinite: a gradient has a NaN or an infinity; nothing was sent, and it is forgotten
+    """
+    gradients: dict[str, list[_Lookup]] = {}
+    client: Client | None = None
+    specs: dict[str, TableSpec] = {}
+    for each in _embeddings(modules):
+        used = [lookup for lookup in each.pending if lookup.grad is not None]
+        each.pending.clear()
+        if used:
+            client = each.client
+            specs[each.spec.name] = each.spec
+            gradients.setdefault(each.spec.name, []).extend(used)
+    if client is None:
+        return None
+    servers = len(client.view.servers)
+    ops = []
+    for name, lookups in gradients.items():
+        keys = np.concatenate([lookup.keys for lookup in lookups])
+        values = torch.cat([lookup.grad for lookup in lookups if lookup.grad is not None])
+        ops.append(push_op(specs[name], Batch(specs[name], keys, servers), values))
+    return client.exchange(Exchange(tuple(ops), weight=weight))
+
+
+def _embeddings(modules: Iterable[torch.nn.Module]) -> list[Embedding]:
+    found = [part for each in modules for part in each.modules() if isinstance(part, Embedding)]
+    return list(dict.fromkeys(found))

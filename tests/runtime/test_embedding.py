@@ -1,0 +1,213 @@
+"""shoal.nn against torch.nn: the same rows, the same gradients, the same training."""
+
+import pytest
+import torch
+
+import shoal
+from shoal.errors import InvalidValue, NotFinite, UsageError
+from shoal.runtime import embedding as module
+from shoal.runtime.context import Context
+from shoal.tables.spec import Access, Init, bsp
+
+pytestmark = pytest.mark.real
+
+ROWS, DIM = 30, 4
+ADAGRAD = Access("adagrad", {"lr": 0.3})
+
+
+@pytest.fixture
+def context(cluster):
+    _, [client] = cluster(2)
+    return Context(0, 1, client)
+
+
+@pytest.fixture
+def asked(context, monkeypatch):
+    """How many exchanges the client is asked for."""
+    seen = []
+    right = context.client.exchange
+    monkeypatch.setattr(context.client, "exchange", lambda ask: seen.append(ask) or right(ask))
+    return seen
+
+
+def twin_of(ours):
+    """torch's module with the same rows, and its optimizer."""
+    kind = torch.nn.EmbeddingBag if isinstance(ours, shoal.nn.EmbeddingBag) else torch.nn.Embedding
+    mode = {"mode": ours.mode} if kind is torch.nn.EmbeddingBag else {}
+    twin = kind(ROWS, DIM, padding_idx=ours.padding_idx, **mode)
+    with torch.no_grad():
+        twin.weight.copy_(ours.client.pull(ours.spec.name, keys=range(ROWS)).wait())
+        if ours.padding_idx is not None:
+            twin.weight[ours.padding_idx] = 0
+    return twin, torch.optim.Adagrad(twin.parameters(), lr=0.3)
+
+
+def train_both(ours, twin, optimizer, *calls):
+    """A step of each on the same calls; the outputs are the same."""
+    loss = other = 0.0
+    for arguments in calls:
+        one, two = ours(*arguments), twin(*arguments)
+        torch.testing.assert_close(one, two)
+        loss, other = loss + (one**3).sum(), other + (two**3).sum()
+    loss.backward()
+    shoal.nn.push(ours)
+    optimizer.zero_grad()
+    other.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("padding", [None, 0, 7])
+@pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 2)])
+def test_an_embedding_trains_as_torchs_does(context, padding, shape):
+    ours = shoal.nn.Embedding(ROWS, DIM, padding, access=ADAGRAD, context=context)
+    twin, optimizer = twin_of(ours)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        ids = torch.randint(0, 9, shape, generator=random)
+        train_both(ours, twin, optimizer, (ids,))
+    if padding is not None:
+        assert not ours(torch.tensor([padding])).any()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_a_bag_trains_as_torchs_does(context, mode, padding):
+    ours = shoal.nn.EmbeddingBag(
+        ROWS, DIM, padding, mode=mode, access=ADAGRAD, init=Init("uniform", -1, 1), context=context
+    )
+    twin, optimizer = twin_of(ours)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        ids = torch.randint(0, 9, (12,), generator=random)
+        weights = torch.rand(12, generator=random) if mode == "sum" else None
+        offsets = torch.tensor([0, 5, 5, 9])  # one bag is empty
+        train_both(ours, twin, optimizer, (ids, offsets, weights), (ids.view(3, 4), None, None))
+
+
+def test_a_model_with_dense_parameters(context, asked):
+    """Rows and dense parameters train side by side, each in its own way, as in one process."""
+    ours = shoal.nn.Embedding(ROWS, DIM, access=ADAGRAD, context=context)
+    twin, optimizer = twin_of(ours)
+    heads = [torch.nn.Linear(DIM, 1) for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    mine, theirs = (torch.nn.Sequential(e, h) for e, h in zip((ours, twin), heads, strict=True))
+    dense = shoal.Optimizer(torch.optim.SGD(heads[0].parameters(), lr=0.1), context=context)
+    other = torch.optim.SGD(heads[1].parameters(), lr=0.1)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        ids = torch.randint(0, ROWS, (16,), generator=random)
+        losses = [((model(ids) - 1) ** 2).mean() for model in (mine, theirs)]
+        torch.testing.assert_close(*losses)
+        dense.zero_grad()
+        losses[0].backward()
+        shoal.nn.push(mine)
+        dense.step()
+        optimizer.zero_grad(), other.zero_grad()
+        losses[1].backward()
+        optimizer.step(), other.step()
+    assert not list(ours.parameters())
+
+
+def test_one_pull_and_one_push_for_all_tables(context, asked):
+    users, items = (shoal.nn.Embedding(None, DIM, context=context) for _ in range(2))
+    assert users.spec.name != items.spec.name
+    both = torch.nn.ModuleList([users, items])
+    ids = torch.tensor([1, 2, 2]), torch.tensor([[-1, 1 << 62, 2]])
+    shoal.nn.prefetch((users, ids[0]), (items, ids[1]))
+    assert len(asked) == 1
+    score = (users(ids[0]) * items(ids[1])).sum()
+    assert len(asked) == 1
+    score.backward()
+    shoal.nn.push(both).wait()
+    assert len(asked) == 2
+    assert [len(op.keys) for op in asked[0].pulls] == [2, 3]
+    assert [len(op.keys) for op in asked[1].pushes] == [2, 3]
+    users(ids[0])  # what was prefetched is used once
+    assert len(asked) == 3
+    users(ids[0].clone())
+    assert len(asked) == 4
+
+
+def test_modules_may_share_a_table(context, asked):
+    """And several uses in a step are one update of a row."""
+    one, two = (
+        shoal.nn.Embedding(
+            None,
+            1,
+            table="shared",
+            access=Access("adagrad", {"lr": 1.0}),
+            init=Init(),
+            context=context,
+        )
+        for _ in range(2)
+    )
+    (one(torch.tensor([5])) + two(torch.tensor([5])) + one(torch.tensor([5]))).sum().backward()
+    shoal.nn.push(one, two).wait()
+    assert [len(op.keys) for op in asked[-1].pushes] == [1]
+    assert one(torch.tensor([5])).item() == pytest.approx(-1.0)  # one AdaGrad step of 3, not three
+
+
+def test_without_gradients_nothing_is_kept(context):
+    ours = shoal.nn.Embedding(ROWS, DIM, context=context)
+    with torch.no_grad():
+        ours(torch.tensor([1]))
+    assert not ours.pending
+    assert shoal.nn.push(ours) is None
+    ours(torch.tensor([1]))  # and never backward
+    assert shoal.nn.push(ours) is None
+    assert ours(torch.empty((0, 2), dtype=torch.int64)).shape == (0, 2, DIM)
+
+
+def test_what_is_never_pushed_is_an_error(context, monkeypatch):
+    monkeypatch.setattr(module, "PENDING_MOST", 3)
+    ours = shoal.nn.Embedding(ROWS, DIM, context=context)
+    for _ in range(3):
+        ours(torch.tensor([1]))
+    with pytest.raises(UsageError, match=r"shoal\.nn\.push"):
+        ours(torch.tensor([1]))
+
+
+def test_two_workers_train_one_table_in_rounds(cluster):
+    """BSP: the mean of both workers' gradients, as in one process with both batches."""
+    _, clients = cluster(2, 2)
+    sgd, zeros = Access("sgd", {"lr": 1.0}), Init()
+    modules = [
+        shoal.nn.Embedding(
+            None, 1, access=sgd, init=zeros, consistency=bsp(), context=Context(rank, 2, client)
+        )
+        for rank, client in enumerate(clients)
+    ]
+    for ours, ids in zip(modules, ([1, 2], [2, 3]), strict=True):
+        ours(torch.tensor(ids)).sum().backward()
+        shoal.nn.push(ours, weight=2)
+        clients[modules.index(ours)].advance()
+    rows = [ours(torch.tensor([1, 2, 3])).detach().ravel().tolist() for ours in modules]
+    assert rows[0] == rows[1] == [-0.5, -1.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (torch.tensor([1.0]), "float32"),
+        (torch.tensor([True]), "bool"),
+        (torch.tensor([3, ROWS]), f"id {ROWS}"),
+        (torch.tensor([-1]), "id -1"),
+    ],
+)
+def test_bad_ids(context, ids, says):
+    ours = shoal.nn.Embedding(ROWS, DIM, context=context)
+    with pytest.raises(InvalidValue, match=says):
+        ours(ids)
+
+
+def test_bad_gradients_and_modules(context):
+    ours = shoal.nn.Embedding(ROWS, DIM, access=ADAGRAD, context=context)
+    before = ours(torch.tensor([4])).detach().clone()
+    (ours(torch.tensor([4])) * float("inf")).sum().backward()
+    with pytest.raises(NotFinite, match="key 4"):
+        shoal.nn.push(ours)
+    assert torch.equal(ours(torch.tensor([4])), before)
+    with pytest.raises(InvalidValue, match="max"):
+        shoal.nn.EmbeddingBag(ROWS, DIM, mode="max", context=context)
+    with pytest.raises(InvalidValue, match="int32"):
+        shoal.nn.Embedding(ROWS, DIM, dtype=torch.int32, context=context)

@@ -1,5 +1,7 @@
 import signal
 
+import pytest
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -10,3 +12,33 @@ def pytest_addoption(parser):
         action="store_true",
         help="write tests/transcripts/*.txt anew; be able to explain every difference",
     )
+
+
+@pytest.fixture
+def cluster():
+    """A function that starts a cluster and returns (its engine, its clients)."""
+    started = []
+
+    def start(servers=1, workers=1, **options):
+        # for those tests alone that have a cluster: torch takes a second to import
+        from concurrent.futures import ThreadPoolExecutor
+
+        from shoal.engines.joining import cluster_here
+        from shoal.runtime.client import Client, ClientOptions
+
+        engine = cluster_here(servers, workers)
+        address = engine.address("scheduler")
+        with ThreadPoolExecutor(workers) as pool:  # each waits until all have joined
+            made = [
+                pool.submit(Client, address, ClientOptions(rank=rank, **options))
+                for rank in range(workers)
+            ]
+        clients = [each.result() for each in made]
+        started.append((engine, clients))
+        return engine, clients
+
+    yield start
+    for engine, clients in started:
+        for client in clients:
+            client.close()
+        engine.finish()

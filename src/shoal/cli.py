@@ -13,20 +13,35 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import ShoalError, UsageError
-from shoal.jobs.spec import JobSpec, from_mapping, load_job
+from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
 
 
 class Shoal(click.Group):
-    """Turns typed errors into one readable message and an exit status."""
+    """Turns typed errors into one readable message and an exit status.
+
+    `train` and the name of an application is a command of its own.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        both = " ".join(args[:2])
+        command = self.commands.get(both)
+        if command is not None:
+            return both, command, args[2:]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,12 +77,20 @@ def _complain(error: ShoalError) -> None:
 # ---------------------------------------------------------------------------- train
 
 
-def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A flag for every field of JobSpec that a flag can carry, in the schema's order."""
-    hints = get_type_hints(JobSpec, include_extras=True)
-    defaults = from_mapping({})
-    for name in reversed(JobSpec.__struct_fields__):
-        if name == "layers":
+def _options_of(schema: type[Any], leave_out: tuple[str, ...]) -> Callable[[F], F]:
+    """A flag for every field of a schema that a flag can carry, in the schema's order."""
+
+    def decorate(command: F) -> F:
+        return _with_options(command, schema, leave_out)
+
+    return decorate
+
+
+def _with_options(command: F, schema: type[Any], leave_out: tuple[str, ...]) -> F:
+    hints = get_type_hints(schema, include_extras=True)
+    defaults = schema()
+    for name in reversed(schema.__struct_fields__):
+        if name in leave_out:
             continue
         kind, meta = get_args(hints[name])
         default = getattr(defaults, name)
@@ -80,17 +103,15 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             options["type"] = click.Choice(list(get_args(kind)))
         else:
             options["type"] = kind
-        if shown and name not in ("optimizer_options", "data"):
+        if shown and name != "optimizer_options":
             options["help"] += f"  [{shown}]"
-        if name == "data":
-            continue
         command = click.option(flag, name, **options)(command)
     return command
 
 
 @main.command(short_help="train a model on this machine")
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
-@_job_options
+@_options_of(JobSpec, leave_out=("layers", "data"))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
 @click.option("--next-steps", is_flag=True, hidden=True)
 def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> None:
@@ -134,6 +155,33 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
             _show_next_steps(summary)
     else:
         click.echo(json.dumps(summary))
+
+
+@main.command("train ctr", short_help="train a model of clicks on sparse features")
+@click.argument("train", metavar="[TRAIN]", required=False, default="")
+@_options_of(CtrSpec, leave_out=("train",))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def train_ctr(as_json: bool, **flags: Any) -> None:
+    """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
+
+    The weights live on servers, in sparse tables: a key has one once it is seen.
+
+    \b
+    shoal train ctr
+    shoal train ctr train.libsvm --test test.libsvm --l1 1 --epochs 3
+    shoal train ctr criteo.txt.gz --model fm --hash-bits 24
+    """
+    from shoal.apps.ctr.command import run_ctr, show_summary
+
+    started_at = _process_started_at()
+    spec = converted({name: v for name, v in flags.items() if v is not None}, CtrSpec)
+    console = Console(stderr=as_json)
+    with _ended_by_signals():
+        summary = run_ctr(spec, console, started_at)
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        show_summary(console, summary)
 
 
 def _show_next_steps(summary: Mapping[str, Any]) -> None:

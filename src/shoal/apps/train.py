@@ -93,26 +93,23 @@ def check_job(job: JobSpec) -> None:
         raise InvalidValue(f"init: no file {job.init}")
 
 
-def tasks_of(
-    job: JobSpec, engine: LocalEngine, data_dirs: Sequence[Path], started_at: float
+def cluster_tasks(
+    engine: LocalEngine, servers: int, workers: int, transport: str, started_at: float
 ) -> list[Task]:
-    """The run's processes: a scheduler, servers, workers."""
-    servers = job.servers if strategies[job.strategy].uses_servers else 0
-    events = str(engine.folder.events)
+    """A run's processes but for its workers: a scheduler, and servers."""
     scheduler = engine.address("scheduler")
-    common = {"events": events, "started_at": started_at}
-    threads = max(1, (os.cpu_count() or 1) // job.workers)
+    common = {"events": str(engine.folder.events), "started_at": started_at}
     tasks = [
         Task(
             "scheduler",
             "shoal.engines.roles:run_scheduler",
-            {"listen": scheduler, "servers": servers, "workers": job.workers, **common},
+            {"listen": scheduler, "servers": servers, "workers": workers, **common},
             preload=False,
         )
     ]
     for rank in range(servers):
         unix = engine.address(f"server-{rank}")
-        listen = unix if job.transport == "unix" else "tcp://127.0.0.1:0"
+        listen = unix if transport == "unix" else "tcp://127.0.0.1:0"
         tasks.append(
             Task(
                 f"server-{rank}",
@@ -120,6 +117,16 @@ def tasks_of(
                 {"scheduler": scheduler, "listen": listen, "rank": rank, **common},
             )
         )
+    return tasks
+
+
+def tasks_of(
+    job: JobSpec, engine: LocalEngine, data_dirs: Sequence[Path], started_at: float
+) -> list[Task]:
+    """All processes of a job's run."""
+    servers = job.servers if strategies[job.strategy].uses_servers else 0
+    threads = max(1, (os.cpu_count() or 1) // job.workers)
+    tasks = cluster_tasks(engine, servers, job.workers, job.transport, started_at)
     for rank in range(job.workers):
         tasks.append(
             Task(
@@ -127,7 +134,7 @@ def tasks_of(
                 "shoal.apps.worker:run_worker",
                 {
                     "job": msgspec.to_builtins(job),
-                    "scheduler": scheduler,
+                    "scheduler": engine.address("scheduler"),
                     "rank": rank,
                     "folder": str(engine.folder.path.resolve()),
                     "started_at": started_at,

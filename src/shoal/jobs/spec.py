@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from shoal.errors import InvalidValue
 from shoal.registry import unknown
 from shoal.tables.spec import Options
 
+T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
 
 
@@ -103,8 +104,17 @@ def from_mapping(values: dict[str, Any]) -> JobSpec:
             raise unknown("job field", key, JobSpec.__struct_fields__)
     if values.get("global_batch_size") and values.get("batch_size", 64) != 64:
         raise InvalidValue("give batch_size (a worker) or global_batch_size (all), not both")
+    return converted(values, JobSpec)
+
+
+def converted(values: dict[str, Any], schema: type[T]) -> T:
+    """Plain values as a schema's.
+
+    Raises:
+        InvalidValue: one is of a wrong type or out of its range; the text names the field
+    """
     try:
-        return msgspec.convert(values, JobSpec)
+        return msgspec.convert(values, schema)
     except msgspec.ValidationError as error:
         raise InvalidValue(_readable(str(error))) from None
 

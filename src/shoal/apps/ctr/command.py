@@ -1,0 +1,110 @@
+"""`shoal train ctr`: the processes of a run, and its summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from shoal.apps.ctr.readers import guess, opened
+from shoal.apps.ctr.sample import write_sample
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.train import cluster_tasks
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.reports.live import Live
+from shoal.runtime.folder import RunFolder
+
+
+def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
+    """Run it here and return its summary.
+
+    Raises:
+        DataMissing, DataCorrupt: a file that is not there, or is not what it says
+        ShoalError: whatever a process of the run raised
+    """
+    started_at = time.time() if started_at is None else started_at
+    for path in (spec.train, spec.test):
+        if path and spec.format == "auto":
+            guess(Path(path))
+        elif path:
+            opened(Path(path)).close()
+    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
+    if not spec.train:
+        train, test = write_sample(folder.path, spec.seed)
+        spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
+    with LocalEngine(folder) as engine:
+        for task in _tasks(spec, engine, started_at):
+            engine.start(task)
+        watcher = Live(console, folder.events, spec.workers, spec.epochs)
+        with watcher:
+            engine.join(watcher.tick)
+    summary = _summarise(spec, folder, started_at)
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
+    threads = max(1, (os.cpu_count() or 1) // spec.workers)
+    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at)
+    for rank in range(spec.workers):
+        arguments = {
+            "spec": msgspec.to_builtins(spec),
+            "scheduler": engine.address("scheduler"),
+            "rank": rank,
+            "folder": str(engine.folder.path.resolve()),
+            "started_at": started_at,
+            "threads": threads,
+        }
+        tasks.append(Task(f"worker-{rank}", "shoal.apps.ctr.worker:run_ctr_worker", arguments))
+    return tasks
+
+
+def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
+    results = [
+        json.loads((folder.worker(rank) / "result.json").read_text())
+        for rank in range(spec.workers)
+    ]
+    rows = sum(result["rows"] for result in results)
+    losses = [(r["progressive"].get("log_loss", 0.0), r["rows"]) for r in results]
+    return {
+        "model": spec.model,
+        "test": results[0].get("test"),
+        "progressive_log_loss": sum(loss * n for loss, n in losses) / max(rows, 1),
+        "rows": rows,
+        "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
+        "skipped": sum(result["skipped"] for result in results),
+        "wall_s": time.time() - started_at,
+        "bytes_pushed": sum(result["bytes_pushed"] for result in results),
+        "bytes_pulled": sum(result["bytes_pulled"] for result in results),
+        "workers": spec.workers,
+        "servers": spec.servers,
+        "run_dir": str(folder.path),
+        "by_worker": results,
+    }
+
+
+def show_summary(console: Console, summary: dict[str, Any]) -> None:
+    """The figures as a table."""
+    table = Table(box=None, show_header=False)
+    test = summary["test"] or {}
+    for name, value in (
+        ("test AUC", test.get("auc")),
+        ("test log loss", test.get("log_loss")),
+        ("progressive log loss", summary["progressive_log_loss"]),
+        ("rows/s", summary["rows_per_s"]),
+        ("seconds", summary["wall_s"]),
+    ):
+        if value is not None:
+            digits = 4 if "loss" in name or "AUC" in name else 1
+            table.add_row(name, f"{value:,.{digits}f}")
+    if summary["skipped"]:
+        table.add_row("lines left out", str(summary["skipped"]))
+    table.add_row("run", summary["run_dir"])
+    console.print(table)

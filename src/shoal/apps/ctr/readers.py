@@ -1,0 +1,238 @@
+"""Lines of text as batches of keys and values, read as a stream.
+
+    libsvm   label index:value index:value ...
+    dummy    label index index ...                  every value is 1
+    criteo   label, 13 integers, 26 categories of hexadecimal digits; tabs between, empty: missing
+
+Labels are 1, and 0 or -1. An index is a key. A field of criteo's makes the key (column, what is
+there): a category as it is, an integer v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge,
+Juan et al. 2014), so that 100 and 101 are the same and 1 and 2 are not. Keys may be hashed to fewer
+bits, as the hashing trick has it (Weinberger et al. 2009).
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from math import isfinite, log
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from shoal.apps.ctr.spec import Format
+from shoal.errors import DataCorrupt, DataMissing
+from shoal.keys import hash_of
+
+INTEGERS, CATEGORIES = 13, 26
+COLUMN_BITS = 40  # of a key of criteo's, below its column
+LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}
+KEYS = 1 << 64
+
+Row = tuple[float, list[int], list[float] | None]  # label, keys, values (None: all 1)
+
+
+class Batch(msgspec.Struct):
+    """Rows of keys, one after the other.
+
+    labels:   (n,) float32, 0 or 1
+    offsets:  (n,) int64, where each row's keys begin
+    keys:     (m,) uint64
+    values:   (m,) float32
+    fields:   (m,) int64, the column of criteo's, elsewhere the place in the row
+    """
+
+    labels: np.ndarray
+    offsets: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    fields: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Reader:
+    """One worker's rows of a file: of every `share[1]` batches the one numbered `share[0]`.
+
+    skipped: malformed lines that were left out; more than `skip` of them are an error
+
+    Raises:
+        DataMissing: no such file.
+        DataCorrupt: a malformed line (file, line, what was expected), or a file without rows.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        batch_size: int,
+        kind: Format = "auto",
+        hash_bits: int = 0,
+        share: tuple[int, int] = (0, 1),
+        skip: int = 0,
+    ) -> None:
+        self._path = path
+        self._size = batch_size
+        self._bits = hash_bits
+        self._share = share
+        self._skip = skip
+        self.skipped = 0
+        self.kind = guess(path) if kind == "auto" else kind
+        self._parse = PARSERS[self.kind]
+
+    def __iter__(self) -> Iterator[Batch]:
+        mine, sharers = self._share
+        rows: list[Row] = []
+        seen = False
+        with opened(self._path) as file:
+            try:
+                for number, line in enumerate(file):
+                    seen = seen or bool(line.strip())
+                    if number // self._size % sharers != mine or not line.strip():
+                        continue
+                    row = self._row(line, number + 1)
+                    if row is not None:
+                        rows.append(row)
+                    if len(rows) == self._size:
+                        yield self._batch(rows)
+                        rows = []
+            except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+                raise DataCorrupt(f"{self._path}: {error}") from None
+        if not seen:
+            raise DataCorrupt(f"{self._path}: no rows")
+        if rows:
+            yield self._batch(rows)
+
+    def _row(self, line: str, number: int) -> Row | None:
+        try:
+            return self._parse(line)
+        except ValueError as error:
+            self.skipped += 1
+            if self.skipped > self._skip:
+                hint = "" if self._skip else " (--skip-bad-lines N leaves out up to N such lines)"
+                raise DataCorrupt(f"{self._path}: line {number}: {error}{hint}") from None
+            return None
+
+    def _batch(self, rows: list[Row]) -> Batch:
+        counts = [len(keys) for _, keys, _ in rows]
+        offsets = np.concatenate([[0], np.cumsum(counts[:-1])]).astype(np.int64)
+        keys = np.array([key for _, row, _ in rows for key in row], np.uint64)
+        if self.kind == "criteo":
+            fields = (keys >> np.uint64(COLUMN_BITS)).astype(np.int64)
+        else:
+            fields = np.arange(len(keys)) - np.repeat(offsets, counts)
+        if self._bits:
+            keys = hashed(keys, self._bits)
+        values = np.ones(len(keys), np.float32)
+        if self.kind == "libsvm":
+            values[:] = [value for _, _, row in rows for value in row or ()]
+        labels = np.array([label for label, _, _ in rows], np.float32)
+        return Batch(labels, offsets, keys, values, fields)
+
+
+def hashed(keys: np.ndarray, bits: int) -> np.ndarray:
+    """The upper bits of each key's hash."""
+    return np.array([hash_of(key) >> (64 - bits) for key in keys.tolist()], np.uint64)
+
+
+def opened(path: Path) -> IO[str]:
+    """A text file, gzip or not (told by its content)."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        return gzip.open(path, "rt") if packed else path.open()
+    except OSError as error:
+        raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def guess(path: Path) -> Format:
+    """The format, by the first line that is not empty.
+
+    Raises:
+        DataCorrupt: it is none of them.
+    """
+    with opened(path) as file:
+        try:
+            line = next((line for line in file if line.strip()), "")
+        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+            raise DataCorrupt(f"{path}: {error}") from None
+    kind: Format = "criteo" if "\t" in line else "libsvm" if ":" in line else "dummy"
+    try:
+        PARSERS[kind](line)
+    except ValueError as error:
+        raise DataCorrupt(
+            f"{path}: the first line is neither libsvm, dummy nor criteo ({error})"
+        ) from None
+    return kind
+
+
+def _label(text: str) -> float:
+    if text not in LABELS:
+        raise ValueError(f"expected a label of 1, 0 or -1, not {text[:20]!r}")
+    return LABELS[text]
+
+
+def _index(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) >= KEYS:
+        raise ValueError(f"expected an index of 0 or more, not {text[:20]!r}")
+    return int(text)
+
+
+def _libsvm(line: str) -> Row:
+    label, *fields = line.split()
+    keys, values = [], []
+    for field in fields:
+        index, found, value = field.partition(":")
+        keys.append(_index(index))
+        try:
+            number = float(value) if found else float("nan")
+        except ValueError:
+            number = float("nan")
+        if not isfinite(number):
+            raise ValueError(f"expected index:value, not {field[:30]!r}")
+        values.append(number)
+    return _label(label), keys, values
+
+
+def _dummy(line: str) -> Row:
+    label, *fields = line.split()
+    return _label(label), [_index(field) for field in fields], None
+
+
+def _criteo(line: str) -> Row:
+    fields = line.rstrip("\r\n").split("\t")
+    if len(fields) != 1 + INTEGERS + CATEGORIES:
+        raise ValueError(f"expected {1 + INTEGERS + CATEGORIES} fields, not {len(fields)}")
+    keys = []
+    for column, field in enumerate(fields[1:]):
+        if not field:
+            continue
+        if column < INTEGERS:
+            try:
+                value = bucket(int(field))
+            except ValueError:
+                raise ValueError(f"expected an integer in field {column + 1}") from None
+        else:
+            try:
+                value = int(field, 16)
+            except ValueError:
+                raise ValueError(f"expected hexadecimal digits in field {column + 1}") from None
+        keys.append(column << COLUMN_BITS | value % (1 << COLUMN_BITS))
+    return _label(fields[0]), keys, None
+
+
+def bucket(number: int) -> int:
+    """Small integers as they are, larger ones by the square of their logarithm.
+
+    >>> [bucket(each) for each in (-2, 0, 2, 3, 10, 100, 101, 1000000)]
+    [-2, 0, 2, 3, 7, 23, 23, 192]
+    """
+    return number if number <= 2 else 2 + int(log(number) ** 2)
+
+
+PARSERS: dict[str, Callable[[str], Row]] = {
+    "libsvm": _libsvm,
+    "dummy": _dummy,
+    "criteo": _criteo,
+}

@@ -1,0 +1,249 @@
+"""`shoal train ctr`: readers, models, and whole runs."""
+
+import gzip
+import json
+import subprocess
+import sys
+from itertools import combinations
+from math import exp
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.apps.ctr import sample
+from shoal.apps.ctr.models import Clicks
+from shoal.apps.ctr.readers import Reader, bucket, guess, hashed
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.errors import DataCorrupt, DataMissing
+from shoal.keys import hash_of
+from shoal.runtime.context import Context
+
+LIBSVM = "1 3:0.5 7:2\n-1 4:1\n\n0 \n+1 9:-1e-3 18446744073709551615:1\n"
+DUMMY = "1 3 7\n-1 4\n0\n1 9 18446744073709551615\n"
+INTEGERS = ["1", "", "-2", "100", "101", "5", "0", "1", "2", "3", "4", "5", "6"]
+CATEGORIES = [f"{number:08x}" for number in range(25)] + [""]
+CRITEO = "\t".join(["1", *INTEGERS, *CATEGORIES]) + "\n"
+
+
+def file_of(folder, text, name="rows.txt"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def rows_of(reader):
+    """[(label, {key: value})] of all batches."""
+    rows = []
+    for batch in reader:
+        ends = [*batch.offsets[1:], len(batch.keys)]
+        for label, start, stop in zip(batch.labels, batch.offsets, ends, strict=True):
+            pairs = zip(batch.keys[start:stop].tolist(), batch.values[start:stop], strict=True)
+            rows.append((float(label), dict(pairs)))
+    return rows
+
+
+# ---------------------------------------------------------------------------- readers
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_libsvm(tmp_path, packed, size):
+    path = file_of(tmp_path, LIBSVM)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    reader = Reader(path, size)
+    assert reader.kind == "libsvm"
+    small = np.float32(-1e-3)
+    assert rows_of(reader) == [
+        (1, {3: 0.5, 7: 2}),
+        (0, {4: 1}),
+        (0, {}),
+        (1, {9: small, (1 << 64) - 1: 1}),
+    ]
+
+
+def test_dummy(tmp_path):
+    reader = Reader(file_of(tmp_path, DUMMY), 2)
+    assert reader.kind == "dummy"
+    batches = list(reader)
+    assert [batch.fields.tolist() for batch in batches] == [[0, 1, 0], [0, 1]]
+    assert rows_of(reader)[0] == (1, {3: 1, 7: 1})
+
+
+def test_criteo(tmp_path):
+    reader = Reader(file_of(tmp_path, CRITEO), 2)
+    assert reader.kind == "criteo"
+    [batch] = reader
+    assert len(batch.keys) == 37  # two are missing
+    assert batch.fields.tolist() == [0, *range(2, 38)]
+    assert len(set(batch.keys.tolist())) == 37  # the column is in the key
+    assert (batch.keys[2] ^ batch.keys[3]) == (3 ^ 4) << 40  # 100 and 101: one bucket
+    assert bucket(2) != bucket(3)
+
+
+def test_keys_are_hashed_to_fewer_bits(tmp_path):
+    keys = [3, 7, (1 << 64) - 1]
+    assert hashed(np.array(keys, np.uint64), 10).tolist() == [hash_of(k) >> 54 for k in keys]
+    reader = Reader(file_of(tmp_path, DUMMY), 100, hash_bits=10)
+    assert all(key < 1024 for _, row in rows_of(reader) for key in row)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_share_the_rows(tmp_path, workers):
+    path = file_of(tmp_path, "".join(f"1 {number}\n" for number in range(100)))
+    seen = []
+    for rank in range(workers):
+        seen += [key for _, row in rows_of(Reader(path, 8, share=(rank, workers))) for key in row]
+    assert sorted(seen) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("1 3:1\n2 3:1\n", 2, "label of 1, 0 or -1, not '2'"),
+        ("1 3:1\n1 3:x\n", 2, "index:value, not '3:x'"),
+        ("1 3:1\n1 3\n", 2, "index:value, not '3'"),
+        ("1 3:1\n1 3:nan\n", 2, "index:value"),
+        ("1 3:1\n1 -3:1\n", 2, "index of 0 or more"),
+        ("1 3\n\n1 18446744073709551616\n", 3, "index of 0 or more"),
+        (CRITEO + CRITEO.replace("\t00000003", ""), 2, "40 fields, not 39"),
+        (CRITEO + CRITEO.replace("\t100\t", "\tx\t"), 2, "integer in field 4"),
+        (CRITEO + CRITEO.replace("00000003", "xyz"), 2, "hexadecimal digits in field 17"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, text, line, says):
+    path = file_of(tmp_path, text)
+    with pytest.raises(DataCorrupt, match=f"rows.txt: line {line}: expected.*{says}.*skip-bad"):
+        list(Reader(path, 10))
+    reader = Reader(path, 10, skip=1)
+    assert len(rows_of(reader)) == 1
+    assert reader.skipped == 1
+    path.write_text(text + text.rstrip("\n").rpartition("\n")[2] + "\n")
+    with pytest.raises(DataCorrupt):
+        list(Reader(path, 10, skip=1))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "hello world\n", "1 a:b\n", "\x00\x01\n"])
+def test_what_is_no_file_of_rows(tmp_path, text):
+    with pytest.raises(DataCorrupt, match=r"rows\.txt"):
+        list(Reader(file_of(tmp_path, text), 10))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(DataMissing, match=r"none\.txt"):
+        guess(tmp_path / "none.txt")
+    path = tmp_path / "cut.gz"
+    path.write_bytes(gzip.compress(DUMMY.encode() * 1000)[:-20])
+    with pytest.raises(DataCorrupt, match=r"cut\.gz"):
+        list(Reader(path, 10))
+    path.write_bytes(b"\xff\xfe\xfa\n")
+    with pytest.raises(DataCorrupt, match=r"cut\.gz"):
+        guess(path)
+
+
+# ---------------------------------------------------------------------------- models
+
+
+@pytest.mark.real
+def test_a_factorisation_machine_is_the_sum_over_all_pairs(cluster, tmp_path):
+    """Rendle 2010, equation 1, against the linear-time form."""
+    _, [client] = cluster()
+    reader = Reader(file_of(tmp_path, "1 3:0.5 7:2 9:1\n0 4:1\n1\n0 3:1 4:-1\n"), 10)
+    [batch] = reader
+    model = Clicks(CtrSpec(model="fm", factors=3), Context(0, 1, client), 4)
+    keys = [3, 4, 7, 9]
+    client.push("bias", torch.tensor([[0.25]]), keys=[0], assign=True).wait()
+    client.push("linear", torch.tensor([[1.0], [2], [3], [4]]), keys=keys, assign=True).wait()
+    factors = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    client.push("factors", factors, keys=keys, assign=True).wait()
+    linear = dict(zip(keys, (1.0, 2.0, 3.0, 4.0), strict=True))
+    vectors = dict(zip(keys, factors, strict=True))
+    expected = [
+        0.25
+        + sum(linear[key] * x for key, x in row.items())
+        + sum(float(vectors[a] @ vectors[b]) * row[a] * row[b] for a, b in combinations(row, 2))
+        for _, row in rows_of(reader)
+    ]
+    torch.testing.assert_close(model(batch).detach(), torch.tensor(expected))
+
+
+@pytest.mark.real
+def test_deepfm_sees_the_fields_in_their_places(cluster, tmp_path):
+    _, [client] = cluster()
+    [batch] = Reader(file_of(tmp_path, "1 3 7 9\n0 4\n"), 10)
+    model = Clicks(CtrSpec(model="deepfm", factors=2), Context(0, 1, client), 2)
+    seen = []
+    model.deep.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    model(batch)
+    rows = {key: client.pull("factors", keys=[key]).wait()[0] for key in (3, 7, 4)}
+    expected = torch.stack([torch.cat([rows[3], rows[7]]), torch.cat([rows[4], torch.zeros(2)])])
+    torch.testing.assert_close(seen[0], expected)
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+def shoal(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli", "train", "ctr", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("model", ["lr", "fm", "deepfm"])
+def test_a_run_on_the_sample(tmp_path, model):
+    """The sample's own chances have an AUC of about 0.77; chance has 0.5."""
+    ended = shoal("--model", model, "--servers", 2, "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    assert summary["rows"] == sample.TRAIN
+    assert summary["test"]["auc"] > 0.65
+    assert summary["test"]["log_loss"] < summary["by_worker"][0]["progressive"]["log_loss"] + 0.02
+    assert summary["skipped"] == 0
+
+
+@pytest.mark.real
+def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
+    """Within 0.002 of scikit-learn's log loss, with the same penalty."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    random = np.random.default_rng(0)
+    weights = random.normal(size=30)
+    files, sets = [], []
+    for name, rows in (("train", 4000), ("test", 2000)):
+        x = random.random((rows, 30)) < 0.2
+        y = random.random(rows) < [1 / (1 + exp(-each)) for each in x @ weights]
+        text = "".join(
+            f"{int(label)} {' '.join(map(str, np.flatnonzero(row)))}\n"
+            for label, row in zip(y, x, strict=True)
+        )
+        files.append(file_of(tmp_path, text, name))
+        sets.append((x, y))
+    options = ("--l2", 1, "--epochs", 8, "--batch-size", 100, "--json")
+    ended = shoal(files[0], "--test", files[1], *options, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])["test"]["log_loss"]
+    best = LogisticRegression(C=1.0).fit(*sets[0])
+    optimum = log_loss(sets[1][1], best.predict_proba(sets[1][0])[:, 1])
+    assert abs(found - optimum) < 0.002
+
+
+@pytest.mark.real
+def test_a_run_ends_with_the_malformed_line(tmp_path):
+    path = file_of(tmp_path, "1 3\n" * 50 + "nonsense\n")
+    ended = shoal(path, folder=tmp_path)
+    assert ended.returncode == 2
+    assert "line 51: expected a label" in ended.stderr
+    again = shoal(path, "--skip-bad-lines", 1, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "lines left out" in again.stdout
+    for wrong in (("none.txt",), ("--model", "svm"), ("--hash-bits", "99"), ("--lr", "0")):
+        ended = shoal(*wrong, folder=tmp_path)
+        assert ended.returncode == 2, wrong
+        assert "Traceback" not in ended.stderr

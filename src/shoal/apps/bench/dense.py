@@ -1,7 +1,8 @@
 """`shoal bench dense`: whole tables, pushed and pulled as training does.
 
 Pushes are of `sgd`, from more buffers than a cache holds, and acknowledged before the next begins;
-each pull follows a push, so that it fetches rows that have changed.
+each pull follows a push, so that it fetches rows that have changed. The tables have
+`nonfinite="allow"`: a bare copy does not look for NaNs either (decision 0009 has what that costs).
 
     local, 64 MiB   beside a copy of as much memory by one thread
     local, 1 MiB    beside a bare hand-off: one process copies into shared memory, another one out
@@ -50,7 +51,8 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> list[Row]:
         bounds, partners = _ceilings(engine, scheme, size, buffers, out, cores - one or cores)
         client = Client(scheduler, ClientOptions())
         try:
-            spec = TableSpec("bench", size * MIB // 4, access=Access("sgd", {"lr": 1e-3}))
+            access = Access("sgd", {"lr": 1e-3})
+            spec = TableSpec("bench", size * MIB // 4, access=access, nonfinite="allow")
             client.create_table(spec)
             ours = _measure(client, buffers, out, 1, WARM_UP)
             ours = [[], []]

@@ -235,6 +235,19 @@ def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
 
 
 @pytest.mark.real
+def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
+    options = ("--max-rows", 300, "--evict", "lfu", "--servers", 2, "--json")
+    ended = shoal(*options, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    linear = summary["tables"]["linear"]
+    assert linear["rows"] <= 301  # a share of each server, rounded up
+    assert linear["evicted"] > 500
+    assert summary["tables"]["bias"] == {"rows": 1, "evicted": 0}
+    assert summary["test"]["auc"] > 0.6
+
+
+@pytest.mark.real
 def test_a_run_ends_with_the_malformed_line(tmp_path):
     path = file_of(tmp_path, "1 3\n" * 50 + "nonsense\n")
     ended = shoal(path, folder=tmp_path)

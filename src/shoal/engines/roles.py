@@ -89,8 +89,9 @@ def run_server(
         if each.kind == "joined" and log is not None:
             log.write("joined", role="server", rank=session.rank)
 
+    machine = ServerMachine(session, open_shard)
     node = Node(
-        ServerMachine(session, open_shard),
+        machine,
         Identity(name, "server", token=token),
         scheduler=scheduler,
         on_note=note,
@@ -102,6 +103,9 @@ def run_server(
         if node.counters:
             logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))
         node.close()
+        if log is not None:
+            for spec, size in machine.sizes():
+                log.write("table", table=spec.name, rank=session.rank, **size)
 
 
 def advertised(bound: str, advertise: str) -> str:

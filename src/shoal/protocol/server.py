@@ -46,6 +46,7 @@ from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.session import Session
 from shoal.protocol.shards import OpenShard, Shard, Staged
 from shoal.protocol.windows import WINDOW, Window
+from shoal.tables.spec import TableSpec
 
 
 class Parked(msgspec.Struct, frozen=True, eq=False):
@@ -136,6 +137,10 @@ class ServerMachine:
     def frozen(self) -> bool:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.gate.frozen
+
+    def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
+        """What each shard holds: its rows, and how many have made room for others."""
+        return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in self.shards]
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""

@@ -84,6 +84,8 @@ class Embedding(torch.nn.Module):
         init: what new rows are; torch's default, normal(0, 1).
         consistency: asp(), or what the run's other tables have.
         dtype: torch.float32 or torch.float64.
+        max_rows: rows in the servers' memory, 0 for no bound; `evict` says which make room for new
+            ones: "lru", used least recently, or "lfu", used least frequently.
 
     Raises:
         InvalidValue: an id out of range, or not an integer.
@@ -107,6 +109,8 @@ class Embedding(torch.nn.Module):
         init: Init | None = None,
         consistency: Consistency | None = None,
         dtype: torch.dtype = torch.float32,
+        max_rows: int = 0,
+        evict: Literal["lru", "lfu"] = "lru",
         context: Context | None = None,
     ) -> None:
         super().__init__()
@@ -127,6 +131,8 @@ class Embedding(torch.nn.Module):
             access or Access("adagrad", {"lr": 0.01}),
             consistency or asp(),
             kind="sparse",
+            max_rows=max_rows,
+            evict=evict,
         )
         self.spec = self.client.create_table(spec)
         self.pending: list[_Lookup] = []
@@ -194,6 +200,8 @@ class EmbeddingBag(Embedding):
         init: Init | None = None,
         consistency: Consistency | None = None,
         dtype: torch.dtype = torch.float32,
+        max_rows: int = 0,
+        evict: Literal["lru", "lfu"] = "lru",
         context: Context | None = None,
     ) -> None:
         if mode not in ("sum", "mean"):
@@ -207,6 +215,8 @@ class EmbeddingBag(Embedding):
             init=init,
             consistency=consistency,
             dtype=dtype,
+            max_rows=max_rows,
+            evict=evict,
             context=context,
         )
         self.mode = mode

@@ -56,6 +56,14 @@ class DenseShard:
         self._all = list(enumerate(self.fragments))
         self._streams: dict[KeyRange, list[StreamedRows]] = {}
 
+    def __len__(self) -> int:
+        return len(self.held)
+
+    @property
+    def evicted(self) -> int:
+        """Rows that have made room for others: a dense table has room for all."""
+        return 0
+
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:

@@ -19,6 +19,7 @@ from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
 
 MISSING = np.uint64((1 << 64) - 1)
 LEAST_PAIRS = 1 << 12
+LEAST_PLACES = 1 << 10
 MOVED_PER_KEY = 8  # old pairs looked at for each key that comes in
 _NOTHING = np.empty(0, np.uint64)
 
@@ -33,8 +34,27 @@ def pages(nbytes: int) -> mmap.mmap:
     return memory
 
 
+class Growing:
+    """An array of records that grows without being copied: its pages are moved."""
+
+    def __init__(self, dtype: np.dtype[Any], stride: int) -> None:
+        self._size = dtype.itemsize * stride
+        self._dtype = dtype
+        self._memory = pages(LEAST_PLACES * self._size)
+        self.array = np.frombuffer(self._memory, dtype)
+
+    def reserve(self, places: int) -> None:
+        needed = places * self._size
+        if needed > len(self._memory):
+            self.array = np.empty(0, self._dtype)  # or its memory could not be moved
+            self._memory.resize(max(needed, 2 * len(self._memory)))
+            self.array = np.frombuffer(self._memory, self._dtype)
+
+
 class KeyIndex:
     """Places of keys, in the order in which they were first asked for.
+
+    evicted, at_once: as `bounded.BoundedIndex` has them; here none are, and there is no limit
 
     >>> index, created = KeyIndex(), np.empty(3, np.uint64)
     >>> index.find_or_add(np.array([30, 10, 30], np.uint64), created)
@@ -43,16 +63,25 @@ class KeyIndex:
     array([ True,  True])
     """
 
+    evicted = 0
+    at_once = 1 << 62
+
     def __init__(self, expected: int = 0) -> None:
         """`expected` keys find room without growth."""
-        self._pairs = _fresh(_pairs_for(expected))
+        self._pairs = fresh_pairs(pairs_for(expected))
         self._old = _NOTHING  # what is still being moved, from `_moved` on
         self._moved = 0
         self._count = 0
+        self._keys = Growing(np.dtype(np.uint64), 1)
 
     def __len__(self) -> int:
         """The keys that were ever added: the next one's place."""
         return self._count
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Of the places."""
+        return self._keys.array[: self._count]
 
     @property
     def nbytes(self) -> int:
@@ -60,16 +89,18 @@ class KeyIndex:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key, or MISSING."""
-        places = np.empty(len(keys), np.uint64)
-        _find(self._pairs, self._old, keys, places)
-        return places
+        return place_of(self._pairs, keys, self._old)
 
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
         """The place of each key, and how many are new: `created` says which (indices of `keys`)."""
         self._make_room(len(keys))
         places = np.empty(len(keys), np.uint64)
         added = _find_or_add(self._pairs, self._old, keys, places, created, U(self._count))
-        self._count += added
+        if added:
+            first = self._count
+            self._count += added
+            self._keys.reserve(self._count)
+            self._keys.array[first : self._count] = keys[created[:added]]
         return places, added
 
     def _make_room(self, coming: int) -> None:
@@ -79,7 +110,7 @@ class KeyIndex:
             return
         self._move(self._old.size)
         self._old, self._moved = self._pairs, 0
-        self._pairs = _fresh(_pairs_for(2 * self._count + coming))
+        self._pairs = fresh_pairs(pairs_for(2 * self._count + coming))
         self._move(MOVED_PER_KEY * coming + LEAST_PAIRS)
 
     def _move(self, pairs: int) -> None:
@@ -90,17 +121,24 @@ class KeyIndex:
             self._old, self._moved = _NOTHING, 0
 
 
-def _pairs_for(keys: int) -> int:
+def place_of(pairs: np.ndarray, keys: np.ndarray, old: np.ndarray = _NOTHING) -> np.ndarray:
+    """The place of each key in one of two tables of pairs, or MISSING."""
+    places = np.empty(len(keys), np.uint64)
+    _find(pairs, old, keys, places)
+    return places
+
+
+def pairs_for(keys: int) -> int:
     """Pairs for so many keys at a load of at most 6/10: a power of two."""
     return 1 << (max(LEAST_PAIRS, -(-10 * keys // 6)) - 1).bit_length()
 
 
-def _fresh(pairs: int) -> np.ndarray:
+def fresh_pairs(pairs: int) -> np.ndarray:
     return np.frombuffer(pages(16 * pairs), np.uint64)
 
 
 @kernel
-def _probe(pairs: Any, key: Any, home: Any) -> Any:
+def probe(pairs: Any, key: Any, home: Any) -> Any:
     """Where the pair of `key` is, or the empty one where it would be."""
     mask = U(pairs.size // 2 - 1)
     at = home & mask
@@ -116,9 +154,9 @@ def _find(pairs: Any, old: Any, keys: Any, places: Any) -> None:
         if i + AHEAD < count:
             prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
         home = mixed(keys[i])
-        found = pairs[_probe(pairs, keys[i], home) + U(1)]
+        found = pairs[probe(pairs, keys[i], home) + U(1)]
         if found == U(0) and old.size:
-            found = old[_probe(old, keys[i], home) + U(1)]
+            found = old[probe(old, keys[i], home) + U(1)]
         places[i] = found - U(1)
 
 
@@ -129,11 +167,11 @@ def _find_or_add(pairs: Any, old: Any, keys: Any, places: Any, created: Any, fir
         if i + AHEAD < count:
             prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
         home = mixed(keys[i])
-        at = _probe(pairs, keys[i], home)
+        at = probe(pairs, keys[i], home)
         found = pairs[at + U(1)]
         if found == U(0):
             if old.size:
-                found = old[_probe(old, keys[i], home) + U(1)]
+                found = old[probe(old, keys[i], home) + U(1)]
             if found == U(0):
                 created[added] = i
                 added += U(1)
@@ -150,6 +188,6 @@ def _move(old: Any, pairs: Any, start: Any, stop: Any) -> None:
         place = old[i * U(2) + U(1)]
         if place != U(0):
             key = old[i * U(2)]
-            at = _probe(pairs, key, mixed(key))
+            at = probe(pairs, key, mixed(key))
             pairs[at] = key
             pairs[at + U(1)] = place

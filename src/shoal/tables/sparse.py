@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from shoal.keys import SLOTS, KeyRange
+from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import distinct, outside
-from shoal.tables.index import KeyIndex, pages
+from shoal.tables.index import Growing, KeyIndex
 from shoal.tables.kernels import U, kernel
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Staging
 
-LEAST_PLACES = 1 << 10
 _KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}
 
 
@@ -71,9 +71,10 @@ class SparseShard:
         self.updates = 0
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
-        self._index = KeyIndex()
-        self._records = _Growing(self.dtype, self.stride)
-        self._keys = _Growing(np.dtype(np.uint64), 1)
+        self._index: KeyIndex | BoundedIndex = KeyIndex()
+        if spec.max_rows:
+            self._index = BoundedIndex(rows_held(spec, held), spec.evict)
+        self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
 
     def __len__(self) -> int:
@@ -86,7 +87,12 @@ class SparseShard:
 
     @property
     def keys(self) -> np.ndarray:
-        return self._keys.array[: len(self)]
+        return self._index.keys
+
+    @property
+    def evicted(self) -> int:
+        """Rows that have made room for others."""
+        return self._index.evicted
 
     # ------------------------------------------------------------------ arrival
 
@@ -112,14 +118,14 @@ class SparseShard:
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
         """Hand a push to the row method at once."""
-        staged.places = self._places(staged.keys)
-        self._update(staged.places, staged.values, lr)
+        staged.places = self._update(staged.keys, staged.values, lr)
         self.release(staged)
 
     def write(self, staged: StagedKeys) -> None:
         """Set rows to the pushed values; their state stays."""
-        places = self._places(staged.keys)
-        scatter(self.records, places, staged.values, U(self.stride))
+        for some in self._slices(len(staged.keys)):
+            places = self._places(staged.keys[some])
+            scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
     def merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> None:
@@ -139,21 +145,38 @@ class SparseShard:
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
             self.release(staged)
-        self._update(self._places(keys), merged, contributions[0][1])
+        self._update(keys, merged, contributions[0][1])
 
-    def _update(self, places: np.ndarray, values: np.ndarray, lr: float | None) -> None:
-        self.method.apply(self.records, places, values, self.stride, self.updates, lr)
+    def _update(self, keys: np.ndarray, values: np.ndarray, lr: float | None) -> np.ndarray | None:
+        """The places of the keys, where they are good until the next request."""
+        places = None
+        for some in self._slices(len(keys)):
+            places = self._places(keys[some])
+            step = self.updates
+            self.method.apply(self.records, places, values[some], self.stride, step, lr)
         self.updates += 1
+        return None if self.spec.max_rows else places
+
+    def _slices(self, count: int) -> list[slice]:
+        """What of so many keys is worked on together: a bounded table's must not evict each other.
+
+        As long as they are read and written within one slice, places hold.
+        """
+        most = self._index.at_once
+        return [slice(start, start + most) for start in range(0, max(count, 1), most)]
 
     # ------------------------------------------------------------------ reads
 
     def read_keys(self, staged: StagedKeys) -> memoryview:
         """A copy of the rows of `staged.keys`; those that are not there yet are created."""
         out = np.empty((len(staged.keys), self.spec.width), self.dtype)
-        places = self._places(staged.keys) if staged.places is None else staged.places
+        for some in self._slices(len(staged.keys)):
+            places = staged.places
+            if places is None:
+                places = self._places(staged.keys[some])
+            self.method.read(self.records, places, out[some], self.stride)
         staged.kept = False
         self.release(staged)
-        self.method.read(self.records, places, out, self.stride)
         view: memoryview = out.reshape(-1).view(np.uint8).data
         return view
 
@@ -162,17 +185,14 @@ class SparseShard:
     def _places(self, keys: np.ndarray) -> np.ndarray:
         """Where the keys' records are; new ones are made."""
         created = np.empty(len(keys), np.uint64)
-        before = len(self._index)
         places, added = self._index.find_or_add(keys, created)
         if added:
-            new = keys[created[:added]]
-            self._keys.reserve(before + added)
-            self._keys.array[before : before + added] = new
-            self._records.reserve(before + added)
-            init = self.spec.init
+            self._records.reserve(len(self._index))
+            init, new = self.spec.init, created[:added]
             _create(
-                self._records.array[before * self.stride : (before + added) * self.stride],
-                new,
+                self.records,
+                places[new],
+                keys[new],
                 self._state,
                 U(self.spec.width),
                 _KINDS[init.kind],
@@ -184,21 +204,9 @@ class SparseShard:
         return places
 
 
-class _Growing:
-    """An array of records that grows without being copied: its pages are moved."""
-
-    def __init__(self, dtype: np.dtype[Any], stride: int) -> None:
-        self._size = dtype.itemsize * stride
-        self._dtype = dtype
-        self._memory = pages(LEAST_PLACES * self._size)
-        self.array = np.frombuffer(self._memory, dtype)
-
-    def reserve(self, places: int) -> None:
-        needed = places * self._size
-        if needed > len(self._memory):
-            self.array = np.empty(0, self._dtype)  # or its memory could not be moved
-            self._memory.resize(max(needed, 2 * len(self._memory)))
-            self.array = np.frombuffer(self._memory, self._dtype)
+def rows_held(spec: TableSpec, held: KeyRange) -> int:
+    """A shard's share of a table's `max_rows`."""
+    return max(1, -(-spec.max_rows * len(held) // SLOTS))
 
 
 def stream_of(seed: int, number: int) -> np.uint64:
@@ -218,6 +226,7 @@ def _uniform(counter: Any, stream: Any) -> Any:
 @kernel
 def _create(
     records: Any,
+    places: Any,
     keys: Any,
     state: Any,
     width: Any,
@@ -230,7 +239,7 @@ def _create(
     """Write new records: rows as `dense.fill` writes those of these keys, and their state."""
     stride = width + U(state.size)
     for i in range(U(keys.size)):
-        row = i * stride
+        row = places[i] * stride
         for j in range(width):
             value = 0.0
             if kind == 1:

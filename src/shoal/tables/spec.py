@@ -107,6 +107,8 @@ _KINDS = {
     "fragment_rows": int,
     "kind": str,
     "nonfinite": str,
+    "max_rows": int,
+    "evict": str,
 }
 
 
@@ -125,6 +127,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     kind:           `dense` or `sparse`
     nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
                     key, `zero` takes it as 0, `allow` looks at nothing
+    max_rows:       of a sparse table, on all servers together; 0 for no bound. A new key then takes
+                    the place of one that was used long ago (evict='lru') or seldom ('lfu'), whose
+                    row begins anew when it is next named
     """
 
     name: str
@@ -138,6 +143,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     fragment_rows: int = 0
     kind: Literal["dense", "sparse"] = "dense"
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
+    max_rows: int = 0
+    evict: Literal["lru", "lfu"] = "lru"
 
     def __post_init__(self) -> None:
         for field, kind in _KINDS.items():
@@ -151,6 +158,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
         _require_one_of("kind", self.kind, ("dense", "sparse"))
         _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
+        _require_one_of("evict", self.evict, ("lru", "lfu"))
+        if self.max_rows < 0 or (self.max_rows and self.kind == "dense"):
+            raise InvalidValue(
+                f"table {self.name!r}: max_rows bounds a sparse table, and is 0 (no bound) or more"
+            )
         if self.kind == "sparse" and self.rows:
             raise InvalidValue(
                 f"table {self.name!r} is sparse: it has a row for any 64-bit key, not {self.rows}"

@@ -18,6 +18,7 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train import cluster_tasks
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
+from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.runtime.folder import RunFolder
 
@@ -79,6 +80,7 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "progressive_log_loss": sum(loss * n for loss, n in losses) / max(rows, 1),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
+        "tables": _tables(folder),
         "skipped": sum(result["skipped"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -88,6 +90,17 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "run_dir": str(folder.path),
         "by_worker": results,
     }
+
+
+def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:
+    """Rows and evictions of each table, on all servers."""
+    found: dict[str, dict[str, int]] = {}
+    for event in read_events(folder.events):
+        if event.get("kind") == "table":
+            size = found.setdefault(event["table"], {"rows": 0, "evicted": 0})
+            for what in size:
+                size[what] += event[what]
+    return found
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
@@ -104,6 +117,10 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         if value is not None:
             digits = 4 if "loss" in name or "AUC" in name else 1
             table.add_row(name, f"{value:,.{digits}f}")
+    for name, size in summary["tables"].items():
+        if name != "bias":
+            evicted = f", {size['evicted']:,} evicted" if size["evicted"] else ""
+            table.add_row(f"keys in {name}", f"{size['rows']:,}{evicted}")
     if summary["skipped"]:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])

@@ -8,6 +8,7 @@ deepfm   ... + a multi-layer perceptron of the fields' factors  Guo et al. 2017
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,9 @@ class Clicks(nn.Module):
         plain, sparse = Access("ftrl", rate), Access("ftrl", {**rate, "l1": spec.l1, "l2": spec.l2})
         zeros = Init()
         self.bias = Embedding(None, 1, table="bias", access=plain, init=zeros, context=context)
+        bound: dict[str, Any] = {"max_rows": spec.max_rows, "evict": spec.evict}
         self.linear = EmbeddingBag(
-            None, 1, mode="sum", table="linear", access=sparse, init=zeros, context=context
+            None, 1, mode="sum", table="linear", access=sparse, init=zeros, context=context, **bound
         )
         self.factors: Embedding | None = None
         self.deep: nn.Module | None = None
@@ -48,6 +50,7 @@ class Clicks(nn.Module):
                 access=Access("adagrad", {"lr": spec.factor_lr}),
                 init=Init("normal", 0.0, FACTOR_STD, spec.seed),
                 context=context,
+                **bound,
             )
         if spec.model == "deepfm":
             torch.manual_seed(spec.seed)

@@ -26,6 +26,8 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     factors: Annotated[int, Meta(ge=1, description="fm, deepfm: elements of a key's factor")] = 8
     factor_lr: Annotated[float, Meta(gt=0.0, description="fm, deepfm: AdaGrad's rate of the factors")] = 0.05
     dense_lr: Annotated[float, Meta(gt=0.0, description="deepfm: Adam's rate of the dense layers")] = 0.001
+    max_rows: Annotated[int, Meta(ge=0, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
+    evict: Annotated[Literal["lru", "lfu"], Meta(description="which rows make room: used least recently, or least frequently")] = "lru"
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 1
     batch_size: Annotated[int, Meta(ge=1, description="rows a worker and step")] = 256
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2

@@ -1,0 +1,169 @@
+"""BoundedIndex: a table's keys in bounded memory; the least used make room for new ones.
+
+Exact orders of use would cost several cache misses a key. As in Redis, a few rows are drawn at
+random instead, and the one that was used least goes:
+
+    lru   whose last use is the longest ago
+    lfu   that was used least often; the others that were drawn forget an eighth of their uses, so
+          that what was popular once goes as well
+
+Draws are a function of the requests alone, so that replicas agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal.tables.index import fresh_pairs, pairs_for, place_of, probe
+from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
+
+DRAWN = U(8)
+
+
+class BoundedIndex:
+    """At most `most` keys at a time, each with a place below `most`.
+
+    evicted:  keys that have made room
+    at_once:  how many keys may be asked for together: rows of one request do not evict each other
+
+    >>> index, created = BoundedIndex(4, "lru"), np.empty(2, np.uint64)
+    >>> for keys in ([1, 2], [3, 4], [1, 2], [5, 6]):
+    ...     places, added = index.find_or_add(np.array(keys, np.uint64), created)
+    >>> index.evicted, sorted(index.keys.tolist())
+    (2, [1, 2, 5, 6])
+    """
+
+    def __init__(self, most: int, policy: Literal["lru", "lfu"]) -> None:
+        self.at_once = max(1, most // 2)
+        self.keys = np.zeros(most, np.uint64)[:0]
+        self._keys = np.zeros(most, np.uint64)
+        self._pairs = fresh_pairs(pairs_for(most))
+        self._uses = np.zeros(most, np.uint32)
+        self._last = np.zeros(most, np.uint32)
+        self._lfu = policy == "lfu"
+        # rows, evictions, requests, and the state of the draws
+        self._state = np.array([0, 0, 0, 0x9E3779B97F4A7C15], np.uint64)
+
+    def __len__(self) -> int:
+        return int(self._state[0])
+
+    @property
+    def evicted(self) -> int:
+        return int(self._state[1])
+
+    @property
+    def nbytes(self) -> int:
+        return self._pairs.nbytes + self._keys.nbytes + self._uses.nbytes + self._last.nbytes
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The place of each key, or MISSING."""
+        return place_of(self._pairs, keys)
+
+    def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
+        """The place of each key, and how many are new: `created` says which (indices of `keys`).
+
+        `keys`: `at_once` at most, each once
+        """
+        assert len(keys) <= self.at_once
+        places = np.empty(len(keys), np.uint64)
+        added = _find_or_add(
+            self._pairs,
+            keys,
+            places,
+            created,
+            self._keys,
+            self._uses,
+            self._last,
+            self._state,
+            self._lfu,
+        )
+        self.keys = self._keys[: len(self)]
+        return places, added
+
+
+@kernel
+def _remove(pairs: Any, key: Any) -> None:
+    """Take a key out; those behind it in its chain move up, so that no gap breaks a probe."""
+    mask = U(pairs.size // 2 - 1)
+    hole = probe(pairs, key, mixed(key)) >> U(1)
+    at = hole
+    while True:
+        at = (at + U(1)) & mask
+        if pairs[at * U(2) + U(1)] == U(0):
+            break
+        home = mixed(pairs[at * U(2)]) & mask
+        if (at - home) & mask >= (at - hole) & mask:  # its home is not between the hole and it
+            pairs[hole * U(2)] = pairs[at * U(2)]
+            pairs[hole * U(2) + U(1)] = pairs[at * U(2) + U(1)]
+            hole = at
+    pairs[hole * U(2) + U(1)] = U(0)
+
+
+@kernel
+def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
+    """The place that is given up: of a few drawn, none of them used by this request."""
+    now, seed, best, drawn = state[2], state[3], U(uses.size), U(0)
+    while drawn < DRAWN:
+        seed ^= seed << U(13)  # xorshift64, Marsaglia 2003
+        seed ^= seed >> U(7)
+        seed ^= seed << U(17)
+        place = seed % U(uses.size)
+        if U(last[place]) == now:
+            continue
+        drawn += U(1)
+        if best == U(uses.size):
+            best = place
+        elif place != best:
+            worse = uses[place] < uses[best] if lfu else last[place] < last[best]
+            stays = best if worse else place
+            best = place if worse else best
+            if lfu:
+                uses[stays] -= uses[stays] >> 3
+    state[3] = seed
+    return best
+
+
+@kernel
+def _find_or_add(
+    pairs: Any,
+    keys: Any,
+    places: Any,
+    created: Any,
+    owners: Any,
+    uses: Any,
+    last: Any,
+    state: Any,
+    lfu: Any,
+) -> Any:
+    mask, count, added = U(pairs.size // 2 - 1), U(keys.size), U(0)
+    state[2] += U(1)
+    for i in range(count):  # what is here is kept, whatever comes before it in the list
+        if i + AHEAD < count:
+            prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
+        found = pairs[probe(pairs, keys[i], mixed(keys[i])) + U(1)]
+        places[i] = found - U(1)
+        if found != U(0):
+            last[found - U(1)] = state[2]
+            uses[found - U(1)] += 1
+    for i in range(count):
+        if places[i] != ~U(0):
+            continue
+        place = state[0]
+        if place < U(uses.size):
+            state[0] += U(1)
+        else:
+            place = _victim(uses, last, state, lfu)
+            _remove(pairs, owners[place])
+            state[1] += U(1)
+        at = probe(pairs, keys[i], mixed(keys[i]))
+        pairs[at] = keys[i]
+        pairs[at + U(1)] = place + U(1)
+        owners[place] = keys[i]
+        last[place] = state[2]
+        uses[place] = 1
+        places[i] = place
+        created[added] = i
+        added += U(1)
+    return int(added)

@@ -41,7 +41,7 @@ class BoundedIndex:
         self._keys = np.zeros(most, np.uint64)
         self._pairs = fresh_pairs(pairs_for(most))
         self._uses = np.zeros(most, np.uint32)
-        self._last = np.zeros(most, np.uint32)
+        self._last = np.zeros(most, np.uint64)
         self._lfu = policy == "lfu"
         # rows, evictions, requests, and the state of the draws
         self._state = np.array([0, 0, 0, 0x9E3779B97F4A7C15], np.uint64)
@@ -64,7 +64,7 @@ class BoundedIndex:
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
         """The place of each key, and how many are new: `created` says which (indices of `keys`).
 
-        `keys`: `at_once` at most, each once
+        `keys`: `at_once` at most
         """
         assert len(keys) <= self.at_once
         places = np.empty(len(keys), np.uint64)
@@ -110,7 +110,7 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
         seed ^= seed >> U(7)
         seed ^= seed << U(17)
         place = seed % U(uses.size)
-        if U(last[place]) == now:
+        if last[place] == now:
             continue
         drawn += U(1)
         if best == U(uses.size):
@@ -149,6 +149,10 @@ def _find_or_add(
             uses[found - U(1)] += 1
     for i in range(count):
         if places[i] != ~U(0):
+            continue
+        twin = pairs[probe(pairs, keys[i], mixed(keys[i])) + U(1)]
+        if twin != U(0):  # a key that is there twice, from somebody who did not look
+            places[i] = twin - U(1)
             continue
         place = state[0]
         if place < U(uses.size):

@@ -203,3 +203,38 @@ def test_what_cannot_be_asked_of_a_sparse_table(cluster):
         with pytest.raises(InvalidValue, match=r"'e'|contiguous"):
             wrong()
     client.push("e", torch.ones(1, 2), keys=[1]).wait()  # and it goes on
+
+
+@pytest.mark.real
+def test_ftrl_in_rounds_equals_one_process(cluster):
+    """Two workers' logistic regression under BSP, on two servers, beside algorithm 1 in numpy."""
+    _, clients = cluster(2, 2)
+    rate, beta, l1, l2 = 0.3, 1.0, 0.5, 0.1
+    options = {"lr": rate, "beta": beta, "l1": l1, "l2": l2}
+    spec = TableSpec(
+        "e", 0, (), "float64", Init(), Access("ftrl", options), bsp(), "sum", kind="sparse"
+    )
+    for client in clients:
+        client.create_table(spec)
+    random = np.random.default_rng(0)
+    x = (random.random((2, 12, 16, 40)) < 0.2).astype(float)  # worker, round, row, feature
+    y = (random.random((2, 12, 16)) < 0.4).astype(float)
+    z, n, w = np.zeros(40), np.zeros(40), np.zeros(40)
+    for at in range(12):
+        pulls = [client.pull("e", keys=range(40)) for client in clients]
+        weights = [pull.wait().numpy() for pull in pulls]
+        np.testing.assert_allclose(weights[0], w, atol=1e-6)
+        np.testing.assert_array_equal(weights[0], weights[1])
+        for worker, client in enumerate(clients):
+            seen = np.flatnonzero(x[worker, at].any(0))
+            chances = 1 / (1 + np.exp(-x[worker, at] @ weights[worker]))
+            gradient = (chances - y[worker, at]) @ x[worker, at]
+            client.push("e", torch.from_numpy(gradient[seen]), keys=seen)
+            client.advance()
+        everything, labels = x[:, at].reshape(-1, 40), y[:, at].ravel()
+        g = (1 / (1 + np.exp(-everything @ w)) - labels) @ everything
+        more = n + g * g
+        z += g - (np.sqrt(more) - np.sqrt(n)) / rate * w
+        n = more
+        w = -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / rate + l2) * (np.abs(z) > l1)
+    assert 0 < (w == 0).sum() < 40

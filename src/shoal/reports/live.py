@@ -43,13 +43,13 @@ class Live:
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=28),
             TextColumn("epoch {task.fields[epoch]:>3}  step {task.completed:>6}"),
-            TextColumn("loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>6}"),
+            TextColumn("loss {task.fields[loss]:>7}{task.fields[accuracy]}"),
             TimeElapsedColumn(),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {
             f"worker-{rank}": self._progress.add_task(
-                f"worker-{rank}", total=None, epoch="-", loss="-", accuracy="-"
+                f"worker-{rank}", total=None, epoch="-", loss="-", accuracy=""
             )
             for rank in range(workers)
         }
@@ -90,7 +90,7 @@ class Live:
                 loss=f"{step['loss']:.4f}",
             )
         if "eval" in events:
-            self._progress.update(task, accuracy=f"{events['eval']['accuracy']:.4f}")
+            self._progress.update(task, accuracy=f"  accuracy {events['eval']['accuracy']:.4f}")
 
 
 def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[float]) -> None:

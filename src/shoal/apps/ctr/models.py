@@ -47,7 +47,7 @@ class Clicks(nn.Module):
                 None,
                 spec.factors,
                 table="factors",
-                access=Access("adagrad", {"lr": spec.factor_lr}),
+                access=Access("adagrad", {"lr": spec.factor_lr, "initial_accumulator_value": 1.0}),
                 init=Init("normal", 0.0, FACTOR_STD, spec.seed),
                 context=context,
                 **bound,

@@ -24,7 +24,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lr: Annotated[float, Meta(gt=0.0, description="FTRL's rate of the linear weights")] = 0.1
     beta: Annotated[float, Meta(ge=0.0, description="FTRL's beta")] = 1.0
     factors: Annotated[int, Meta(ge=1, description="fm, deepfm: elements of a key's factor")] = 8
-    factor_lr: Annotated[float, Meta(gt=0.0, description="fm, deepfm: AdaGrad's rate of the factors")] = 0.05
+    factor_lr: Annotated[float, Meta(gt=0.0, description="fm, deepfm: AdaGrad's rate of the factors")] = 0.02
     dense_lr: Annotated[float, Meta(gt=0.0, description="deepfm: Adam's rate of the dense layers")] = 0.001
     max_rows: Annotated[int, Meta(ge=0, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
     evict: Annotated[Literal["lru", "lfu"], Meta(description="which rows make room: used least recently, or least frequently")] = "lru"

@@ -128,6 +128,24 @@ def test_one_pull_and_one_push_for_all_tables(context, asked):
     assert len(asked) == 4
 
 
+def test_a_step_may_be_one_message(context, asked):
+    """Gradients go, and the rows of the next batch come back: updated ones."""
+    ours = shoal.nn.Embedding(
+        None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
+    )
+    first, second = torch.tensor([1, 2]), torch.tensor([2, 3])
+    ours(first).sum().backward()
+    shoal.nn.push(ours, then=[(ours, second)])
+    assert len(asked) == 2
+    assert ours(second).ravel().tolist() == [-1, 0]
+    assert len(asked) == 2
+    shoal.nn.push(ours, then=[(ours, first)])  # without gradients it only looks up
+    assert ours(first).ravel().tolist() == [-1, -1]
+    assert len(asked) == 3
+    with pytest.raises(UsageError, match="modules"):
+        shoal.nn.push(then=[(ours, first)])
+
+
 def test_modules_may_share_a_table(context, asked):
     """And several uses in a step are one update of a row."""
     one, two = (

@@ -8,7 +8,7 @@ on training in whatever way they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -238,7 +238,10 @@ class EmbeddingBag(Embedding):
         )
 
 
-def prefetch(*wanted: tuple[Embedding, Tensor]) -> None:
+Wanted = tuple[Embedding, Tensor]
+
+
+def prefetch(*wanted: Wanted) -> None:
     """Pull the rows that modules are about to use, in one message a server for all of them.
 
     The next call of each module with that very tensor uses them.
@@ -246,52 +249,70 @@ def prefetch(*wanted: tuple[Embedding, Tensor]) -> None:
     >>> shoal.nn.prefetch((users, user_ids), (items, item_ids))          # doctest: +SKIP
     >>> score = (users(user_ids) * items(item_ids)).sum(1)               # doctest: +SKIP
     """
-    if not wanted:
-        return
-    client = wanted[0][0].client
-    lookups = [module._wanted(ids) for module, ids in wanted]
-    servers = len(client.view.servers)
-    pulls = [
-        pull_op(module.spec, Batch(module.spec, lookup.keys, servers), None)
-        for (module, _), lookup in zip(wanted, lookups, strict=True)
-    ]
-    client.exchange(Exchange(pulls=tuple(op for op, _ in pulls))).wait()
-    for (module, _), lookup, (_, finish) in zip(wanted, lookups, pulls, strict=True):
-        lookup.fill(finish())
-        module._ahead = lookup
+    if wanted:
+        _exchange((), wanted, 1.0)
 
 
-def push(*modules: torch.nn.Module, weight: float = 1.0) -> Future | None:
+def push(
+    *modules: torch.nn.Module, weight: float = 1.0, then: Sequence[Wanted] = ()
+) -> Future | None:
     """Send the gradients of all embeddings in `modules`, in one message a server.
 
     The future is done when they are applied; nobody has to wait for it, for a later pull of the
-    same table comes after. None where there was no gradient. Call it before the optimizer's `step`
-    where the tables are bsp() or ssp(): that is what ends the clock.
+    same table comes after. None where there was nothing to send. Call it before the optimizer's
+    `step` where the tables are bsp() or ssp(): that is what ends the clock.
 
     weight: of this worker's gradients in a round's mean, such as its batch size
+    then:   what the next batch looks up, as `prefetch` has it: it comes back with the answer, so
+            that a step takes one message. This waits for it. For tables that are asp()
 
     Raises:
         NotFinite: a gradient has a NaN or an infinity; nothing was sent, and it is forgotten
     """
     gradients: dict[str, list[_Lookup]] = {}
-    client: Client | None = None
     specs: dict[str, TableSpec] = {}
     for each in _embeddings(modules):
         used = [lookup for lookup in each.pending if lookup.grad is not None]
         each.pending.clear()
         if used:
-            client = each.client
             specs[each.spec.name] = each.spec
             gradients.setdefault(each.spec.name, []).extend(used)
-    if client is None:
-        return None
-    servers = len(client.view.servers)
-    ops = []
+    pushes = []
     for name, lookups in gradients.items():
         keys = np.concatenate([lookup.keys for lookup in lookups])
         values = torch.cat([lookup.grad for lookup in lookups if lookup.grad is not None])
-        ops.append(push_op(specs[name], Batch(specs[name], keys, servers), values))
-    return client.exchange(Exchange(tuple(ops), weight=weight))
+        pushes.append((specs[name], keys, values))
+    if not pushes and not then:
+        return None
+    if not modules:
+        raise UsageError("shoal.nn.push needs the modules whose gradients it is to send")
+    return _exchange(pushes, then, weight, _embeddings(modules)[0].client)
+
+
+def _exchange(
+    pushes: Sequence[tuple[TableSpec, np.ndarray, Tensor]],
+    wanted: Sequence[Wanted],
+    weight: float,
+    client: Client | None = None,
+) -> Future:
+    """Push, and pull; waits where there is something to pull."""
+    client = client or wanted[0][0].client
+    servers = len(client.view.servers)
+    lookups = [module._wanted(ids) for module, ids in wanted]
+    pulls = [
+        pull_op(module.spec, Batch(module.spec, lookup.keys, servers), None)
+        for (module, _), lookup in zip(wanted, lookups, strict=True)
+    ]
+    ops = [push_op(spec, Batch(spec, keys, servers), values) for spec, keys, values in pushes]
+    future = client.exchange(
+        Exchange(tuple(ops), False, tuple(op for op, _ in pulls), weight=weight)
+    )
+    if wanted:
+        future.wait()
+    for (module, _), lookup, (_, finish) in zip(wanted, lookups, pulls, strict=True):
+        lookup.fill(finish())
+        module._ahead = lookup
+    return future
 
 
 def _embeddings(modules: Iterable[torch.nn.Module]) -> list[Embedding]:

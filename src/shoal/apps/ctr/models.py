@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.runtime.context import Context
-from shoal.runtime.embedding import Embedding, EmbeddingBag, prefetch
+from shoal.runtime.embedding import Embedding, EmbeddingBag, Wanted, prefetch
 from shoal.tables.spec import Access, Init, Options
 
 HIDDEN = (64, 32)
 FACTOR_STD = 0.01
+CONSTANT = torch.zeros(1, dtype=torch.int64)  # the bias has one row
 
 
 class Clicks(nn.Module):
@@ -41,6 +42,7 @@ class Clicks(nn.Module):
         )
         self.factors: Embedding | None = None
         self.deep: nn.Module | None = None
+        self._ahead: tuple[Batch, Tensor] | None = None
         self._fields = fields
         if spec.model != "lr":
             self.factors = Embedding(
@@ -60,15 +62,22 @@ class Clicks(nn.Module):
                 layers += [nn.Linear(before, after), nn.ReLU()]
             self.deep = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
-    def forward(self, batch: Batch) -> Tensor:
+    def wanted(self, batch: Batch) -> list[Wanted]:
+        """The rows that a batch looks up; the tensors are those that `forward` uses."""
         keys = torch.from_numpy(batch.keys.view("int64"))
-        values = torch.from_numpy(batch.values)
-        constant = torch.zeros(1, dtype=torch.int64)
-        wanted: list[tuple[Embedding, Tensor]] = [(self.bias, constant), (self.linear, keys)]
+        self._ahead = batch, keys
+        found: list[Wanted] = [(self.bias, CONSTANT), (self.linear, keys)]
         if self.factors is not None:
-            wanted.append((self.factors, keys))
-        prefetch(*wanted)
-        logits: Tensor = self.bias(constant)[0] + self.linear(
+            found.append((self.factors, keys))
+        return found
+
+    def forward(self, batch: Batch) -> Tensor:
+        if self._ahead is None or self._ahead[0] is not batch:
+            prefetch(*self.wanted(batch))
+        assert self._ahead is not None
+        keys, self._ahead = self._ahead[1], None
+        values = torch.from_numpy(batch.values)
+        logits: Tensor = self.bias(CONSTANT)[0] + self.linear(
             keys, torch.from_numpy(batch.offsets), per_sample_weights=values
         ).squeeze(1)
         if self.factors is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ def run_ctr_worker(
         (paths.worker(rank) / "result.json").write_text(json.dumps(result))
     log.write("end", rank=rank)
     log.close()
+
+
+def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it, which is looked up as its own update is sent."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
 
 
 class Scores:
@@ -107,16 +118,16 @@ class Trainer:
         kept: list[Batch] = []
         batches: Iterable[Batch] = self._reader
         for epoch in range(self._spec.epochs):
-            for batch in batches:
+            for batch, following in with_next(batches):
                 if not epoch and self._spec.epochs > 1:
                     kept.append(batch)
                 begin = time.monotonic()
-                self._step(batch, epoch)
+                self._step(batch, following, epoch)
                 self._seconds += time.monotonic() - begin
             order = np.random.default_rng((self._spec.seed, self._context.rank, epoch))
             batches = [kept[at] for at in order.permutation(len(kept))]
 
-    def _step(self, batch: Batch, epoch: int) -> None:
+    def _step(self, batch: Batch, following: Batch | None, epoch: int) -> None:
         logits = self._model(batch)
         if not epoch:  # before the model has seen them
             self._progressive.add(logits, batch.labels)
@@ -125,7 +136,8 @@ class Trainer:
         if self._optimizer is not None:
             self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        push(self._model, weight=len(batch))
+        then = self._model.wanted(following) if following is not None else ()
+        push(self._model, weight=len(batch), then=then)
         if self._optimizer is not None:
             self._optimizer.step(weight=len(batch))
         self._rows += len(batch)

@@ -105,10 +105,13 @@ def test_workers_share_the_rows(tmp_path, workers):
         ("1 3:1\n1 3:x\n", 2, "index:value, not '3:x'"),
         ("1 3:1\n1 3\n", 2, "index:value, not '3'"),
         ("1 3:1\n1 3:nan\n", 2, "index:value"),
+        ("1 3:1\n1 3:1e39\n", 2, "index:value"),
+        ("1 3:1\n1 3:1_0\n", 2, "index:value"),
         ("1 3:1\n1 -3:1\n", 2, "index of 0 or more"),
         ("1 3\n\n1 18446744073709551616\n", 3, "index of 0 or more"),
         (CRITEO + CRITEO.replace("\t00000003", ""), 2, "40 fields, not 39"),
         (CRITEO + CRITEO.replace("\t100\t", "\tx\t"), 2, "integer in field 4"),
+        (CRITEO + CRITEO.replace("00000003", "0x1f"), 2, "hexadecimal digits in field 17"),
         (CRITEO + CRITEO.replace("00000003", "xyz"), 2, "hexadecimal digits in field 17"),
     ],
 )

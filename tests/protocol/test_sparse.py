@@ -146,6 +146,8 @@ def test_a_pull_of_pushed_keys_may_wait_for_its_round():
         ((Part(0, 0, SLOTS, KEYS_MAX + 1),), ()),
         ((Part(0, 0, SLOTS + 1, 1),), ()),
         ((Part(0, 0, SLOTS, -3),), ()),
+        ((Part(0, 0, SLOTS, 1),), (Part(0, 0, SLOTS, SAME), Part(0, 0, SLOTS, SAME))),
+        ((Part(0, 0, SLOTS, 1),), (Part(0, 5, 1, SAME),)),
     ],
 )
 def test_requests_that_name_no_keys_of_this_table(pushes, pulls):
@@ -153,6 +155,14 @@ def test_requests_that_name_no_keys_of_this_table(pushes, pulls):
     code, _ = server.ask(server.request(pushes, pulls))
     assert code == "refused"
     assert len(server.machine.shards[0]) == 0
+
+
+def test_no_memory_is_taken_for_a_payload_that_does_not_come():
+    server = Server()
+    huge = server.request((Part(0, 0, SLOTS, KEYS_MAX),))
+    assert "announced" in server.ask(huge, b"12345678")[0]
+    assert server.ask(huge)[0] == "missing"
+    assert not any(server.machine.shards[0]._staging._free.values())
 
 
 def test_a_key_in_the_wrong_slots_is_refused_and_named():

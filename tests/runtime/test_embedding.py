@@ -165,6 +165,40 @@ def test_modules_may_share_a_table(context, asked):
     assert one(torch.tensor([5])).item() == pytest.approx(-1.0)  # one AdaGrad step of 3, not three
 
 
+def test_each_gradient_is_sent_once_whenever_its_backward_comes(context):
+    ours = shoal.nn.Embedding(
+        None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
+    )
+    one, two = ours(torch.tensor([1])), ours(torch.tensor([2]))
+    one.sum().backward(retain_graph=True)
+    shoal.nn.push(ours)
+    two.sum().backward()
+    one.sum().backward()
+    shoal.nn.push(ours).wait()
+    assert ours(torch.tensor([1, 2])).ravel().tolist() == [-2, -1]
+
+
+def test_what_was_prefetched_is_of_these_ids_and_trains(context, asked):
+    ours = shoal.nn.Embedding(
+        None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
+    )
+    ids = torch.tensor([1])
+    with torch.no_grad():
+        shoal.nn.prefetch((ours, ids))
+    ours(ids).sum().backward()
+    shoal.nn.push(ours)
+    shoal.nn.prefetch((ours, ids))
+    ids[0] = 2
+    assert ours(ids).item() == 0
+    assert ours(torch.tensor([1])).item() == -1
+
+
+def test_tables_do_not_begin_alike(context):
+    users, items = (shoal.nn.Embedding(None, DIM, context=context) for _ in range(2))
+    ids = torch.arange(5)
+    assert not torch.equal(users(ids), items(ids))
+
+
 def test_without_gradients_nothing_is_kept(context):
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
     with torch.no_grad():
@@ -180,7 +214,7 @@ def test_what_is_never_pushed_is_an_error(context, monkeypatch):
     monkeypatch.setattr(module, "PENDING_MOST", 3)
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
     for _ in range(3):
-        ours(torch.tensor([1]))
+        ours(torch.tensor([1])).sum().backward()
     with pytest.raises(UsageError, match=r"shoal\.nn\.push"):
         ours(torch.tensor([1]))
 
@@ -210,6 +244,7 @@ def test_two_workers_train_one_table_in_rounds(cluster):
         (torch.tensor([True]), "bool"),
         (torch.tensor([3, ROWS]), f"id {ROWS}"),
         (torch.tensor([-1]), "id -1"),
+        ([1], "list"),
     ],
 )
 def test_bad_ids(context, ids, says):
@@ -225,6 +260,12 @@ def test_bad_gradients_and_modules(context):
     with pytest.raises(NotFinite, match="key 4"):
         shoal.nn.push(ours)
     assert torch.equal(ours(torch.tensor([4])), before)
+    last = shoal.nn.Embedding(ROWS, DIM, -1, context=context)
+    assert not last(torch.tensor([ROWS - 1])).any()
+    assert not shoal.nn.Embedding(None, DIM, -1, context=context)(torch.tensor([-1])).any()
+    for count, padding in ((0, None), (-5, None), (10, 10), (10, -11)):
+        with pytest.raises(InvalidValue, match="num_embeddings"):
+            shoal.nn.Embedding(count, DIM, padding, context=context)
     with pytest.raises(InvalidValue, match="max"):
         shoal.nn.EmbeddingBag(ROWS, DIM, mode="max", context=context)
     with pytest.raises(InvalidValue, match="int32"):

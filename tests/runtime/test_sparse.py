@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import InvalidValue, NotFinite, UnknownName
-from shoal.keys import slot_of
+from shoal.errors import InvalidValue, NotFinite, Refused, RunAborted, UnknownName
+from shoal.keys import KeyRange, slot_of
 from shoal.runtime.sparse import Batch, keys_of, pull_op, push_op
 from shoal.tables.spec import Access, Init, TableSpec, bsp
 
@@ -199,10 +199,42 @@ def test_what_cannot_be_asked_of_a_sparse_table(cluster):
         lambda: client.push("e", torch.ones(1, 2, dtype=torch.float64), keys=[1]),
         lambda: client.pull("e", keys=[1], out=torch.empty(2, 2)),
         lambda: client.pull("e", keys=[1], out=torch.empty(2, 2).t()[:1]),
+        lambda: client.push("e", torch.ones(2, 3), keys=[1, 2, 3]),
+        lambda: client.push("e", torch.ones(1, 2), keys=[1], within=KeyRange(0, 5)),
+        lambda: client.push("e", torch.ones(1, 2), keys=torch.ones(1, requires_grad=True)),
     ):
         with pytest.raises(InvalidValue, match=r"'e'|contiguous"):
             wrong()
+    with pytest.raises(InvalidValue, match="lr"):
+        client.push("e", torch.ones(1, 2), keys=[1], lr=float("nan"))
     client.push("e", torch.ones(1, 2), keys=[1]).wait()  # and it goes on
+
+
+@pytest.mark.real
+def test_keys_may_be_written_to_once_the_push_is_asked_for(cluster):
+    _, [client] = cluster()
+    client.create_table(TableSpec("e", kind="sparse"))
+    keys = np.arange(200_000, dtype=np.uint64)
+    pushes = []
+    for _ in range(3):
+        pushes.append(client.push("e", torch.ones(len(keys)), keys=keys))
+        keys += np.uint64(len(keys))
+    for push in pushes:
+        push.wait()
+    assert bool((client.pull("e", keys=np.arange(600_000)).wait() == 1).all())
+
+
+@pytest.mark.real
+def test_a_table_that_fits_no_server_ends_the_run_with_its_name(cluster):
+    _, [client] = cluster()
+    huge = TableSpec("huge", kind="sparse", row_shape=(1 << 20,), max_rows=1 << 50)
+
+    def use():
+        client.create_table(huge)
+        client.pull("huge", keys=[1]).wait()
+
+    with pytest.raises((RunAborted, Refused), match="huge"):
+        use()
 
 
 @pytest.mark.real

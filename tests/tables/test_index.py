@@ -197,6 +197,17 @@ def test_lfu_keeps_what_is_used_often_through_a_scan():
     assert kept["lfu"] > 1.3 * kept["lru"]
 
 
+def test_lfu_forgets_what_was_used_often_once():
+    index = BoundedIndex(1000, "lfu")
+    for _ in range(10):
+        keys = np.arange(500, dtype=np.uint64)
+        index.find_or_add(keys, np.empty(500, np.uint64))
+    for start in range(10_000, 110_000, 500):
+        keys = np.arange(start, start + 500, dtype=np.uint64)
+        index.find_or_add(keys, np.empty(500, np.uint64))
+    assert (index.keys < 500).sum() < 50
+
+
 def test_the_same_requests_evict_the_same_keys():
     kept = []
     for _ in range(2):

@@ -59,17 +59,27 @@ def pull(shard, keys):
 
 @pytest.mark.parametrize("kind", ["zeros", "constant", "uniform", "normal"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_new_rows_are_those_of_a_dense_table(kind, dtype):
-    """A pure function of seed, key and column, whatever the order of their creation."""
+def test_new_rows_are_a_function_of_seed_key_and_column(kind, dtype):
+    """Whatever the order of their creation; and they are distributed as a dense table's."""
     init = Init(kind, -0.5, 2.0, seed=7)
-    expected = torch.empty((50, WIDTH), dtype=DTYPES[dtype])
-    fill(expected, init, KeyRange(0, 50))
-    shard = shard_of(init=init, dtype=dtype)
-    order = np.random.default_rng(0).permutation(50)
-    np.testing.assert_array_equal(pull(shard, order), expected.numpy()[order])
-    np.testing.assert_array_equal(pull(shard, range(50)), expected.numpy())
-    assert len(shard) == 50
-    assert sorted(shard.keys) == list(range(50))
+    dense = torch.empty((20_000, WIDTH), dtype=DTYPES[dtype])
+    fill(dense, init, KeyRange(0, len(dense)))
+    one, two = (shard_of(init=init, dtype=dtype) for _ in range(2))
+    rows, order = pull(one, range(len(dense))), np.random.default_rng(0).permutation(len(dense))
+    np.testing.assert_array_equal(pull(two, order), rows[order])
+    assert sorted(two.keys) == list(range(len(dense)))
+    quantiles = np.linspace(0.01, 0.99, 9)
+    expected = np.quantile(dense.numpy(), quantiles)
+    np.testing.assert_allclose(np.quantile(rows, quantiles), expected, atol=0.05)
+    if kind in ("uniform", "normal"):
+        assert len(np.unique(rows)) > 0.99 * rows.size
+        assert not np.array_equal(pull(shard_of(init=Init(kind, -0.5, 2.0, 8)), range(5)), rows[:5])
+
+
+def test_rows_of_keys_that_differ_in_their_upper_bits_differ():
+    shard = shard_of(init=Init("normal"), width=64)
+    keys = [field << 56 | 5 for field in range(16)]
+    assert len(np.unique(pull(shard, keys))) == 16 * 64
 
 
 def test_any_64_bits_are_a_key():
@@ -203,10 +213,44 @@ def test_ftrl_is_the_papers_algorithm_1():
     assert 0 < zeros < 200  # L1 makes exact zeros
 
 
+def test_ftrl_stands_still_where_its_rate_is_zero():
+    schedule = {"schedule": "polynomial", "schedule_total": 2}
+    shard = shard_of(Access("ftrl", {"lr": 0.1, **schedule}))
+    for _ in range(4):
+        push(shard, [1], np.ones((1, WIDTH)))
+        last = pull(shard, [1])
+    assert np.isfinite(last).all()
+    assert last.any()
+
+
+def test_a_growth_that_fails_changes_nothing():
+    shard = shard_of(Access("sum"))
+    push(shard, range(100), np.ones((100, WIDTH)))
+    held = shard.records  # nobody may hold a view: growth cannot move the memory
+    with pytest.raises(BufferError):
+        pull(shard, range(1_000_000, 1_100_000))
+    assert len(held) == len(shard.records)
+    del held
+    assert len(shard) == 100
+    assert (pull(shard, range(100)) == 1).all()
+    assert not pull(shard, range(1_000_000, 1_100_000)).any()
+
+
+def test_staging_memory_is_not_given_back_twice():
+    shard = shard_of(Access("sum"))
+    load = staged(shard, [1], np.ones((1, WIDTH)))
+    load.kept = True
+    shard.apply(load, None)
+    shard.read_keys(load)
+    shard.release(load)
+    assert shard.stage(shard.held, 1).memory is not shard.stage(shard.held, 1).memory
+
+
 @pytest.mark.parametrize("name", [*row_methods])
 def test_equal_pushes_leave_equal_tables(name):
     """Whatever else a shard has seen: rows do not know where they are."""
-    one, two = (shard_of(Access(name), Init("normal", 0, 1, 5), width=5) for _ in range(2))
+    init = Init() if name == "ftrl" else Init("normal", 0, 1, 5)
+    one, two = (shard_of(Access(name), init, width=5) for _ in range(2))
     pull(two, range(1000, 3000))
     random = np.random.default_rng(0)
     for _ in range(5):
@@ -259,6 +303,7 @@ def test_a_round_without_pushes_is_no_update():
         ({"kind": "dense"}, "at least one row"),
         ({"kind": "sprase"}, "sprase"),
         ({"nonfinite": "ignore"}, "ignore"),
+        ({"row_shape": (2.0,)}, "whole numbers"),
     ],
 )
 def test_specifications_that_make_no_sense(options, says):
@@ -274,12 +319,14 @@ def test_specifications_that_make_no_sense(options, says):
         (Access("ftrl", {"l1": -1.0}), "float32", InvalidValue, "l1"),
         (Access("adagrad"), "int64", InvalidValue, "int64"),
         (Access("sum"), "bfloat16", InvalidValue, "bfloat16"),
+        (Access("ftrl"), "float32", InvalidValue, "zeros"),
     ],
 )
 def test_what_no_server_could_open(access, dtype, error, says):
     merge = "sum" if "int" in dtype else "mean"
+    init = Init("normal") if says == "zeros" else Init()
     with pytest.raises(error, match=says):
-        check(TableSpec("e", kind="sparse", access=access, dtype=dtype, merge=merge))
+        check(TableSpec("e", 0, (), dtype, init, access, merge=merge, kind="sparse"))
 
 
 def test_slots_are_spread_over_servers():

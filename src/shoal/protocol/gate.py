@@ -27,11 +27,13 @@ class Footprint(msgspec.Struct, eq=False):
     """What a request's parts name on this server, all of which is here.
 
     streams: whether such a push may be applied while it comes in; None until that was looked at
+    nbytes:  of the payload that its parts announce; -1 until that was looked at
     """
 
     pushes: tuple[Named, ...]
     pulls: tuple[Named, ...]
     streams: bool | None = None
+    nbytes: int = -1
 
 
 class Gate:
@@ -123,7 +125,10 @@ class Gate:
         for part in parts:
             if part.keys == SAME:
                 there = [each for each in pushed if each.table == part.table]
-                if len(there) != 1 or there[0].keys < 0:
+                twins = [each for each in parts if each.table == part.table]
+                if len(there) != 1 or len(twins) != 1 or there[0].keys < 0:
+                    return None
+                if (part.start, part.stop) != (there[0].start, there[0].stop):
                     return None
                 part = there[0]
             if not 0 <= part.table < len(self.held):

@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import SAME, Message, NodeId, Request, ViewId
+from shoal.protocol.messages import KEY_BYTES, SAME, Message, NodeId, Request, ViewId
 from shoal.protocol.shards import Loads, RowShard, Shard, Staged
 from shoal.protocol.windows import Window
 
@@ -54,13 +54,22 @@ class Intake:
         footprint = self._gate.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
+        if nbytes != self.announced(footprint):  # before there is memory for it
+            return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
         taken = self.take(sender, message, footprint)
         loads = taken.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        sink = Sink(views, taken, taken.streamed)
-        if sink.nbytes != nbytes:
-            return Discard(f"{nbytes} bytes announced where the parts need {sink.nbytes}")
-        return sink
+        return Sink(views, taken, taken.streamed)
+
+    def announced(self, footprint: Footprint) -> int:
+        """The bytes that its parts come with."""
+        if footprint.nbytes < 0:
+            nbytes = sum(KEY_BYTES * keys for _, _, keys in footprint.pulls if keys > 0)
+            for table, rows, keys in footprint.pushes:
+                size = self._shards[table].spec.row_bytes
+                nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+            footprint.nbytes = nbytes
+        return footprint.nbytes
 
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
         loads: Loads = []

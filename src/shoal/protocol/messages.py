@@ -29,6 +29,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 SAME = -2
+KEY_BYTES = 8
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

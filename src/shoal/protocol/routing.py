@@ -15,11 +15,10 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
-from shoal.protocol.messages import SAME, NodeId, Part, View
+from shoal.protocol.messages import KEY_BYTES, SAME, NodeId, Part, View
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 
 PLANS_KEPT = 256
-KEY_BYTES = 8
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
 
 
@@ -234,7 +233,7 @@ class Router:
                 share.push_cuts.append((index, first, last))
         for index, pull in enumerate(pulls):
             number = self._number(pull.table)
-            same = _pushed_keys(pull, pushes)
+            same = _pushed_keys(pull, pushes, pulls)
             for at, rows, first, last, keys in self._cuts(pull):
                 if not keys:
                     continue  # none of the keys lives there
@@ -319,10 +318,13 @@ class Router:
             )
 
 
-def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp]) -> bool:
-    """Whether the keys that it pulls are those that are pushed to its table: the same memory."""
-    there = [push for push in pushes if push.table == pull.table]
-    return pull.keys is not None and len(there) == 1 and there[0].keys is pull.keys
+def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> bool:
+    """Whether it pulls the keys that are pushed to its table: the same memory, and once."""
+    if pull.keys is None:
+        return False
+    pushed = [push for push in pushes if push.table == pull.table]
+    pulled = [each for each in pulls if each.table == pull.table]
+    return len(pushed) == len(pulled) == 1 and pushed[0].keys is pull.keys
 
 
 _EMPTY = memoryview(b"")

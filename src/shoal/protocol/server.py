@@ -200,14 +200,14 @@ class ServerMachine:
             if footprint is None:
                 self._decline(sender, request, verdict, out)
                 return
-            again = self.intake.take(sender, request, footprint)
-            if taken is not None and not taken.streamed:
-                again = msgspec.structs.replace(again, loads=taken.loads)
-            elif any(view.nbytes for load in again.loads for view in load.views):
+            loads = taken.loads if taken is not None and not taken.streamed else None
+            if loads is None and self.intake.announced(footprint):
                 # Its payload was discarded on arrival, for a reason that has passed since.
                 self._reply(out, sender, request, "missing")
                 return
-            taken = again
+            taken = self.intake.take(sender, request, footprint)
+            if loads is not None:
+                taken = msgspec.structs.replace(taken, loads=loads)
         elif taken.streamed and payload is not None:
             self.intake.land(payload)
             out.append(Note("landed", {"request": request}))

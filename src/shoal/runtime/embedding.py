@@ -8,8 +8,9 @@ on training in whatever way they do.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,15 +37,17 @@ class _Lookup:
     keys:     (n,) uint64, each once, without the padding
     numbers:  for each id its row
     rows:     (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf
+    version:  of the ids, which may be changed in place
     """
 
     def __init__(self, ids: Tensor, padding_idx: int | None) -> None:
         self.ids = ids
+        self.version = ids._version
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
         self.keys, numbers = distinct(flat.view(np.uint64))
         self.padding: int | None = None
         if padding_idx is not None:
-            found = np.flatnonzero(self.keys == np.uint64(padding_idx))
+            found = np.flatnonzero(self.keys == np.uint64(padding_idx % (1 << 64)))
             if len(found):
                 at = int(found[0])
                 last = len(self.keys) - 1
@@ -59,13 +62,7 @@ class _Lookup:
     def fill(self, rows: Tensor) -> None:
         if self.padding is not None:
             rows = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))])
-        self.rows = rows.requires_grad_(torch.is_grad_enabled())
-
-    @property
-    def grad(self) -> Tensor | None:
-        """(n, dim), of the keys."""
-        grad = self.rows.grad
-        return grad if grad is None else grad[: len(self.keys)]
+        self.rows = rows
 
 
 class Embedding(torch.nn.Module):
@@ -81,7 +78,7 @@ class Embedding(torch.nn.Module):
         table: its name on the servers; modules that name the same one share its rows. All workers
             make their modules in the same order, or give names.
         access: the optimizer of the rows (`shoal list tables`).
-        init: what new rows are; torch's default, normal(0, 1).
+        init: what new rows are; torch's default, normal(0, 1), with a seed of the table's name.
         consistency: asp(), or what the run's other tables have.
         dtype: torch.float32 or torch.float64.
         max_rows: rows in the servers' memory, 0 for no bound; `evict` says which make room for new
@@ -114,6 +111,12 @@ class Embedding(torch.nn.Module):
         context: Context | None = None,
     ) -> None:
         super().__init__()
+        if num_embeddings is not None and num_embeddings < 1:
+            raise InvalidValue(f"num_embeddings is None or at least 1, not {num_embeddings}")
+        if padding_idx is not None and num_embeddings is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise InvalidValue(f"padding_idx {padding_idx} is not within num_embeddings")
+            padding_idx %= num_embeddings
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -127,7 +130,7 @@ class Embedding(torch.nn.Module):
             0,
             (embedding_dim,),
             names.get(dtype, str(dtype)),
-            init or Init("normal", 0.0, 1.0),
+            init or Init("normal", 0.0, 1.0, zlib.crc32(table.encode())),
             access or Access("adagrad", {"lr": 0.01}),
             consistency or asp(),
             kind="sparse",
@@ -135,7 +138,7 @@ class Embedding(torch.nn.Module):
             evict=evict,
         )
         self.spec = self.client.create_table(spec)
-        self.pending: list[_Lookup] = []
+        self.pending: list[tuple[np.ndarray, Tensor]] = []  # keys, and rows that have gradients
         self._ahead: _Lookup | None = None
 
     @property
@@ -151,20 +154,33 @@ class Embedding(torch.nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.spec.name!r}"
 
     def _look_up(self, ids: Tensor) -> _Lookup:
-        if self._ahead is None or self._ahead.ids is not ids:
+        ahead = self._ahead
+        if ahead is None or ahead.ids is not ids or ahead.version != ids._version:
             prefetch((self, ids))
         lookup, self._ahead = self._ahead, None
         assert lookup is not None
-        if lookup.rows.requires_grad:
+        if torch.is_grad_enabled():
             if len(self.pending) >= PENDING_MOST:
                 raise UsageError(
-                    f"{PENDING_MOST} batches went through table {self.spec.name!r} and no gradient "
-                    "was pushed: call shoal.nn.push(model) after backward, or use torch.no_grad()"
+                    f"table {self.spec.name!r} has gradients of {PENDING_MOST} batches that were "
+                    "not pushed: call shoal.nn.push(model) after backward"
                 )
-            self.pending.append(lookup)
+            keys = lookup.keys
+            lookup.rows.requires_grad_()
+            hook: Any = lookup.rows.register_post_accumulate_grad_hook
+            hook(lambda rows: self._landed(keys, rows))
         return lookup
 
+    def _landed(self, keys: np.ndarray, rows: Tensor) -> None:
+        """`backward` has been here."""
+        if not any(known is rows for _, known in self.pending):
+            self.pending.append((keys, rows))
+
     def _wanted(self, ids: Tensor) -> _Lookup:
+        if not isinstance(ids, Tensor):
+            raise InvalidValue(
+                f"table {self.spec.name!r}: ids are a torch.Tensor, not a {type(ids).__name__}"
+            )
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise InvalidValue(f"table {self.spec.name!r}: ids are integers, not {ids.dtype}")
         most = self.num_embeddings
@@ -269,19 +285,20 @@ def push(
     Raises:
         NotFinite: a gradient has a NaN or an infinity; nothing was sent, and it is forgotten
     """
-    gradients: dict[str, list[_Lookup]] = {}
+    gradients: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     specs: dict[str, TableSpec] = {}
     for each in _embeddings(modules):
-        used = [lookup for lookup in each.pending if lookup.grad is not None]
+        for keys, rows in each.pending:
+            if rows.grad is not None:
+                specs[each.spec.name] = each.spec
+                found = keys, rows.grad[: len(keys)]  # without the padding's
+                gradients.setdefault(each.spec.name, []).append(found)
+                rows.grad = None  # another backward through these rows is another gradient
         each.pending.clear()
-        if used:
-            specs[each.spec.name] = each.spec
-            gradients.setdefault(each.spec.name, []).extend(used)
     pushes = []
-    for name, lookups in gradients.items():
-        keys = np.concatenate([lookup.keys for lookup in lookups])
-        values = torch.cat([lookup.grad for lookup in lookups if lookup.grad is not None])
-        pushes.append((specs[name], keys, values))
+    for name, several in gradients.items():
+        keys = np.concatenate([keys for keys, _ in several])
+        pushes.append((specs[name], keys, torch.cat([grad for _, grad in several])))
     if not pushes and not then:
         return None
     if not modules:

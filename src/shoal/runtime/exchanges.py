@@ -154,6 +154,8 @@ class Exchanges:
         if spec.sparse:
             from shoal.runtime.sparse import Batch, push_op
 
+            if within is not None:
+                raise InvalidValue(f"table {table!r} is sparse: it has no ranges of rows (within)")
             return push_op(spec, Batch(spec, keys, self._servers()), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
@@ -227,7 +229,11 @@ def _weight(weight: float) -> float:
 
 
 def _rate(lr: float | None) -> float | None:
-    return None if lr is None else float(lr)
+    if lr is None:
+        return None
+    if not 0 <= float(lr) < inf:
+        raise InvalidValue(f"a push's lr is 0 or more and finite, not {lr}")
+    return float(lr)
 
 
 def _memory(tensor: Tensor) -> Memory:

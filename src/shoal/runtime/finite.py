@@ -51,7 +51,7 @@ class Finite:
 
     def _mended(self, op: PushOp) -> PushOp:
         spec = self._table(op.table)
-        if not self._looked_at(op.table):
+        if not self._looked_at(op.table) or not op.values.nbytes:
             return op
         values = torch.frombuffer(bytearray(op.values), dtype=DTYPES[spec.dtype])
         bad = ~torch.isfinite(values)

@@ -89,12 +89,15 @@ def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
         InvalidValue: no keys, or no integers, or not a list
     """
     if isinstance(keys, Tensor | np.ndarray):
-        given = np.asarray(keys)
+        try:
+            given = np.asarray(keys)
+        except (RuntimeError, TypeError) as error:
+            raise _no_keys(spec, f"a tensor that numpy cannot read ({error})") from None
         if given.ndim != 1 or given.dtype.kind not in "iu":
             raise _no_keys(spec, f"{given.dtype} of shape {given.shape}")
         if given.dtype != np.uint64:
             given = given.astype(np.int64, copy=False).view(np.uint64)
-        return np.ascontiguousarray(given)
+        return given.copy()  # they travel after the caller has gone on
     if not isinstance(keys, Sequence) or isinstance(keys, str | bytes):
         raise _no_keys(spec, "None" if keys is None else f"a {type(keys).__name__}")
     bits = []
@@ -115,7 +118,8 @@ def _no_keys(spec: TableSpec, given: str) -> InvalidValue:
 def _check_rows(spec: TableSpec, values: Tensor, count: int) -> None:
     """Refuse what is no tensor of `count` rows of the table."""
     check_values(spec, values)
-    if values.numel() != count * spec.width:
+    fits = values.ndim <= 1 or len(values) == count
+    if not fits or values.numel() != count * spec.width:
         raise InvalidValue(
             f"table {spec.name!r}: {count} keys need {count} rows of {spec.width} values, not a "
             f"tensor of shape {tuple(values.shape)}"

@@ -4,8 +4,8 @@ Exact orders of use would cost several cache misses a key. As in Redis, a few ro
 random instead, and the one that was used least goes:
 
     lru   whose last use is the longest ago
-    lfu   that was used least often; the others that were drawn forget an eighth of their uses, so
-          that what was popular once goes as well
+    lfu   that was used least often; the others that were drawn forget 1/64 of their uses (on the
+          average, where that is less than one), so that what was popular once goes as well
 
 Draws are a function of the requests alone, so that replicas agree.
 """
@@ -20,6 +20,7 @@ from shoal.tables.index import fresh_pairs, pairs_for, place_of, probe
 from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
 
 DRAWN = U(8)
+FORGET = U(64)
 
 
 class BoundedIndex:
@@ -120,7 +121,7 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
             stays = best if worse else place
             best = place if worse else best
             if lfu:
-                uses[stays] -= uses[stays] >> 3
+                uses[stays] -= (U(uses[stays]) + (seed >> U(40)) % FORGET) // FORGET
     state[3] = seed
     return best
 

@@ -10,7 +10,6 @@ from shoal.keys import SLOT_BITS, SLOTS
 from shoal.tables.kernels import U, kernel, mixed
 
 _SHIFT = U(64 - SLOT_BITS)
-_SPREAD, _UPPER = U(0x9E3779B97F4A7C15), U(32)  # multiplicative hashing: upper bits of a product
 
 
 def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +58,7 @@ def _distinct(keys: Any, seen: Any, chosen: Any, numbers: Any) -> Any:
     mask, count = U(seen.size - 1), U(0)
     for i in range(U(keys.size)):
         key = keys[i]
-        at = (key * _SPREAD >> _UPPER) & mask
+        at = mixed(key) & mask
         while seen[at] != 0 and chosen[U(seen[at]) - U(1)] != key:
             at = (at + U(1)) & mask
         if seen[at] == 0:
@@ -75,7 +74,7 @@ def _repeated(keys: Any, seen: Any) -> Any:
     mask = U(seen.size - 1)
     for i in range(U(keys.size)):
         key = keys[i]
-        at = (key * _SPREAD >> _UPPER) & mask
+        at = mixed(key) & mask
         while seen[at] != 0:
             if keys[U(seen[at]) - U(1)] == key:
                 return True

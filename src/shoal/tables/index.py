@@ -47,8 +47,10 @@ class Growing:
         needed = places * self._size
         if needed > len(self._memory):
             self.array = np.empty(0, self._dtype)  # or its memory could not be moved
-            self._memory.resize(max(needed, 2 * len(self._memory)))
-            self.array = np.frombuffer(self._memory, self._dtype)
+            try:
+                self._memory.resize(max(needed, 2 * len(self._memory)))
+            finally:
+                self.array = np.frombuffer(self._memory, self._dtype)
 
 
 class KeyIndex:
@@ -94,12 +96,12 @@ class KeyIndex:
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
         """The place of each key, and how many are new: `created` says which (indices of `keys`)."""
         self._make_room(len(keys))
+        self._keys.reserve(self._count + len(keys))  # fails before anything has changed
         places = np.empty(len(keys), np.uint64)
         added = _find_or_add(self._pairs, self._old, keys, places, created, U(self._count))
         if added:
             first = self._count
             self._count += added
-            self._keys.reserve(self._count)
             self._keys.array[first : self._count] = keys[created[:added]]
         return places, added
 

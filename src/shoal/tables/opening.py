@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.tables.dense import DenseShard
 from shoal.tables.methods import method_of
@@ -22,11 +23,14 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard:
     Raises:
         UnknownName, InvalidValue: as `check`
     """
-    if not spec.sparse:
-        return DenseShard(spec, held)
-    from shoal.tables.sparse import SparseShard
+    try:
+        if not spec.sparse:
+            return DenseShard(spec, held)
+        from shoal.tables.sparse import SparseShard
 
-    return SparseShard(spec, held)
+        return SparseShard(spec, held)
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        raise InvalidValue(f"table {spec.name!r} does not fit a server's memory: {error}") from None
 
 
 def check(spec: TableSpec) -> None:

@@ -140,6 +140,8 @@ def ftrl(
 ) -> None:
     count, width, flat = U(places.size), U(updates.shape[1]), updates.reshape(updates.size)
     zero = records.dtype.type(0)
+    if not rate > zero:  # a schedule's end: nothing moves, where σ would be infinite
+        return
     for i in range(count):
         if i + AHEAD < count:
             prefetch(records, places[i + AHEAD] * stride)

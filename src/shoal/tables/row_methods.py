@@ -215,4 +215,9 @@ def row_method_of(spec: TableSpec) -> RowMethod:
             f"table {spec.name!r}: access method {spec.access.name!r} cannot work on sparse "
             f"{spec.dtype} rows (it can on {', '.join(sorted(method.dtypes))})"
         )
+    if spec.access.name == "ftrl" and spec.init.kind != "zeros":
+        raise InvalidValue(
+            f"table {spec.name!r}: ftrl computes its rows from its sums of gradients, so that they "
+            f"begin at zero: init is Init('zeros'), not {spec.init.kind!r}"
+        )
     return method

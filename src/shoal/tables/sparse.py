@@ -16,12 +16,14 @@ from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import distinct, outside
 from shoal.tables.index import Growing, KeyIndex
-from shoal.tables.kernels import U, kernel
+from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Staging
 
+NO_BOUND = 1 << 62
+_COLUMNS = U(0xD1342543DE82EF95)  # odd
 _KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}
 
 
@@ -39,7 +41,7 @@ class StagedKeys:
 
     def __init__(self, held: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.held = held
-        self.memory = memory
+        self.memory: np.ndarray | None = memory
         self.kept = False
         self.places: np.ndarray | None = None
         self.keys = memory[: 8 * keys].view(np.uint64)
@@ -72,8 +74,9 @@ class SparseShard:
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
         self._index: KeyIndex | BoundedIndex = KeyIndex()
+        self._most = rows_held(spec, held) if spec.max_rows else NO_BOUND
         if spec.max_rows:
-            self._index = BoundedIndex(rows_held(spec, held), spec.evict)
+            self._index = BoundedIndex(self._most, spec.evict)
         self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
 
@@ -111,8 +114,9 @@ class SparseShard:
 
     def release(self, staged: StagedKeys) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
-        if not staged.kept:
+        if not staged.kept and staged.memory is not None:
             self._staging.give(staged.memory)
+            staged.memory = None  # not twice: two requests would have it
 
     # ------------------------------------------------------------------ updates
 
@@ -185,9 +189,9 @@ class SparseShard:
     def _places(self, keys: np.ndarray) -> np.ndarray:
         """Where the keys' records are; new ones are made."""
         created = np.empty(len(keys), np.uint64)
+        self._records.reserve(min(len(self) + len(keys), self._most))  # or fails before any change
         places, added = self._index.find_or_add(keys, created)
         if added:
-            self._records.reserve(len(self._index))
             init, new = self.spec.init, created[:added]
             _create(
                 self.records,
@@ -236,20 +240,24 @@ def _create(
     first: Any,
     second: Any,
 ) -> None:
-    """Write new records: rows as `dense.fill` writes those of these keys, and their state."""
+    """Write new records: their rows and their state.
+
+    Counters of random rows are the key's hash and a multiple of the column. `dense.fill` counts
+    elements, key * width + column, which would wrap around for keys that use their upper bits.
+    """
     stride = width + U(state.size)
     for i in range(U(keys.size)):
-        row = places[i] * stride
+        row, counter = places[i] * stride, mixed(keys[i])
         for j in range(width):
             value = 0.0
             if kind == 1:
                 value = a
             elif kind >= 2:
-                uniform = _uniform(keys[i] * width + j, first)
+                uniform = _uniform(counter + j * _COLUMNS, first)
                 if kind == 2:
                     value = a + (b - a) * uniform
                 else:
-                    angle = 2.0 * np.pi * _uniform(keys[i] * width + j, second)
+                    angle = 2.0 * np.pi * _uniform(counter + j * _COLUMNS, second)
                     value = a + b * np.sqrt(-2.0 * np.log1p(-uniform)) * np.cos(angle)
             records[row + j] = value
         for j in range(U(state.size)):

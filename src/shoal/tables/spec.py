@@ -52,6 +52,11 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         _require_one_of("init", self.kind, ("zeros", "constant", "uniform", "normal"))
+        for value in (self.a, self.b):
+            if not isinstance(value, int | float):
+                raise InvalidValue(f"init: a and b are numbers, not {value!r}")
+        if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
+            raise InvalidValue(f"init: the seed is a whole number of 64 bits, not {self.seed!r}")
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +174,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             )
         if self.kind == "dense" and self.rows < 1:
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
+        if not all(isinstance(side, int) for side in self.row_shape):
+            raise InvalidValue(
+                f"table {self.name!r}: row_shape is of whole numbers, not {self.row_shape}"
+            )
         if any(side < 1 for side in self.row_shape):
             raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
         _require_one_of("dtype", self.dtype, ITEM_SIZES)

@@ -13,8 +13,10 @@ bits, as the hashing trick has it (Weinberger et al. 2009).
 from __future__ import annotations
 
 import gzip
+import re
+import zlib
 from collections.abc import Callable, Iterator
-from math import isfinite, log
+from math import inf, log
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +24,7 @@ import msgspec
 import numpy as np
 
 from shoal.apps.ctr.spec import Format
+from shoal.apps.readers import FLOAT32_MAX
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
 
@@ -29,6 +32,9 @@ INTEGERS, CATEGORIES = 13, 26
 COLUMN_BITS = 40  # of a key of criteo's, below its column
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}
 KEYS = 1 << 64
+UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
+INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Row = tuple[float, list[int], list[float] | None]  # label, keys, values (None: all 1)
 
@@ -97,7 +103,7 @@ class Reader:
                     if len(rows) == self._size:
                         yield self._batch(rows)
                         rows = []
-            except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+            except UNREADABLE as error:
                 raise DataCorrupt(f"{self._path}: {error}") from None
         if not seen:
             raise DataCorrupt(f"{self._path}: no rows")
@@ -155,7 +161,7 @@ def guess(path: Path) -> Format:
     with opened(path) as file:
         try:
             line = next((line for line in file if line.strip()), "")
-        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, OSError) as error:
+        except UNREADABLE as error:
             raise DataCorrupt(f"{path}: {error}") from None
     kind: Format = "criteo" if "\t" in line else "libsvm" if ":" in line else "dummy"
     try:
@@ -185,11 +191,8 @@ def _libsvm(line: str) -> Row:
     for field in fields:
         index, found, value = field.partition(":")
         keys.append(_index(index))
-        try:
-            number = float(value) if found else float("nan")
-        except ValueError:
-            number = float("nan")
-        if not isfinite(number):
+        number = float(value) if NUMBER.fullmatch(value) else inf
+        if not found or abs(number) > FLOAT32_MAX:
             raise ValueError(f"expected index:value, not {field[:30]!r}")
         values.append(number)
     return _label(label), keys, values
@@ -209,15 +212,13 @@ def _criteo(line: str) -> Row:
         if not field:
             continue
         if column < INTEGERS:
-            try:
-                value = bucket(int(field))
-            except ValueError:
-                raise ValueError(f"expected an integer in field {column + 1}") from None
+            if not INTEGER.fullmatch(field):
+                raise ValueError(f"expected an integer in field {column + 1}")
+            value = bucket(int(field))
         else:
-            try:
-                value = int(field, 16)
-            except ValueError:
-                raise ValueError(f"expected hexadecimal digits in field {column + 1}") from None
+            if not HEXADECIMAL.fullmatch(field):
+                raise ValueError(f"expected hexadecimal digits in field {column + 1}")
+            value = int(field, 16)
         keys.append(column << COLUMN_BITS | value % (1 << COLUMN_BITS))
     return _label(fields[0]), keys, None
 

@@ -71,7 +71,9 @@ class Scores:
         self._labels.append(labels)
 
     def figures(self) -> dict[str, float | None]:
-        """AUC (None where all labels are the same) and log loss."""
+        """AUC (None where all labels are the same) and log loss; nothing of no rows."""
+        if not self._labels:
+            return {}
         from sklearn.metrics import log_loss, roc_auc_score
 
         labels = np.concatenate(self._labels)
@@ -150,13 +152,12 @@ class Trainer:
 
     def result(self) -> dict[str, Any]:
         """This worker's figures; rank 0 has those of the test file."""
-        progressive = self._progressive.figures() if self._rows else {}
         result = {
             "rows": self._rows,
             "steps": self._steps,
             "seconds": self._seconds,
             "skipped": self._reader.skipped,
-            "progressive": progressive,
+            "progressive": self._progressive.figures(),
             "bytes_pushed": self._context.client.bytes_pushed,
             "bytes_pulled": self._context.client.bytes_pulled,
         }

@@ -20,17 +20,22 @@ from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
 MISSING = np.uint64((1 << 64) - 1)
 LEAST_PAIRS = 1 << 12
 LEAST_PLACES = 1 << 10
-MOVED_PER_KEY = 8  # old pairs looked at for each key that comes in
+MOVED_PER_KEY = (
+    2  # old pairs looked at for each key that comes in: done before the new ones are full
+)
 _NOTHING = np.empty(0, np.uint64)
 
 
-def pages(nbytes: int) -> mmap.mmap:
+def pages(nbytes: int, large: bool) -> mmap.mmap:
     """Fresh zeroed memory of this process, in large pages where the system has them.
 
-    Rows are read at random: with small pages most reads would also miss the TLB.
+    Rows are read at random: with small pages most reads would also miss the TLB. But a large page
+    is zeroed when it is first touched, all of it; memory that is touched at random from its
+    beginning has small ones, or one request would wait until everything is zeroed.
     """
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    if large:
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
@@ -40,7 +45,7 @@ class Growing:
     def __init__(self, dtype: np.dtype[Any], stride: int) -> None:
         self._size = dtype.itemsize * stride
         self._dtype = dtype
-        self._memory = pages(LEAST_PLACES * self._size)
+        self._memory = pages(LEAST_PLACES * self._size, large=True)
         self.array = np.frombuffer(self._memory, dtype)
 
     def reserve(self, places: int) -> None:
@@ -112,7 +117,7 @@ class KeyIndex:
             return
         self._move(self._old.size)
         self._old, self._moved = self._pairs, 0
-        self._pairs = fresh_pairs(pairs_for(2 * self._count + coming))
+        self._pairs = fresh_pairs(max(self._pairs.size, pairs_for(self._count + coming)))
         self._move(MOVED_PER_KEY * coming + LEAST_PAIRS)
 
     def _move(self, pairs: int) -> None:
@@ -136,7 +141,7 @@ def pairs_for(keys: int) -> int:
 
 
 def fresh_pairs(pairs: int) -> np.ndarray:
-    return np.frombuffer(pages(16 * pairs), np.uint64)
+    return np.frombuffer(pages(16 * pairs, large=False), np.uint64)
 
 
 @kernel

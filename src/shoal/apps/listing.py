@@ -27,13 +27,15 @@ def _strategies() -> tuple[tuple[str, ...], Rows]:
 
 def _tables() -> tuple[tuple[str, ...], Rows]:
     from shoal.tables.methods import access_methods
+    from shoal.tables.row_methods import row_methods
 
     rows: Rows = []
-    for name in access_methods:
-        options = access_methods[name].options
-        shown = ", ".join(f"{option}={default}" for option, default in options.items())
-        rows.append((name, shown or "no options"))
-    return ("access method", "options and defaults"), rows
+    for kind, methods in (("dense", access_methods), ("sparse", row_methods)):
+        for name in methods:
+            options = methods[name].options
+            shown = ", ".join(f"{option}={default}" for option, default in options.items())
+            rows.append((name, kind, shown or "no options"))
+    return ("access method", "tables", "options and defaults"), rows
 
 
 def _data() -> tuple[tuple[str, ...], Rows]:

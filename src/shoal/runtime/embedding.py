@@ -199,6 +199,7 @@ class EmbeddingBag(Embedding):
 
     Args:
         mode: "sum" or "mean".
+        options: as `Embedding` has them.
 
     Call it with ids (bags, n); or with flat ids and `offsets`, where each bag begins. With
     `per_sample_weights`, shaped as the ids, a bag is the weighted sum (mode "sum" only).
@@ -211,30 +212,11 @@ class EmbeddingBag(Embedding):
         padding_idx: int | None = None,
         *,
         mode: Literal["sum", "mean"] = "mean",
-        table: str = "",
-        access: Access | None = None,
-        init: Init | None = None,
-        consistency: Consistency | None = None,
-        dtype: torch.dtype = torch.float32,
-        max_rows: int = 0,
-        evict: Literal["lru", "lfu"] = "lru",
-        context: Context | None = None,
+        **options: Any,
     ) -> None:
         if mode not in ("sum", "mean"):
             raise InvalidValue(f"an EmbeddingBag's mode is 'sum' or 'mean', not {mode!r}")
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            table=table,
-            access=access,
-            init=init,
-            consistency=consistency,
-            dtype=dtype,
-            max_rows=max_rows,
-            evict=evict,
-            context=context,
-        )
+        super().__init__(num_embeddings, embedding_dim, padding_idx, **options)
         self.mode = mode
 
     def forward(
@@ -266,7 +248,7 @@ def prefetch(*wanted: Wanted) -> None:
     >>> score = (users(user_ids) * items(item_ids)).sum(1)               # doctest: +SKIP
     """
     if wanted:
-        _exchange((), wanted, 1.0)
+        _exchange((), wanted, 1.0, wanted[0][0].client)
 
 
 def push(
@@ -303,17 +285,17 @@ def push(
         return None
     if not modules:
         raise UsageError("shoal.nn.push needs the modules whose gradients it is to send")
-    return _exchange(pushes, then, weight, _embeddings(modules)[0].client)
+    client = then[0][0].client if then else _embeddings(modules)[0].client
+    return _exchange(pushes, then, weight, client)
 
 
 def _exchange(
     pushes: Sequence[tuple[TableSpec, np.ndarray, Tensor]],
     wanted: Sequence[Wanted],
     weight: float,
-    client: Client | None = None,
+    client: Client,
 ) -> Future:
     """Push, and pull; waits where there is something to pull."""
-    client = client or wanted[0][0].client
     servers = len(client.view.servers)
     lookups = [module._wanted(ids) for module, ids in wanted]
     pulls = [

@@ -12,7 +12,7 @@ from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense import DTYPES
-from shoal.tables.distinct import by_slot, distinct, repeated
+from shoal.tables.distinct import by_slot, distinct
 from shoal.tables.kernels import U
 from shoal.tables.records import add_rows, scatter
 from shoal.tables.spec import TableSpec
@@ -29,17 +29,14 @@ class Batch:
     def __init__(self, spec: TableSpec, given: object, servers: int) -> None:
         keys = keys_of(spec, given)
         self.count = len(keys)
-        self.chosen: np.ndarray
-        self.numbers: np.ndarray | None
-        self.chosen, self.numbers = keys, None
-        if repeated(keys):
-            self.chosen, self.numbers = distinct(keys)
+        self.chosen, numbers = distinct(keys)
+        self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
         if servers > 1:
             order = by_slot(self.chosen)
             place = np.empty_like(order)
             place[order] = np.arange(len(order), dtype=np.uint64)
             self.chosen = self.chosen[order]
-            self.numbers = place if self.numbers is None else place[self.numbers]
+            self.numbers = place[numbers]
         self.sent = self.chosen.data
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
@@ -97,7 +94,7 @@ def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
             raise _no_keys(spec, f"{given.dtype} of shape {given.shape}")
         if given.dtype != np.uint64:
             given = given.astype(np.int64, copy=False).view(np.uint64)
-        return given.copy()  # they travel after the caller has gone on
+        return np.ascontiguousarray(given)
     if not isinstance(keys, Sequence) or isinstance(keys, str | bytes):
         raise _no_keys(spec, "None" if keys is None else f"a {type(keys).__name__}")
     bits = []

@@ -19,19 +19,10 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     (array([7, 5, 9], dtype=uint64), array([0, 1, 0, 0, 2], dtype=uint64))
     """
     chosen, numbers = np.empty_like(keys), np.empty(len(keys), np.uint64)
-    count = _distinct(keys, _unseen(keys), chosen, numbers)
+    width = np.uint16 if len(keys) < 1 << 16 else np.uint32  # small: it has to stay cached
+    seen = np.zeros(1 << (4 * len(keys) + 1).bit_length(), width)
+    count = _distinct(keys, seen, chosen, numbers)
     return chosen[:count], numbers
-
-
-def repeated(keys: np.ndarray) -> bool:
-    """Whether a key is there twice: in less than half the time of `distinct`."""
-    return bool(_repeated(keys, _unseen(keys)))
-
-
-def _unseen(keys: np.ndarray) -> np.ndarray:
-    """An empty hash table of the numbers of keys, as small as it can be: it has to stay cached."""
-    width = np.uint16 if len(keys) < 1 << 16 else np.uint32
-    return np.zeros(1 << (4 * len(keys) + 1).bit_length(), width)
 
 
 def by_slot(keys: np.ndarray) -> np.ndarray:
@@ -67,20 +58,6 @@ def _distinct(keys: Any, seen: Any, chosen: Any, numbers: Any) -> Any:
             seen[at] = count
         numbers[i] = U(seen[at]) - U(1)
     return count
-
-
-@kernel
-def _repeated(keys: Any, seen: Any) -> Any:
-    mask = U(seen.size - 1)
-    for i in range(U(keys.size)):
-        key = keys[i]
-        at = mixed(key) & mask
-        while seen[at] != 0:
-            if keys[U(seen[at]) - U(1)] == key:
-                return True
-            at = (at + U(1)) & mask
-        seen[at] = i + U(1)
-    return False
 
 
 @kernel

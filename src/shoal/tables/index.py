@@ -20,9 +20,7 @@ from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
 MISSING = np.uint64((1 << 64) - 1)
 LEAST_PAIRS = 1 << 12
 LEAST_PLACES = 1 << 10
-MOVED_PER_KEY = (
-    2  # old pairs looked at for each key that comes in: done before the new ones are full
-)
+MOVED_PER_KEY = 2  # old pairs looked at for each new key: done before the new table is full
 _NOTHING = np.empty(0, np.uint64)
 
 
@@ -117,7 +115,8 @@ class KeyIndex:
             return
         self._move(self._old.size)
         self._old, self._moved = self._pairs, 0
-        self._pairs = fresh_pairs(max(self._pairs.size, pairs_for(self._count + coming)))
+        twice = 2 * (self._pairs.size // 2)
+        self._pairs = fresh_pairs(max(twice, pairs_for(self._count + coming)))
         self._move(MOVED_PER_KEY * coming + LEAST_PAIRS)
 
     def _move(self, pairs: int) -> None:

@@ -19,6 +19,7 @@
     │   ├── JoinTimeout            the scheduler did not answer, or members were missing
     │   ├── Cancelled              the caller withdrew the request
     │   ├── ProcessDied            a process of the run ended before its work did
+    │   ├── RingBroken             the workers changed in the middle of an allreduce
     │   ├── RunAborted             the scheduler ended the run, with its reason
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, version or job
@@ -124,6 +125,10 @@ class Cancelled(PeerError):
 
 class ProcessDied(PeerError):
     """A process of the run ended before its work did; the text names it and says how."""
+
+
+class RingBroken(PeerError):
+    """The workers changed in the middle of an allreduce; some may have the sum, others not."""
 
 
 class RunAborted(PeerError):

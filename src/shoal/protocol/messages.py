@@ -304,6 +304,41 @@ class Nudge(Body, frozen=True, array_like=True, tag=True):
     reason: str
 
 
+# ---------------------------------------------------------------------------- collectives
+
+
+class Piece(Body, frozen=True, array_like=True, tag=True):
+    """A piece of a tensor on its way around the workers; its bytes follow.
+
+    ring:    which workers these are; `number` counts their sums
+    whole:   the sum of all; otherwise of those that it has passed so far
+    """
+
+    ring: int
+    number: int
+    piece: int
+    whole: bool
+
+
+class Lacking(Body, frozen=True, array_like=True, tag=True):
+    """These pieces have not come: send again those that there are. With none it is a greeting."""
+
+    ring: int
+    number: int
+    partial: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
+
+
+class Summed(Body, frozen=True, array_like=True, tag=True):
+    """All that you had to send of a sum is here."""
+
+    ring: int
+    number: int
+
+
+# ---------------------------------------------------------------------------- errors
+
+
 class Malformed(Body, frozen=True, array_like=True, tag=True):
     """A frame of yours could not be understood; nothing was changed."""
 
@@ -314,7 +349,7 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | Freeze | Frozen | NewView
     | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Malformed
+    | Request | Reply | Probe | Nudge | Piece | Lacking | Summed | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -53,6 +54,20 @@ class Exchange(msgspec.Struct, frozen=True):
     assign: bool = False
     last: bool = False
     route: Any = None
+
+
+class Reduce(msgspec.Struct, frozen=True):
+    """Sum a tensor over all workers, in place; each asks for the same ones in the same order.
+
+    values:  its bytes, borrowed; `item` of them are an element
+    add:     add(into, other): into += other, which are whole elements
+    finish:  finish(into), what is done to each part of the whole sum, on one worker
+    """
+
+    values: memoryview
+    item: int
+    add: Callable[[memoryview, memoryview], None]
+    finish: Callable[[memoryview], None] = lambda into: None
 
 
 class DeclareTable(msgspec.Struct, frozen=True):

@@ -1,0 +1,395 @@
+"""Ring: sums of tensors over all workers, each of them talking to its two neighbours only.
+
+A tensor is cut into as many segments as there are workers, and these into pieces. A piece of
+segment s sets out at worker s as a *partial* sum; each worker on the way adds its own, and the last
+of them, s - 1, has the *whole* sum, which goes around once more (Patarasuk & Yuan 2009, section 3).
+So n workers send 2 (n - 1) / n of the tensor each, pieces are passed on while others still come,
+and all have bitwise the same sum.
+
+Invariant: what this worker has sent of a tensor does not change before its neighbour has taken
+it, because the whole sum of a piece cannot exist before. So whatever was lost is sent again from
+the tensor itself, and the tensor is the caller's again when the next worker has taken everything.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from zlib import crc32
+
+import msgspec
+
+from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
+from shoal.protocol.machine import (
+    Arrival,
+    Detach,
+    Discard,
+    Effects,
+    Note,
+    Outcome,
+    Received,
+    Resolve,
+    Send,
+    Sink,
+)
+from shoal.protocol.messages import Lacking, Member, NodeId, Piece, Summed, View
+from shoal.protocol.requests import Reduce
+from shoal.protocol.session import Session
+
+PIECE_BYTES = 1 << 20
+PARTS = 4  # of a piece: each is added while it is in the cache
+PROBE_S = 0.2
+PROBE_MAX_S = 4.0
+LISTED = 4096  # missing pieces named in a message
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Where the pieces of a tensor of `nbytes` are, for `workers` of them.
+
+    >>> Cut.of(10 * 4, 4, 2, 16).edges
+    ((0, 0, 16), (0, 16, 20), (1, 20, 36), (1, 36, 40))
+    """
+
+    edges: tuple[tuple[int, int, int], ...]  # (segment, start, stop)
+
+    @staticmethod
+    def of(nbytes: int, item: int, workers: int, most: int) -> Cut:
+        """Cut evenly, at whole items."""
+        items, step = nbytes // item, max(1, most // item)
+        edges = []
+        for segment in range(workers):
+            start, stop = items * segment // workers, items * (segment + 1) // workers
+            for first in range(start, stop, step):
+                edges.append((segment, item * first, item * min(first + step, stop)))
+        return Cut(tuple(edges))
+
+
+class _Sum:
+    """One tensor being summed.
+
+    partial:  pieces whose partial sum is still to come
+    whole:    pieces whose whole sum is
+    added:    how much of a piece's partial sum has been added to ours, in bytes
+    told:     whether the worker before this one knows that we have everything
+    taken:    whether the worker after this one has everything
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        ask: Reduce,
+        edges: tuple[tuple[int, int, int], ...],
+        workers: int,
+        index: int,
+        now: float,
+    ) -> None:
+        self.request_id = request_id
+        self.ask = ask
+        self.edges = edges
+        self.workers = workers
+        self.index = index
+        self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != index}
+        last = (index + 1) % workers
+        self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
+        self.added: dict[int, int] = {}
+        self.sinks: list[Sink] = []
+        self.told = self.taken = False
+        self.wait_s = PROBE_S
+        self.again_at = now + PROBE_S
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has come in."""
+        return not self.partial and not self.whole
+
+    def view(self, piece: int) -> memoryview:
+        _, start, stop = self.edges[piece]
+        return self.ask.values[start:stop]
+
+    def ends_here(self, piece: int) -> bool:
+        """Whether this worker is the last to add to it."""
+        return self.edges[piece][0] == (self.index + 1) % self.workers
+
+    def comes_home(self, piece: int) -> bool:
+        """Whether the next worker has the whole sum, as it made it."""
+        return self.edges[piece][0] == (self.index + 2) % self.workers
+
+    def has(self, piece: int, whole: bool) -> bool:
+        """Whether it is to be sent to the next worker, and is here."""
+        if whole:
+            have = piece not in self.partial if self.ends_here(piece) else piece not in self.whole
+            return have and not self.comes_home(piece)
+        return piece not in self.partial and not self.ends_here(piece)
+
+    def ready(self) -> list[tuple[int, bool]]:
+        """(piece, whole) of all that can be sent."""
+        pieces = range(len(self.edges))
+        return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
+
+
+class Ring:
+    """The sums of one worker.
+
+    Part of a worker's machine: it is given the messages that are its own.
+    """
+
+    def __init__(self, session: Session, piece_bytes: int) -> None:
+        self._session = session
+        self._piece_bytes = piece_bytes
+        self._part_bytes = piece_bytes // PARTS
+        self._members: tuple[Member, ...] = ()
+        self._index = 0
+        self._name = 0  # of the ring: its members
+        self._asked = 0  # sums asked for in this ring
+        self._sums: dict[int, _Sum] = {}
+        self._missed: dict[int, None] = {}  # sums of which something came before they were asked
+        self._met: dict[NodeId, None] = {}  # neighbours that are in this ring, too
+        self._scratch: list[bytearray] = []
+        self.bytes_sent = 0
+
+    @property
+    def sums(self) -> int:
+        """How many are under way."""
+        return len(self._sums)
+
+    # ------------------------------------------------------------------ what the machine tells
+
+    def adopt(self, view: View, out: Effects) -> None:
+        """The members are now `view.workers`; if these are others, no sum can go on."""
+        members = tuple(sorted(view.workers, key=lambda member: member.rank))
+        if [m.incarnation for m in members] == [m.incarnation for m in self._members]:
+            self._members = members
+            return
+        gone = [m.name for m in self._members if view.member(m.id) is None]
+        error = RingBroken(
+            f"{', '.join(gone) or 'the workers'} "
+            f"{'left' if gone else 'changed'} in the middle of an allreduce ({view.reason})"
+        )
+        self.close(error, out)
+        self._members = members
+        self._index = next(i for i, m in enumerate(members) if m.id == self._session.me)
+        self._name = crc32(repr([m.incarnation for m in members]).encode())
+        self._asked = 0
+        self._missed.clear()
+        self._met.clear()
+
+    def address_of(self, node: NodeId) -> str:
+        """Where to reach another worker: the one of lower rank calls, so that one connection is."""
+        for index, member in enumerate(self._members):
+            if member.id == node and index > self._index:
+                return member.address
+        return ""
+
+    def ask(self, request_id: int, ask: Reduce, now: float, out: Effects) -> None:
+        """Begin a sum; every worker asks for the same ones, in the same order."""
+        problem = self._problem()
+        if problem:
+            out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
+            return
+        number, self._asked = self._asked, self._asked + 1
+        workers = len(self._members)
+        edges = Cut.of(ask.values.nbytes, ask.item, workers, self._piece_bytes).edges
+        one = _Sum(request_id, ask, edges, workers, self._index, now)
+        if workers == 1 or not edges:
+            if edges:
+                ask.finish(ask.values)
+            out.append(Resolve(request_id, Outcome()))
+            return
+        self._sums[number] = one
+        for piece, whole in one.ready():
+            self._send(number, one, piece, whole, out)
+        if number in self._missed:
+            del self._missed[number]
+            self._lacking(number, one, out)
+        self._greet(out)
+
+    def _problem(self) -> str:
+        if not self._members:
+            return "this worker is in no view yet"
+        deaf = ", ".join(member.name for member in self._members if not member.address)
+        if len(self._members) == 1 or not deaf:
+            return ""
+        return (
+            f"an allreduce needs workers that listen for each other, and {deaf} gave no address; "
+            "use connect(..., listen=ADDRESS)"
+        )
+
+    def cancel(self, request_id: int, out: Effects) -> None:
+        """Give up a sum; the other workers cannot end it."""
+        for number, one in list(self._sums.items()):
+            if one.request_id == request_id:
+                self._end(number, out, Cancelled("the caller withdrew it"))
+
+    def close(self, error: ShoalError, out: Effects) -> None:
+        """No sum can go on."""
+        for number in list(self._sums):
+            self._end(number, out, error)
+
+    def deadline(self) -> float:
+        return min((each.again_at for each in self._sums.values()), default=inf)
+
+    def tick(self, now: float, out: Effects) -> None:
+        for number, one in self._sums.items():
+            if now >= one.again_at:
+                one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)
+                one.again_at = now + one.wait_s
+                if not one.complete:
+                    self._lacking(number, one, out)
+                else:  # whatever it is: the answer says that it was taken
+                    self._send(number, one, *one.ready()[0], out)
+                self._greet(out)
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """(sum, reason) of every one under way."""
+        found = []
+        for number, one in self._sums.items():
+            before, after = self._neighbours()
+            counts = f"{len(one.partial)} partial and {len(one.whole)} whole sums to come"
+            reason = f"to be taken by {after.name}" if one.complete else f"{before.name}: {counts}"
+            found.append((f"allreduce #{number}", f"waits for {reason}"))
+        return found
+
+    # ------------------------------------------------------------------ messages
+
+    def arriving(self, sender: NodeId, message: Piece, nbytes: int) -> Arrival:
+        one = self._sums.get(message.number) if self._knows(sender, message, 0) else None
+        if one is None or message.piece not in (one.whole if message.whole else one.partial):
+            return Discard("not asked for, or here already")
+        view = one.view(message.piece)
+        if nbytes != view.nbytes:
+            return Discard(f"{nbytes} bytes for a piece of {view.nbytes}")
+        if message.whole:
+            sink = Sink([view], message)
+            one.sinks.append(sink)
+            return sink
+        most = self._part_bytes
+        scratch = self._scratch.pop() if self._scratch else bytearray(most)
+        memory = memoryview(scratch)
+        sizes = [min(most, nbytes - at) for at in range(0, nbytes, most)]
+        return Sink([memory[:size] for size in sizes], scratch, True)
+
+    def handle(self, event: Received, now: float, out: Effects) -> None:
+        sender, message = event.sender, event.message
+        if not isinstance(message, Piece | Lacking | Summed):
+            return
+        if not self._knows(sender, message, int(not isinstance(message, Piece))):
+            out.append(Note("unexpected", {"message": type(message).__name__}))
+            return
+        self._meet(sender, out)
+        if isinstance(message, Piece):
+            self._piece(message, event.payload, now, out)
+            return
+        one = self._sums.get(message.number)
+        if one is None:
+            return
+        if isinstance(message, Summed):
+            one.taken = True
+            self._look(message.number, one, out)
+            return
+        for pieces, whole in ((message.partial, False), (message.whole, True)):
+            for piece in pieces:
+                if 0 <= piece < len(one.edges) and one.has(piece, whole):
+                    self._send(message.number, one, piece, whole, out)
+
+    def _meet(self, neighbour: NodeId, out: Effects) -> None:
+        """Now that it is there, it gets what it is to have."""
+        if neighbour in self._met:
+            return
+        self._met[neighbour] = None
+        out.append(Send(neighbour, Lacking(self._name, 0)))
+        if neighbour == self._neighbours()[1].id:
+            for number, one in self._sums.items():
+                for piece, whole in one.ready():
+                    self._send(number, one, piece, whole, out)
+
+    def _greet(self, out: Effects) -> None:
+        """Who calls is the worker of lower rank; so each neighbour is spoken to first."""
+        for neighbour in self._neighbours():
+            if neighbour.id not in self._met:
+                out.append(Send(neighbour.id, Lacking(self._name, 0)))
+
+    def _knows(self, sender: NodeId, message: Piece | Lacking | Summed, side: int) -> bool:
+        """Whether it is from the worker before (0) or after (1) this one, in the present ring.
+
+        A greeting is from either.
+        """
+        if message.ring != self._name or len(self._members) < 2:
+            return False
+        neighbours = self._neighbours()
+        return sender in (neighbours[side].id, neighbours[0].id if side else "")
+
+    def _neighbours(self) -> tuple[Member, Member]:
+        members, index = self._members, self._index
+        return members[index - 1], members[(index + 1) % len(members)]
+
+    def _piece(self, message: Piece, payload: Sink | None, now: float, out: Effects) -> None:
+        number, piece = message.number, message.piece
+        one = self._sums.get(number)
+        if one is None:
+            if number < self._asked:  # its sender has not heard that we are done
+                out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
+            else:
+                self._missed[number] = None
+            return
+        one.again_at, one.wait_s = now + PROBE_S, PROBE_S
+        if payload is None or payload.revoked:
+            if one.complete:
+                out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
+            return
+        if message.whole:
+            self._take_whole(number, one, piece, out)
+        else:
+            self._take_partial(number, one, piece, payload, out)
+        self._look(number, one, out)
+
+    def _take_partial(
+        self, number: int, one: _Sum, piece: int, payload: Sink, out: Effects
+    ) -> None:
+        """Add what has landed, unless a copy came first."""
+        landed = payload.views[payload.landed - 1]
+        start = self._part_bytes * (payload.landed - 1)
+        if piece in one.partial and one.added.get(piece, 0) == start:
+            one.added[piece] = start + landed.nbytes
+            mine = one.view(piece)[start : start + landed.nbytes]
+            one.ask.add(mine, landed)
+            if one.ends_here(piece):
+                one.ask.finish(mine)
+            if one.added[piece] == one.view(piece).nbytes:
+                del one.partial[piece], one.added[piece]
+                self._send(number, one, piece, one.ends_here(piece), out)
+        if payload.whole:
+            self._scratch.append(payload.context)
+
+    def _take_whole(self, number: int, one: _Sum, piece: int, out: Effects) -> None:
+        if piece in one.whole:
+            del one.whole[piece]
+            if not one.comes_home(piece):
+                self._send(number, one, piece, True, out)
+
+    # ------------------------------------------------------------------ sending
+
+    def _send(self, number: int, one: _Sum, piece: int, whole: bool, out: Effects) -> None:
+        neighbour = self._neighbours()[1].id
+        if neighbour in self._met:
+            view = one.view(piece)
+            self.bytes_sent += view.nbytes
+            out.append(Send(neighbour, Piece(self._name, number, piece, whole), (view,)))
+
+    def _lacking(self, number: int, one: _Sum, out: Effects) -> None:
+        partial, whole = tuple(one.partial)[:LISTED], tuple(one.whole)[:LISTED]
+        out.append(Send(self._neighbours()[0].id, Lacking(self._name, number, partial, whole)))
+
+    def _look(self, number: int, one: _Sum, out: Effects) -> None:
+        """Whether this sum is over."""
+        if one.complete and not one.told:
+            one.told = True
+            out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
+        if one.complete and one.taken:
+            self._end(number, out)
+
+    def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
+        one = self._sums.pop(number)
+        if error is not None:
+            out.append(Detach(self._neighbours()[1].id))
+        for sink in one.sinks:
+            sink.revoke()
+        out.append(Resolve(one.request_id, Outcome(error=error)))

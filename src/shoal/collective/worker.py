@@ -1,0 +1,74 @@
+"""CollectiveWorker: a worker's machine that sums tensors with the other workers as well."""
+
+from __future__ import annotations
+
+from math import inf
+
+from shoal.collective.ring import PIECE_BYTES, Ring
+from shoal.errors import RunAborted
+from shoal.protocol.machine import Arrival, Asked, Effects, Event, Received, Stop, Ticked
+from shoal.protocol.messages import NO_VIEW, Lacking, Message, NodeId, Piece, Summed
+from shoal.protocol.requests import Cancel, Reduce
+from shoal.protocol.session import Session
+from shoal.protocol.worker import WorkerMachine, WorkerOptions
+
+
+class CollectiveWorker(WorkerMachine):
+    """Gives its ring what is the ring's; everything else is a worker's as ever."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: WorkerOptions | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        super().__init__(session, options)
+        self.ring = Ring(session, piece_bytes)
+        self._ring_view = NO_VIEW  # that the ring knows
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        if isinstance(message, Piece):
+            return self.ring.arriving(sender, message, nbytes)
+        return super().arriving(sender, message, nbytes)
+
+    def handle(self, event: Event, now: float) -> Effects:
+        if isinstance(event, Received) and isinstance(event.message, Piece | Lacking | Summed):
+            out: Effects = []
+            self.ring.handle(event, now, out)
+            self.session.progress += 1
+            return out
+        if isinstance(event, Asked) and isinstance(event.request, Reduce):
+            if not self.session.ended:
+                out = []
+                self.ring.ask(event.request_id, event.request, now, out)
+                return out
+        elif isinstance(event, Asked) and isinstance(event.request, Cancel):
+            cancelled: Effects = []
+            self.ring.cancel(event.request.request_id, cancelled)
+            return cancelled + super().handle(event, now)
+        out = super().handle(event, now)
+        if isinstance(event, Ticked):
+            self.ring.tick(now, out)
+        view = self.session.view
+        if view is not None and view.id != self._ring_view:
+            self._ring_view = view.id
+            self.ring.adopt(view, out)
+        return out
+
+    def _end(self, out: Effects) -> None:
+        stop = next((each for each in out if isinstance(each, Stop)), None)
+        error = stop.error if stop is not None else None
+        self.ring.close(error or RunAborted("the run has ended"), out)
+        super()._end(out)
+
+    def deadline(self) -> float | None:
+        due = self.ring.deadline()
+        other = super().deadline()
+        due = due if other is None else min(due, other)
+        return due if due < inf else None
+
+    def address_of(self, node: NodeId) -> str | None:
+        return super().address_of(node) or self.ring.address_of(node)
+
+    def waiting(self) -> list[tuple[str, str]]:
+        return super().waiting() + self.ring.waiting()

@@ -1,0 +1,137 @@
+"""Seeded faulty runs of workers that only sum tensors with each other: no servers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from shoal.collective.worker import CollectiveWorker
+from shoal.errors import InvariantBroken
+from shoal.protocol.messages import SCHEDULER, NodeId
+from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
+from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.session import Session, SessionOptions
+from shoal.sim.checkers import Violation, violated
+from shoal.sim.network import NetworkOptions
+from shoal.sim.world import Program, Sleep, World
+
+SUMS = 12
+PIECE_BYTES = 256  # small, so that there are several
+LIMIT_S = 200.0
+BREAKS = 6
+KILLED = 0.25  # of the seeds: a worker dies in the middle
+SIZES = (1, 3, 40, 200, 700)  # elements
+
+
+class RingScenario:
+    """Some workers, what they sum, and what goes wrong between them."""
+
+    def __init__(self, seed: int, keep_lines: bool = False) -> None:
+        random = Random(seed * 7919 + 3)
+        self.workers = random.randint(2, 5)
+        self.sizes = [random.choice(SIZES) for _ in range(SUMS)]
+        self.summed: dict[tuple[int, NodeId], np.ndarray] = {}
+        self.failed: dict[NodeId, str] = {}
+        self._given_back: list[np.ndarray] = []
+        options = NetworkOptions(
+            loss=random.choice([0.0, 0.03, 0.1]),
+            duplicate=random.choice([0.0, 0.05, 0.1]),
+            reorder=random.choice([0.0, 0.3]),
+            stall=random.choice([0.0, 0.05]),
+            jitter_s=random.choice([0.0005, 0.01]),
+            link_bytes=1 << 20,
+        )
+        self.world = world = World(seed, options, keep_lines)
+        session_options = SessionOptions(
+            join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
+        )
+        world.add(
+            SCHEDULER,
+            SchedulerMachine(
+                SchedulerOptions(servers=0, workers=self.workers, silence_s=6.0, broken_s=4.0)
+            ),
+        )
+        for index in range(self.workers):
+            node = f"worker-{index}"
+            session = Session(node, "worker", rank=index, options=session_options)
+            session.announce(f"sim://{node}")
+            machine = CollectiveWorker(session, piece_bytes=PIECE_BYTES)
+            world.add(node, machine, self._program(node, machine, Random(seed * 31 + index)))
+        self.victim = ""
+        if random.random() < KILLED:
+            self.victim = f"worker-{random.randrange(self.workers)}"
+            world.at(0.5 + 2 * random.random(), lambda: world.crash(self.victim))
+        for _ in range(BREAKS):
+            one, other = random.sample(range(self.workers), 2)
+            at = 0.2 + 3 * random.random()
+            world.at(at, lambda a=one, b=other: self._break(a, b))  # type: ignore[misc]
+
+    def _break(self, one: int, other: int) -> None:
+        self.world.break_connection(f"worker-{one}", f"worker-{other}")
+
+    def values(self, worker: int, number: int) -> np.ndarray:
+        """What a worker adds: whole numbers, so that a sum is exact in any order."""
+        start = 1 + worker * 1000 + number
+        return np.arange(start, start + self.sizes[number], dtype=np.float32)
+
+    def _program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
+        outcome = yield AwaitView()
+        if outcome.error is not None:
+            return
+        rank = machine.session.rank
+        for number, size in enumerate(self.sizes):
+            yield Sleep(random.choice([0.0, 0.0, 0.02, 0.4]) * random.random())
+            tensor = self.values(rank, number)
+            outcome = yield Reduce(tensor.view(np.uint8).data, 4, _add, _halve)
+            if outcome.error is not None:
+                self.failed[node] = outcome.error.message
+                return
+            self.summed[number, node] = tensor.copy()
+            tensor.fill(-size)  # it is the caller's again
+            self._given_back.append(tensor)
+        yield EnterBarrier("end")
+        yield FinishWork()
+
+    def check_end(self) -> None:
+        """Every sum that a worker has is the sum of all; nobody waits; a death is told."""
+        for (number, node), found in self.summed.items():
+            expected = sum(self.values(worker, number) for worker in range(self.workers)) / 2
+            if not np.array_equal(found, expected):
+                raise violated("sum", f"{node} has {found[:5]} for sum {number}, not {expected[:5]}")
+        for tensor in self._given_back:
+            if np.any(tensor != -len(tensor)):
+                raise violated("late", f"{tensor[:5]} landed in a tensor that was given back")
+        if self.victim:
+            for node, message in self.failed.items():
+                if not message:
+                    raise violated("named death", f"{node} failed without a reason")
+        elif self.failed:
+            raise violated("orderly", f"sums failed: {self.failed}")
+        for node, sim in self.world.nodes.items():
+            if sim.alive and not sim.stopped:
+                waits = sim.machine.waiting() if isinstance(sim.machine, CollectiveWorker) else ""
+                raise violated("stuck", f"{node} did not end; {waits}")
+
+
+def _add(into: memoryview, other: memoryview) -> None:
+    target = np.frombuffer(into, np.float32)
+    target += np.frombuffer(other, np.float32)
+
+
+def _halve(into: memoryview) -> None:
+    np.frombuffer(into, np.float32)[:] /= 2
+
+
+def simulate_ring(seed: int, keep_lines: bool = False) -> tuple[RingScenario, str]:
+    """Run a seed to its end; returns the violation with it, or an empty text."""
+    scenario = RingScenario(seed, keep_lines)
+    try:
+        scenario.world.run(until=LIMIT_S, most_events=60_000)
+        scenario.check_end()
+    except Violation as found:
+        return scenario, found.message
+    except InvariantBroken as found:
+        return scenario, str(found)
+    return scenario, ""

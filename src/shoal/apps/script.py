@@ -29,8 +29,6 @@ def run_script(
             env = {
                 "SHOAL_SCHEDULER": scheduler,
                 "SHOAL_RANK": str(rank),
-                "SHOAL_RENDEZVOUS": f"file://{engine.sockets}/rendezvous",
-                "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": str(threads),
             }
             engine.start(

@@ -61,7 +61,7 @@ def run_worker(
     options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
-        if not strategy.uses_servers:
+        if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
         progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)

@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum `tensor` over all workers, in place. What a strategy yields."""
+    """Sum `tensor` over all workers, in place. What a strategy yields.
+
+    mean: divide the sum by the number of workers
+    """
 
     tensor: Tensor
+    mean: bool = False
 
 
 class Collective(Protocol):
@@ -22,8 +26,8 @@ class Collective(Protocol):
     rank: int
     world_size: int
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replace `tensor` by its sum over the members."""
+    def all_reduce(self, tensor: Tensor, mean: bool = False) -> None:
+        """Replace `tensor` by its sum (or mean) over the members."""
         ...
 
     def barrier(self) -> None: ...

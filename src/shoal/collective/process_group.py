@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
@@ -32,9 +31,11 @@ class ProcessGroup:
                 timeout=timedelta(seconds=timeout_s),
             )
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, mean: bool = False) -> None:
         try:
             dist.all_reduce(tensor)
+            if mean:
+                tensor.div_(self.world_size)
         except RuntimeError as error:
             raise PeerError(f"allreduce of {self.world_size} workers failed: {error}") from error
 
@@ -44,8 +45,3 @@ class ProcessGroup:
     def close(self) -> None:
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def file_rendezvous(folder: Path) -> str:
-    """A rendezvous for processes that share a folder."""
-    return f"file://{folder / 'rendezvous'}"

@@ -191,7 +191,7 @@ class Ring:
         one = _Sum(request_id, ask, edges, workers, self._index, now)
         if workers == 1 or not edges:
             if edges:
-                ask.finish(ask.values)
+                ask.finish(ask.values, workers)
             out.append(Resolve(request_id, Outcome()))
             return
         self._sums[number] = one
@@ -209,8 +209,8 @@ class Ring:
         if len(self._members) == 1 or not deaf:
             return ""
         return (
-            f"an allreduce needs workers that listen for each other, and {deaf} gave no address; "
-            "use connect(..., listen=ADDRESS)"
+            f"an allreduce needs workers that reach each other, and {deaf} could not listen beside "
+            "its scheduler's address; its log says why"
         )
 
     def cancel(self, request_id: int, out: Effects) -> None:
@@ -352,7 +352,7 @@ class Ring:
             mine = one.view(piece)[start : start + landed.nbytes]
             one.ask.add(mine, landed)
             if one.ends_here(piece):
-                one.ask.finish(mine)
+                one.ask.finish(mine, one.workers)
             if one.added[piece] == one.view(piece).nbytes:
                 del one.partial[piece], one.added[piece]
                 self._send(number, one, piece, one.ends_here(piece), out)

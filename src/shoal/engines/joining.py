@@ -55,17 +55,14 @@ def init(
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
-    rendezvous = env.get("SHOAL_RENDEZVOUS", "")
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
         from shoal.engines.torchrun import gather
 
         address, secret, engine, wish = gather(env, count)
-        rendezvous = "env://"
     elif not address:
         engine = cluster_here(servers=count, workers=1)
         address = engine.address("scheduler")
-        rendezvous = f"file://{engine.sockets}/rendezvous"
     options = ClientOptions(
         token=secret,
         rank=wish,
@@ -78,7 +75,7 @@ def init(
         if engine is not None:
             engine.stop()
         raise
-    context = Context(client.rank, client.world_size, client, rendezvous)
+    context = Context(client.rank, client.world_size, client)
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)

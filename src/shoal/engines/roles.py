@@ -141,15 +141,11 @@ def own_address(scheduler: str, interface: str = "") -> str:
     For a scheduler on this host it stays on loopback; otherwise it is the address of the
     interface that leads to the scheduler, or of the one that is named.
     """
-    from shoal.transport.tcp import endpoint_of, tcp_address
+    from shoal.transport.tcp import TcpTransport, tcp_address
 
     if interface:
         return tcp_address(_address_of(interface), 0)
-    host, port = endpoint_of(scheduler)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port or 1))  # sends nothing; asks the routing table
-        return tcp_address(probe.getsockname()[0], 0)
+    return TcpTransport().beside(scheduler, "")
 
 
 def _address_of(interface: str) -> str:

@@ -50,6 +50,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     eval_every: Annotated[int, Meta(ge=0, description="steps between evaluations; 0 for five an epoch")] = 0
     sync_timeout_ms: Annotated[int, Meta(ge=1, description="after this a wait asks for a resend, after twice this it fails")] = 10000
     transport: Annotated[Literal["unix", "tcp"], Meta(description="between the processes of this machine")] = "unix"
+    collective: Annotated[Literal["ring", "gloo"], Meta(description="allreduce: on the workers' own connections, or by torch.distributed")] = "ring"
     title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
     out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
     # fmt: on

@@ -61,13 +61,13 @@ class Reduce(msgspec.Struct, frozen=True):
 
     values:  its bytes, borrowed; `item` of them are an element
     add:     add(into, other): into += other, which are whole elements
-    finish:  finish(into), what is done to each part of the whole sum, on one worker
+    finish:  finish(into, workers), what is done to each part of the whole sum, on one of them
     """
 
     values: memoryview
     item: int
     add: Callable[[memoryview, memoryview], None]
-    finish: Callable[[memoryview], None] = lambda into: None
+    finish: Callable[[memoryview, int], None] = lambda into, workers: None
 
 
 class DeclareTable(msgspec.Struct, frozen=True):

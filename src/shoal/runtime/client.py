@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-import zlib
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -12,7 +12,8 @@ import msgspec
 from torch import Tensor
 
 from shoal.collective.base import AllReduce, Collective
-from shoal.errors import BufferInUse, InvalidValue, ShoalError, UsageError
+from shoal.collective.worker import CollectiveWorker
+from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import Group, View
@@ -26,12 +27,16 @@ from shoal.protocol.requests import (
     Wait,
 )
 from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.protocol.worker import WorkerOptions
+from shoal.runtime.blocking import Blocking
 from shoal.runtime.driver import Driver, Finish, Future
-from shoal.runtime.exchanges import After, Exchanges, Keys, ids_of
+from shoal.runtime.exchanges import After, Exchanges, Keys, ids_of, watch_buffers
+from shoal.runtime.reducing import reduce_of
 from shoal.tables.opening import check
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
+
+log = logging.getLogger("shoal.client")
 
 T = TypeVar("T")
 
@@ -69,18 +74,29 @@ class Client:
             rank=self.options.rank,
             options=SessionOptions(join_timeout_s=self.options.init_timeout_s),
         )
-        machine = WorkerMachine(session, WorkerOptions(sync_timeout_s=self.options.sync_timeout_s))
+        options_ = WorkerOptions(sync_timeout_s=self.options.sync_timeout_s)
+        machine = CollectiveWorker(session, options_)
         me = Identity(name, "worker", token=self.options.token)
         self._driver = Driver(machine, me, address)
         self._exchanges = Exchanges(self.table, lambda: len(self.view.servers))
         self.collective: Collective | None = None
         self.blocking = Blocking(self._driver.run, self._exchanges)
+        self._listen(address, name)
         try:
             self._driver.ask(AwaitView()).wait()
         except BaseException:
             self._driver.node.close()
             raise
         self._driver.start_pump()
+
+    def _listen(self, scheduler: str, name: str) -> None:
+        """Where the other workers reach this one."""
+        try:
+            bound = self._driver.node.listen(transport_for(scheduler).beside(scheduler, name))
+        except (ShoalError, OSError) as error:
+            log.warning("no worker can reach this one, so that it has no allreduce: %s", error)
+            return
+        self._driver.machine.session.announce(bound)
 
     # ------------------------------------------------------------------ who and where
 
@@ -229,6 +245,21 @@ class Client:
             )
         )
 
+    def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
+        """Sum a tensor over all workers, in place, around a ring of them.
+
+        Each worker asks for the same ones in the same order; all end with bitwise the same. The
+        tensor is borrowed until the future is done.
+
+        tensor:  contiguous, on the CPU; of numbers
+        mean:    divide the sum by the number of workers
+
+        The future's errors: RingBroken where a worker came or went meanwhile.
+
+        Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms", section 3.
+        """
+        return self._begin(reduce_of(tensor, mean), pump=True)
+
     def advance(self, *, last: bool = False, after: After = ()) -> Future:
         """This worker has finished its clock; with `last`, all that could come."""
         return self.exchange(Exchange(advance=True, last=last, after=ids_of(after)))
@@ -241,10 +272,10 @@ class Client:
         """Any combination of pushes, an advance and pulls, as strategies make them."""
         return self._begin(self._exchanges.finite.checked(ask))
 
-    def _begin(self, request: object, finish: Finish | None = None) -> Future:
-        pump = isinstance(request, Exchange)
-        if pump and self.options.debug:
-            finish = _watch_buffers(request, finish)  # type: ignore[arg-type]
+    def _begin(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
+        pump = pump or isinstance(request, Exchange)
+        if self.options.debug and isinstance(request, Exchange):
+            finish = watch_buffers(request, finish)
         return self._driver.ask(request, finish, pump)
 
     def drive(self, program: Generator[Any, Any, T]) -> T:
@@ -263,10 +294,11 @@ class Client:
             value = error = None
             try:
                 match request:
-                    case AllReduce(tensor):
-                        if self.collective is None:
-                            raise UsageError("this run has no collective to reduce on")
-                        self.collective.all_reduce(tensor)
+                    case AllReduce(tensor, mean):
+                        if self.collective is not None:
+                            self.collective.all_reduce(tensor, mean)
+                        else:
+                            self._driver.run(reduce_of(tensor, mean))
                     case Start(asked):
                         future = self.exchange(asked)
                         tickets[future.request_id] = future
@@ -324,31 +356,6 @@ class Client:
             self.abort(f"worker-{self.rank} failed: {kind.__name__}: {error}"[:500])
 
 
-class Blocking:
-    """The client's operations, waited for: `client.blocking.pull("w")` is the tensor.
-
-    Faster than `client.pull("w").wait()`: nobody else is told that there is work.
-    """
-
-    def __init__(self, run: Callable[..., Any], exchanges: Exchanges) -> None:
-        self._run = run
-        self._exchanges = exchanges
-
-    def push(self, *args: Any, **options: Any) -> None:
-        self._run(self._exchanges.push(*args, **options))
-
-    def pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.pull(*args, **options))
-        return rows
-
-    def push_pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.push_pull(*args, **options))
-        return rows
-
-    def advance(self, *, last: bool = False) -> None:
-        self._run(Exchange(advance=True, last=last))
-
-
 def connect(address: str, **options: Any) -> Client:
     """Join the cluster whose scheduler is at `address`, as a worker.
 
@@ -374,19 +381,3 @@ def connect(address: str, **options: Any) -> Client:
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
     return Client(address, chosen)
-
-
-def _watch_buffers(request: Exchange, finish: Finish | None) -> Finish:
-    """Have the end of an exchange find out whether its borrowed values were written to."""
-    before = [zlib.crc32(op.values) for op in request.pushes]
-
-    def check() -> Any:
-        for op, checksum in zip(request.pushes, before, strict=True):
-            if zlib.crc32(op.values) != checksum:
-                raise BufferInUse(
-                    f"the values pushed to table {op.table!r} were written to before the push was "
-                    "acknowledged; wait for its future first, or push a copy"
-                )
-        return finish() if finish is not None else None
-
-    return check

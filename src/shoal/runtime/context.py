@@ -16,13 +16,11 @@ class Context:
     """
     rank, world_size:  of this worker; they do not change during the run
     client:            pushes, pulls, advances and barriers
-    rendezvous:        where a torch.distributed group of the run's workers meets
     """
 
     rank: int
     world_size: int
     client: Client
-    rendezvous: str = ""
     models: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False

@@ -7,6 +7,7 @@ its tensors live, so that neither their checks nor its routing are done twice.
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import InvalidValue
+from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runtime.driver import Future
@@ -275,3 +276,19 @@ def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
         raise InvalidValue(f"keys are a list of row numbers, not {given.dtype} of {given.shape}")
     chosen, order = np.unique(given.astype(np.int64), return_inverse=True)
     return chosen, order
+
+
+def watch_buffers(request: Exchange, finish: Finish | None) -> Finish:
+    """Have the end of an exchange find out whether its borrowed values were written to."""
+    before = [zlib.crc32(op.values) for op in request.pushes]
+
+    def check() -> Any:
+        for op, checksum in zip(request.pushes, before, strict=True):
+            if zlib.crc32(op.values) != checksum:
+                raise BufferInUse(
+                    f"the values pushed to table {op.table!r} were written to before the push was "
+                    "acknowledged; wait for its future first, or push a copy"
+                )
+        return finish() if finish is not None else None
+
+    return check

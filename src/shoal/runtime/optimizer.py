@@ -9,7 +9,6 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from shoal.collective.process_group import ProcessGroup
 from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.requests import DeclareTable
 from shoal.runtime.context import Context, current
@@ -74,9 +73,6 @@ class Optimizer(torch.optim.Optimizer):
             StrategyOptions(access, staleness=staleness, prefix=prefix)
         )
         client = self._context.client
-        if not self._strategy.uses_servers and client.collective is None:
-            rank, size = self._context.rank, self._context.world_size
-            client.collective = ProcessGroup(rank, size, self._context.rendezvous)
         client.drive(self._begin())
         self._settings = self._present_settings()
         self._version = self._flat.version

@@ -97,9 +97,11 @@ class RingScenario:
     def check_end(self) -> None:
         """Every sum that a worker has is the sum of all; nobody waits; a death is told."""
         for (number, node), found in self.summed.items():
-            expected = sum(self.values(worker, number) for worker in range(self.workers)) / 2
+            each = [self.values(worker, number) for worker in range(self.workers)]
+            expected = np.sum(each, axis=0) / 2
             if not np.array_equal(found, expected):
-                raise violated("sum", f"{node} has {found[:5]} for sum {number}, not {expected[:5]}")
+                shown = f"{found[:5]}, not {expected[:5]}"
+                raise violated("sum", f"{node} has for sum {number} {shown}")
         for tensor in self._given_back:
             if np.any(tensor != -len(tensor)):
                 raise violated("late", f"{tensor[:5]} landed in a tensor that was given back")
@@ -120,7 +122,8 @@ def _add(into: memoryview, other: memoryview) -> None:
     target += np.frombuffer(other, np.float32)
 
 
-def _halve(into: memoryview) -> None:
+def _halve(into: memoryview, workers: int) -> None:
+    del workers
     np.frombuffer(into, np.float32)[:] /= 2
 
 

@@ -128,6 +128,10 @@ class Transport(ABC):
     def listen(self, address: str, me: Identity) -> Listener: ...
 
     @abstractmethod
+    def beside(self, address: str, name: str) -> str:
+        """Where this process may listen, so that whoever is at `address` reaches it."""
+
+    @abstractmethod
     def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
         """Connect and shake hands; blocks for `timeout_s` at most."""
 

@@ -176,6 +176,9 @@ class InprocTransport(Transport):
             listener = _listeners[address] = InprocListener(address, me)
         return listener
 
+    def beside(self, address: str, name: str) -> str:
+        return f"inproc://{name}"
+
     def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
         place_of(address, "inproc")
         with _lock:

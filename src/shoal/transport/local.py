@@ -60,6 +60,9 @@ class LocalTransport(Transport):
             sock.close()
             raise
 
+    def beside(self, address: str, name: str) -> str:
+        return f"unix://{path_of(address).parent / name}.sock"
+
     def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
         path = path_of(address)
         until = monotonic() + timeout_s

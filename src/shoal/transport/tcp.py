@@ -78,6 +78,14 @@ class TcpTransport(Transport):
             raise AddressInvalid(f"cannot listen at {address}: {error}") from None
         return StreamListener(sock, tcp_address(host, sock.getsockname()[1]), me)
 
+    def beside(self, address: str, name: str) -> str:
+        """Any free port of the interface that leads there; loopback for an address of this host."""
+        host, port = endpoint_of(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port or 1))  # sends nothing; asks the routing table
+            return tcp_address(probe.getsockname()[0], 0)
+
     def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
         until = monotonic() + timeout_s
         endpoint = endpoint_of(address)

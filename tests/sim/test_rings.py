@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 import pytest
 
-from shoal.collective import ring as ring_module
 from shoal.collective.ring import Ring
+from shoal.collective.sums import Sum
 from shoal.sim.rings import simulate_ring
 
 SEEDS = 150
@@ -72,13 +72,13 @@ def sink_survives_its_sum():
 @contextmanager
 def partial_sum_passed_on_as_whole():
     """The worker before the last takes its sum for the whole one."""
-    right = ring_module._Sum.ends_here
+    right = Sum.ends_here
 
     def ends(self, piece):
         early = self.workers > 2 and self.edges[piece][0] == (self.index + 2) % self.workers
         return right(self, piece) or early
 
-    with patch.object(ring_module._Sum, "ends_here", ends):
+    with patch.object(Sum, "ends_here", ends):
         yield
 
 

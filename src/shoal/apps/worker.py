@@ -57,7 +57,9 @@ def run_worker(
     split = splits[rank]
     kind = strategies[spec.strategy]
     access = Access(spec.optimizer, spec.access_options(updates_of(spec, splits, kind.in_step)))
-    strategy = kind(StrategyOptions(access, spec.staleness, spec.settles))
+    strategy = kind(
+        StrategyOptions(access, spec.staleness, spec.settles, batch=float(spec.worker_batch))
+    )
     options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:

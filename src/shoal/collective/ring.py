@@ -6,6 +6,10 @@ of them, s - 1, has the *whole* sum, which goes around once more (Patarasuk & Yu
 So n workers send 2 (n - 1) / n of the tensor each, pieces are passed on while others still come,
 and all have bitwise the same sum.
 
+Small tensors are not worth two rounds: each worker's goes around once as it is, and all add them up
+in the order of their ranks. They travel from copies, so that a caller need not wait until the next
+worker has them.
+
 Invariant: what this worker has sent of a tensor does not change before its neighbour has taken
 it, because the whole sum of a piece cannot exist before. So whatever was lost is sent again from
 the tensor itself, and the tensor is the caller's again when the next worker has taken everything.
@@ -14,10 +18,10 @@ the tensor itself, and the tensor is the caller's again when the next worker has
 from __future__ import annotations
 
 from math import inf
+from mmap import mmap
 from zlib import crc32
 
-import msgspec
-
+from shoal.collective.sums import PROBE_S, Cut, Sum
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.machine import (
     Arrival,
@@ -35,95 +39,12 @@ from shoal.protocol.messages import Lacking, Member, NodeId, Piece, Summed, View
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 
-PIECE_BYTES = 1 << 20
-PARTS = 4  # of a piece: each is added while it is in the cache
-PROBE_S = 0.2
+PIECE_BYTES = 4 << 20
+PARTS = 8  # of a piece: each is added while it is in the cache
+GATHERED_BYTES = 64 << 10  # of all workers' tensors together: up to this they are gathered
+TOLD_EVERY = 8  # sums that were gathered
 PROBE_MAX_S = 4.0
 LISTED = 4096  # missing pieces named in a message
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """Where the pieces of a tensor of `nbytes` are, for `workers` of them.
-
-    >>> Cut.of(10 * 4, 4, 2, 16).edges
-    ((0, 0, 16), (0, 16, 20), (1, 20, 36), (1, 36, 40))
-    """
-
-    edges: tuple[tuple[int, int, int], ...]  # (segment, start, stop)
-
-    @staticmethod
-    def of(nbytes: int, item: int, workers: int, most: int) -> Cut:
-        """Cut evenly, at whole items."""
-        items, step = nbytes // item, max(1, most // item)
-        edges = []
-        for segment in range(workers):
-            start, stop = items * segment // workers, items * (segment + 1) // workers
-            for first in range(start, stop, step):
-                edges.append((segment, item * first, item * min(first + step, stop)))
-        return Cut(tuple(edges))
-
-
-class _Sum:
-    """One tensor being summed.
-
-    partial:  pieces whose partial sum is still to come
-    whole:    pieces whose whole sum is
-    added:    how much of a piece's partial sum has been added to ours, in bytes
-    told:     whether the worker before this one knows that we have everything
-    taken:    whether the worker after this one has everything
-    """
-
-    def __init__(
-        self,
-        request_id: int,
-        ask: Reduce,
-        edges: tuple[tuple[int, int, int], ...],
-        workers: int,
-        index: int,
-        now: float,
-    ) -> None:
-        self.request_id = request_id
-        self.ask = ask
-        self.edges = edges
-        self.workers = workers
-        self.index = index
-        self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != index}
-        last = (index + 1) % workers
-        self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
-        self.added: dict[int, int] = {}
-        self.sinks: list[Sink] = []
-        self.told = self.taken = False
-        self.wait_s = PROBE_S
-        self.again_at = now + PROBE_S
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything has come in."""
-        return not self.partial and not self.whole
-
-    def view(self, piece: int) -> memoryview:
-        _, start, stop = self.edges[piece]
-        return self.ask.values[start:stop]
-
-    def ends_here(self, piece: int) -> bool:
-        """Whether this worker is the last to add to it."""
-        return self.edges[piece][0] == (self.index + 1) % self.workers
-
-    def comes_home(self, piece: int) -> bool:
-        """Whether the next worker has the whole sum, as it made it."""
-        return self.edges[piece][0] == (self.index + 2) % self.workers
-
-    def has(self, piece: int, whole: bool) -> bool:
-        """Whether it is to be sent to the next worker, and is here."""
-        if whole:
-            have = piece not in self.partial if self.ends_here(piece) else piece not in self.whole
-            return have and not self.comes_home(piece)
-        return piece not in self.partial and not self.ends_here(piece)
-
-    def ready(self) -> list[tuple[int, bool]]:
-        """(piece, whole) of all that can be sent."""
-        pieces = range(len(self.edges))
-        return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
 
 
 class Ring:
@@ -132,18 +53,19 @@ class Ring:
     Part of a worker's machine: it is given the messages that are its own.
     """
 
-    def __init__(self, session: Session, piece_bytes: int) -> None:
+    def __init__(self, session: Session, piece_bytes: int, gathered_bytes: int) -> None:
         self._session = session
         self._piece_bytes = piece_bytes
         self._part_bytes = piece_bytes // PARTS
+        self._gathered_bytes = gathered_bytes
         self._members: tuple[Member, ...] = ()
         self._index = 0
         self._name = 0  # of the ring: its members
         self._asked = 0  # sums asked for in this ring
-        self._sums: dict[int, _Sum] = {}
+        self._sums: dict[int, Sum] = {}
         self._missed: dict[int, None] = {}  # sums of which something came before they were asked
         self._met: dict[NodeId, None] = {}  # neighbours that are in this ring, too
-        self._scratch: list[bytearray] = []
+        self._scratch: list[mmap] = []
         self.bytes_sent = 0
 
     @property
@@ -186,14 +108,18 @@ class Ring:
             out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
             return
         number, self._asked = self._asked, self._asked + 1
-        workers = len(self._members)
-        edges = Cut.of(ask.values.nbytes, ask.item, workers, self._piece_bytes).edges
-        one = _Sum(request_id, ask, edges, workers, self._index, now)
-        if workers == 1 or not edges:
-            if edges:
-                ask.finish(ask.values, workers)
+        workers, nbytes = len(self._members), ask.values.nbytes
+        if workers == 1 or not nbytes:
+            ask.finish(ask.values, workers)
             out.append(Resolve(request_id, Outcome()))
             return
+        values, edges = ask.values, Cut.of(nbytes, workers, self._piece_bytes).edges
+        if nbytes * workers <= self._gathered_bytes:
+            values = memoryview(bytearray(nbytes * workers))
+            edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
+        one = Sum(request_id, ask, values, edges, workers, self._index, now)
+        if one.gathered:
+            one.view((self._index + 1) % workers)[:] = ask.values
         self._sums[number] = one
         for piece, whole in one.ready():
             self._send(number, one, piece, whole, out)
@@ -262,7 +188,7 @@ class Ring:
             one.sinks.append(sink)
             return sink
         most = self._part_bytes
-        scratch = self._scratch.pop() if self._scratch else bytearray(most)
+        scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
         memory = memoryview(scratch)
         sizes = [min(most, nbytes - at) for at in range(0, nbytes, most)]
         return Sink([memory[:size] for size in sizes], scratch, True)
@@ -278,12 +204,13 @@ class Ring:
         if isinstance(message, Piece):
             self._piece(message, event.payload, now, out)
             return
+        if isinstance(message, Summed):
+            for number in [each for each in self._sums if each <= message.number]:
+                self._sums[number].taken = True
+                self._look(number, self._sums[number], out)
+            return
         one = self._sums.get(message.number)
         if one is None:
-            return
-        if isinstance(message, Summed):
-            one.taken = True
-            self._look(message.number, one, out)
             return
         for pieces, whole in ((message.partial, False), (message.whole, True)):
             for piece in pieces:
@@ -326,14 +253,14 @@ class Ring:
         one = self._sums.get(number)
         if one is None:
             if number < self._asked:  # its sender has not heard that we are done
-                out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
+                self._tell(out)
             else:
                 self._missed[number] = None
             return
         one.again_at, one.wait_s = now + PROBE_S, PROBE_S
         if payload is None or payload.revoked:
             if one.complete:
-                out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
+                self._tell(out)
             return
         if message.whole:
             self._take_whole(number, one, piece, out)
@@ -341,9 +268,7 @@ class Ring:
             self._take_partial(number, one, piece, payload, out)
         self._look(number, one, out)
 
-    def _take_partial(
-        self, number: int, one: _Sum, piece: int, payload: Sink, out: Effects
-    ) -> None:
+    def _take_partial(self, number: int, one: Sum, piece: int, payload: Sink, out: Effects) -> None:
         """Add what has landed, unless a copy came first."""
         landed = payload.views[payload.landed - 1]
         start = self._part_bytes * (payload.landed - 1)
@@ -359,7 +284,7 @@ class Ring:
         if payload.whole:
             self._scratch.append(payload.context)
 
-    def _take_whole(self, number: int, one: _Sum, piece: int, out: Effects) -> None:
+    def _take_whole(self, number: int, one: Sum, piece: int, out: Effects) -> None:
         if piece in one.whole:
             del one.whole[piece]
             if not one.comes_home(piece):
@@ -367,24 +292,41 @@ class Ring:
 
     # ------------------------------------------------------------------ sending
 
-    def _send(self, number: int, one: _Sum, piece: int, whole: bool, out: Effects) -> None:
+    def _send(self, number: int, one: Sum, piece: int, whole: bool, out: Effects) -> None:
         neighbour = self._neighbours()[1].id
         if neighbour in self._met:
             view = one.view(piece)
             self.bytes_sent += view.nbytes
             out.append(Send(neighbour, Piece(self._name, number, piece, whole), (view,)))
 
-    def _lacking(self, number: int, one: _Sum, out: Effects) -> None:
+    def _lacking(self, number: int, one: Sum, out: Effects) -> None:
         partial, whole = tuple(one.partial)[:LISTED], tuple(one.whole)[:LISTED]
         out.append(Send(self._neighbours()[0].id, Lacking(self._name, number, partial, whole)))
 
-    def _look(self, number: int, one: _Sum, out: Effects) -> None:
+    def _look(self, number: int, one: Sum, out: Effects) -> None:
         """Whether this sum is over."""
-        if one.complete and not one.told:
+        if not one.complete:
+            return
+        if not one.told:
             one.told = True
-            out.append(Send(self._neighbours()[0].id, Summed(self._name, number)))
-        if one.complete and one.taken:
+            if one.gathered:
+                one.add_up()
+                self._resolve(one, out)
+            if not one.gathered or number % TOLD_EVERY == 0:
+                self._tell(out)
+        if one.taken:
             self._end(number, out)
+
+    def _tell(self, out: Effects) -> None:
+        """Up to which sum everything is here."""
+        open_ = (number for number, one in self._sums.items() if not one.complete)
+        upto = min(open_, default=self._asked) - 1
+        out.append(Send(self._neighbours()[0].id, Summed(self._name, upto)))
+
+    def _resolve(self, one: Sum, out: Effects, error: ShoalError | None = None) -> None:
+        if one.request_id:
+            out.append(Resolve(one.request_id, Outcome(error=error)))
+            one.request_id = 0
 
     def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
         one = self._sums.pop(number)
@@ -392,4 +334,4 @@ class Ring:
             out.append(Detach(self._neighbours()[1].id))
         for sink in one.sinks:
             sink.revoke()
-        out.append(Resolve(one.request_id, Outcome(error=error)))
+        self._resolve(one, out, error)

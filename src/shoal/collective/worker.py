@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from shoal.collective.ring import PIECE_BYTES, Ring
+from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, Received, Stop, Ticked
 from shoal.protocol.messages import NO_VIEW, Lacking, Message, NodeId, Piece, Summed
@@ -21,9 +21,10 @@ class CollectiveWorker(WorkerMachine):
         session: Session,
         options: WorkerOptions | None = None,
         piece_bytes: int = PIECE_BYTES,
+        gathered_bytes: int = GATHERED_BYTES,
     ) -> None:
         super().__init__(session, options)
-        self.ring = Ring(session, piece_bytes)
+        self.ring = Ring(session, piece_bytes, gathered_bytes)
         self._ring_view = NO_VIEW  # that the ring knows
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:

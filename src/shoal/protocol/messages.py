@@ -330,7 +330,7 @@ class Lacking(Body, frozen=True, array_like=True, tag=True):
 
 
 class Summed(Body, frozen=True, array_like=True, tag=True):
-    """All that you had to send of a sum is here."""
+    """All that you had to send of the sums up to this one is here."""
 
     ring: int
     number: int

@@ -59,13 +59,12 @@ class Exchange(msgspec.Struct, frozen=True):
 class Reduce(msgspec.Struct, frozen=True):
     """Sum a tensor over all workers, in place; each asks for the same ones in the same order.
 
-    values:  its bytes, borrowed; `item` of them are an element
+    values:  its bytes, borrowed
     add:     add(into, other): into += other, which are whole elements
     finish:  finish(into, workers), what is done to each part of the whole sum, on one of them
     """
 
     values: memoryview
-    item: int
     add: Callable[[memoryview, memoryview], None]
     finish: Callable[[memoryview, int], None] = lambda into, workers: None
 

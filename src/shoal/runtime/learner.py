@@ -28,6 +28,7 @@ class Learner:
         self.flat = FlatParams(module.parameters())
         self.values = self.flat.values
         self.grads = self.flat.grads
+        self.wires = self.flat.wires
         self._loss = loss
         self._transform = transform
 

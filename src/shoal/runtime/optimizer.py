@@ -23,6 +23,7 @@ class _Gradients:
     def __init__(self, flat: FlatParams) -> None:
         self.values = flat.values
         self.grads = flat.grads
+        self.wires = flat.wires
         self.weight = 1.0
 
     def gradient(self, batch: object) -> tuple[float, float]:

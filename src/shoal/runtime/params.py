@@ -2,6 +2,7 @@
 
 A pull lands in the model and a push leaves from the gradient, uncopied: `values[dtype]` and
 `grads[dtype]` are one-dimensional tensors whose pieces are the module's own `.data` and `.grad`.
+`wires[dtype]` is `grads[dtype]` with one element more behind it, for what travels along.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class FlatParams:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.values: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
+        self.wires: dict[str, Tensor] = {}
         groups: dict[str, list[nn.Parameter]] = {}
         for parameter in parameters:
             if parameter.requires_grad:
@@ -37,7 +39,8 @@ class FlatParams:
         for dtype, group in groups.items():
             total = sum(-(-p.numel() // ALIGN) * ALIGN for p in group)
             values = torch.zeros(total, dtype=group[0].dtype)
-            grads = torch.zeros_like(values)
+            wire = torch.zeros(total + 1, dtype=values.dtype)
+            grads = wire[:-1]
             offset = 0
             for parameter in group:
                 stop = offset + parameter.numel()
@@ -47,6 +50,7 @@ class FlatParams:
                 offset += -(-parameter.numel() // ALIGN) * ALIGN
             self.values[dtype] = values
             self.grads[dtype] = grads
+            self.wires[dtype] = wire
 
     @property
     def sizes(self) -> dict[str, int]:

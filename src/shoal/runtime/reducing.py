@@ -38,8 +38,8 @@ def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
 
     values = bytes_of(tensor)
     if mean:
-        return Reduce(values, tensor.element_size(), add, divide)
-    return Reduce(values, tensor.element_size(), add)
+        return Reduce(values, add, divide)
+    return Reduce(values, add)
 
 
 def _array_of(dtype: torch.dtype) -> Array:

@@ -18,7 +18,7 @@ from shoal.sim.network import NetworkOptions
 from shoal.sim.world import Program, Sleep, World
 
 SUMS = 12
-PIECE_BYTES = 256  # small, so that there are several
+PIECE_BYTES, GATHERED_BYTES = 256, 60  # small, so that there are several, and both ways
 LIMIT_S = 200.0
 BREAKS = 6
 KILLED = 0.25  # of the seeds: a worker dies in the middle
@@ -57,7 +57,7 @@ class RingScenario:
             node = f"worker-{index}"
             session = Session(node, "worker", rank=index, options=session_options)
             session.announce(f"sim://{node}")
-            machine = CollectiveWorker(session, piece_bytes=PIECE_BYTES)
+            machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
             world.add(node, machine, self._program(node, machine, Random(seed * 31 + index)))
         self.victim = ""
         if random.random() < KILLED:
@@ -84,7 +84,7 @@ class RingScenario:
         for number, size in enumerate(self.sizes):
             yield Sleep(random.choice([0.0, 0.0, 0.02, 0.4]) * random.random())
             tensor = self.values(rank, number)
-            outcome = yield Reduce(tensor.view(np.uint8).data, 4, _add, _halve)
+            outcome = yield Reduce(tensor.view(np.uint8).data, _add, _halve)
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return

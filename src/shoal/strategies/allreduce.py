@@ -2,7 +2,9 @@
 
     g = sum_i w_i g_i / sum_i w_i        one AllReduce of the flat gradient with its weight behind
 
-The optimizer is the same access method that a server would run, on the worker's own rows.
+Weights are counted in usual batches, so that a usual batch's gradient travels as it is, from where
+`backward` has left it. The optimizer is the same access method that a server would run, on the
+worker's own rows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 class AllReduceSGD(Strategy):
     name: ClassVar[str] = "allreduce"
-    summary: ClassVar[str] = "synchronous SGD without servers, by allreduce (torch.distributed)"
+    summary: ClassVar[str] = "synchronous SGD without servers, by allreduce"
     in_step: ClassVar[bool] = True
     uses_servers: ClassVar[bool] = False
 
@@ -30,7 +32,6 @@ class AllReduceSGD(Strategy):
 
         super().__init__(options)
         self._access = make(options.access)
-        self._wire: dict[str, Tensor] = {}
         self._slots: dict[str, dict[str, Tensor]] = {}
         self.lr: float | None = None
         self.updates = 0
@@ -42,7 +43,6 @@ class AllReduceSGD(Strategy):
         import torch
 
         for dtype, values in sorted(model.values.items()):
-            self._wire[dtype] = torch.zeros(len(values) + 1, dtype=values.dtype)
             if dtype not in self._slots:
                 self._slots[dtype] = {
                     slot: torch.full_like(values, self._access.initial(slot))
@@ -54,22 +54,23 @@ class AllReduceSGD(Strategy):
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
-        total = 0.0
-        for dtype, grads in sorted(model.grads.items()):
-            wire = self._wire[dtype]
-            if weight:
-                wire[:-1].copy_(grads).mul_(weight)
-            else:
-                wire.zero_()
-            wire[-1] = weight
-            yield AllReduce(wire)
-            total = float(wire[-1])
+        share, total = weight / self.options.batch, 0.0
+        for dtype, wire in sorted(model.wires.items()):
+            update = wire[:-1]
+            if not share:
+                update.zero_()
+            elif share != 1:
+                update.mul_(share)
+            wire[-1] = share
+            yield AllReduce(wire, mean=True)
+            total = float(wire[-1])  # of the workers' mean batch, in usual ones
             if total:
-                update = wire[:-1].div_(total)
+                if total != 1:
+                    update.div_(total)
                 slots = self._slots[dtype]
                 self._access.apply(model.values[dtype], slots, update, self.updates, self.lr)
         self.updates += total > 0
-        return StepResult(loss, weight, total)
+        return StepResult(loss, weight, total * self.options.batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "slots": self._slots}

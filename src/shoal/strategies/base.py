@@ -26,10 +26,14 @@ Program = Generator[Any, Any, Any]
 
 
 class Model(Protocol):
-    """What a strategy sees of a model: flat parameters and gradients, one pair per dtype."""
+    """What a strategy sees of a model: flat parameters and gradients, one pair per dtype.
+
+    wires: each of `grads` with one element more behind it, for what travels along
+    """
 
     values: dict[str, Tensor]
     grads: dict[str, Tensor]
+    wires: dict[str, Tensor]
 
     def gradient(self, batch: Any) -> tuple[float, float]:
         """Fill `grads` with the batch's mean gradient; returns (loss, weight of the batch)."""
@@ -41,7 +45,8 @@ class StepResult:
     """
     loss:       the batch's mean loss, or nan where this worker had no batch
     weight:     of the batch, such as its size; 0 without one
-    others:     total weight of the round over all workers, or -1 where rounds are not shared
+    others:     weight of the round over all workers, their sum or (allreduce) their mean; 0 where
+                none had a batch, -1 where rounds are not shared
     staleness:  how many clocks the slowest worker was behind, as far as it is known
     """
 
@@ -58,12 +63,14 @@ class StrategyOptions:
     staleness:  the bound of ssp
     settles:    when ssp's pushes reach the rows: "now" or "close"
     prefix:     of the tables' names, distinct for each model of a run
+    batch:      the weight that most batches have, and all workers' the same
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
     staleness: int = 0
     settles: str = "now"
     prefix: str = "params"
+    batch: float = 1.0
 
 
 class Strategy(ABC):

@@ -31,9 +31,9 @@ def chunk_of(nbytes: int) -> int:
     """What is put of a payload before the other side is told: the fewer signals, the less overlap.
 
     >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
-    [256, 512, 1024]
+    [256, 1024, 1024]
     """
-    return min(max(CHUNK_BYTES, nbytes // 16), CHUNK_BYTES_MAX)
+    return min(max(CHUNK_BYTES, nbytes // 4), CHUNK_BYTES_MAX)
 
 
 class Outlet:

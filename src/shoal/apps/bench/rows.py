@@ -53,6 +53,11 @@ def latency(name: str, ours: Batches, ceiling: Batches, **more: Any) -> Row:
     return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", more)
 
 
+def beside(row: Row, peer_name: str, peer: float) -> Row:
+    """A row with what somebody else's software did in the same run."""
+    return {**row, "peer_name": peer_name, "peer": peer, "peer_ratio": row["value"] / peer}
+
+
 def rate(name: str, things: int, unit: str, ours: Batches, ceiling: Batches) -> Row:
     """Millions of things a second, `things` a call: the median batch's mean. Higher is better."""
     value, bound = (

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import dense, sparse, wire
+from shoal.apps.bench import allreduce, dense, sparse, wire
 from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
 
-SUITES = {"wire": wire, "dense": dense, "sparse": sparse}
+SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "allreduce": allreduce}
 
 
 def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:
@@ -46,10 +46,17 @@ def machine() -> dict[str, Any]:
 
 def show_rows(console: Console, report: dict[str, Any]) -> None:
     """The rows as a table."""
-    together = any("together" in row for row in report["rows"])
+    rows = report["rows"]
+    more = {
+        "together": lambda row: f"{row['together']:.2f} {row['unit']}",
+        "peer": lambda row: f"{row['peer']:.2f} {row['unit']} ({row['peer_name']})",
+        "peer_ratio": lambda row: f"{row['peer_ratio']:.2f}",
+    }
+    shown = [key for key in more if any(row.get(key) is not None for row in rows)]
     columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
-    table = Table(*columns, *(["together"] if together else []), box=None, header_style="bold")
-    for row in report["rows"]:
+    headings = [key.replace("_", " ") for key in shown]
+    table = Table(*columns, *headings, box=None, header_style="bold")
+    for row in rows:
         table.add_row(
             row["name"],
             f"{row['value']:.2f} {row['unit']}",
@@ -57,7 +64,7 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
             f"{row['p99']:.0f}",
             f"{row['ceiling']:.2f} {row['unit']}",
             f"{row['ratio']:.2f}",
-            f"{row['together']:.2f} {row['unit']}" if "together" in row else "",
+            *(more[key](row) if row.get(key) is not None else "" for key in shown),
         )
     console.print(table)
     if "rooms" in report:

@@ -1,0 +1,79 @@
+"""`shoal bench allreduce`: sums over two processes of this machine.
+
+Both sum the same tensors, by turns around our ring and with torch.distributed's gloo, from more
+buffers than a cache holds. The ceilings: a bare Unix socket with the same bytes, there and back,
+and for 64 MiB the copying of as much memory by one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import cycle
+
+import torch
+
+from shoal.apps.bench.ceilings import Echo
+from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
+from shoal.collective.process_group import ProcessGroup
+from shoal.engines.base import Task
+from shoal.engines.joining import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {"4 KiB": (4 * KIB, 200, 50), "64 MiB": (64 * MIB, 4, 2)}  # bytes, calls a batch, warm-up
+BUFFERS_BYTES = 256 * MIB
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+COUNT = len(SIZES)
+
+
+def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
+    cores = os.sched_getaffinity(0)
+    one = {min(cores)}
+    with LocalEngine(folder) as engine:
+        scheduler = start_cluster(engine, 0, 2)
+        rendezvous = f"file://{engine.sockets}/rendezvous"
+        given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
+        engine.start(Task("partner", f"{__name__}:partner", given, env=LOOPBACK))
+        os.environ.update(LOOPBACK)
+        with Client(scheduler, ClientOptions(rank=0)) as client:
+            group = ProcessGroup(0, 2, rendezvous)
+            for name, (nbytes, calls, warm_up) in SIZES.items():
+                ours, theirs = measured(client, group, name, rounds)
+                if nbytes < MIB:
+                    bare = Echo(engine, "bare", False, nbytes, nbytes, cores - one or cores)
+                    [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
+                    bare.close()
+                else:
+                    here, there = torch.ones(nbytes // 4), torch.zeros(nbytes // 4)
+                    [bound] = by_turns([(lambda: here.copy_(there), cores)], calls, rounds, warm_up)  # noqa: B023
+                row = latency(f"allreduce {name}", ours, bound)
+                yield beside(row, "gloo", microseconds(theirs))
+            group.close()
+        engine.finish()
+
+
+def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
+    """The other process: the same calls in the same order."""
+    torch.set_num_threads(1)
+    with Client(scheduler, ClientOptions(rank=1)) as client:
+        group = ProcessGroup(1, 2, rendezvous)
+        for name in SIZES:
+            measured(client, group, name, rounds)
+        group.close()
+
+
+def measured(client: Client, group: ProcessGroup, name: str, rounds: int) -> list[Batches]:
+    """Batches of our calls and of gloo's."""
+    nbytes, calls, warm_up = SIZES[name]
+    tensors = [torch.zeros(nbytes // 4) for _ in range(max(1, BUFFERS_BYTES // nbytes // 64 + 1))]
+    mine, other = cycle(tensors), cycle(tensors)
+    cores = os.sched_getaffinity(0)
+    sides: list[Call] = [
+        lambda: client.blocking.all_reduce(next(mine)),
+        lambda: group.all_reduce(next(other)),
+    ]
+    return by_turns([(side, cores) for side in sides], calls, rounds, warm_up)

@@ -1,0 +1,109 @@
+"""One tensor being summed around a ring: how it is cut, and what of it is here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.protocol.machine import Sink
+from shoal.protocol.requests import Reduce
+
+LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
+PROBE_S = 0.2  # without news, before the neighbours are asked; doubles
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Where the pieces of a tensor of `nbytes` are, for `workers` of them.
+
+    >>> Cut.of(100 * 4, 2, 128).edges
+    ((0, 0, 128), (0, 128, 192), (1, 192, 320), (1, 320, 400))
+    """
+
+    edges: tuple[tuple[int, int, int], ...]  # (segment, start, stop)
+
+    @staticmethod
+    def of(nbytes: int, workers: int, most: int) -> Cut:
+        """Cut evenly; at the edges of cache lines, and of items, whose size divides a line's."""
+        lines = -(-nbytes // LINE_BYTES)
+        ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(1, workers)]
+        edges = []
+        for segment, (start, stop) in enumerate(zip([0, *ends], [*ends, nbytes], strict=True)):
+            for first in range(start, stop, most):
+                edges.append((segment, first, min(first + most, stop)))
+        return Cut(tuple(edges))
+
+
+class Sum:
+    """One tensor being summed.
+
+    partial:  pieces whose partial sum is still to come
+    whole:    pieces whose whole sum is
+    added:    how much of a piece's partial sum has been added to ours, in bytes
+    gathered: its values are copies, a piece for each worker's; they are whole and added up last
+    told:     whether it was seen that everything is here
+    taken:    whether the worker after this one has everything
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        ask: Reduce,
+        values: memoryview,
+        edges: tuple[tuple[int, int, int], ...],
+        workers: int,
+        index: int,
+        now: float,
+    ) -> None:
+        self.request_id = request_id
+        self.ask = ask
+        self.values = values
+        self.edges = edges
+        self.workers = workers
+        self.index = index
+        self.gathered = values is not ask.values
+        last = (index + 1) % workers
+        self.partial: dict[int, None] = {}
+        if not self.gathered:
+            self.partial = {p: None for p, (s, _, _) in enumerate(edges) if s != index}
+        self.whole = {p: None for p, (s, _, _) in enumerate(edges) if s != last}
+        self.added: dict[int, int] = {}
+        self.sinks: list[Sink] = []
+        self.told = self.taken = False
+        self.wait_s = PROBE_S
+        self.again_at = now + PROBE_S
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has come in."""
+        return not self.partial and not self.whole
+
+    def view(self, piece: int) -> memoryview:
+        _, start, stop = self.edges[piece]
+        return self.values[start:stop]
+
+    def ends_here(self, piece: int) -> bool:
+        """Whether this worker is the last to add to it."""
+        return self.edges[piece][0] == (self.index + 1) % self.workers
+
+    def comes_home(self, piece: int) -> bool:
+        """Whether the next worker has the whole sum, as it made it."""
+        return self.edges[piece][0] == (self.index + 2) % self.workers
+
+    def has(self, piece: int, whole: bool) -> bool:
+        """Whether it is to be sent to the next worker, and is here."""
+        if whole:
+            have = piece not in self.partial if self.ends_here(piece) else piece not in self.whole
+            return have and not self.comes_home(piece)
+        return not (self.gathered or piece in self.partial or self.ends_here(piece))
+
+    def ready(self) -> list[tuple[int, bool]]:
+        """(piece, whole) of all that can be sent."""
+        pieces = range(len(self.edges))
+        return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
+
+    def add_up(self) -> None:
+        """What was gathered, worker by worker: the piece of worker w is w + 1."""
+        into = self.ask.values
+        into[:] = self.view(1 % self.workers)
+        for worker in range(1, self.workers):
+            self.ask.add(into, self.view((worker + 1) % self.workers))
+        self.ask.finish(into, self.workers)

@@ -360,7 +360,7 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
 
 
 @main.command()
-@click.argument("suite", type=click.Choice(["wire", "dense", "sparse", "allreduce"]))
+@click.argument("suite", type=click.Choice(["wire", "dense", "sparse", "train", "allreduce"]))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
 @click.option("--rounds", type=click.IntRange(3), default=25, show_default=True, help="batches")
 def bench(suite: str, as_json: bool, rounds: int) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AllReduce:
-    """Sum `tensor` over all workers, in place. What a strategy yields.
+    """Sum `tensor` over all workers, in place. What a strategy yields; the same one again and
+    again where it can, so that it is prepared once.
 
-    mean: divide the sum by the number of workers
+    mean:     divide the sum by the number of workers
+    request:  what a client has made of it, and keeps here
     """
 
     tensor: Tensor
     mean: bool = False
+    request: Any = None
 
 
 class Collective(Protocol):

@@ -294,11 +294,12 @@ class Client:
             value = error = None
             try:
                 match request:
-                    case AllReduce(tensor, mean):
+                    case AllReduce(tensor, mean, prepared):
                         if self.collective is not None:
                             self.collective.all_reduce(tensor, mean)
                         else:
-                            self._driver.run(reduce_of(tensor, mean))
+                            request.request = prepared or reduce_of(tensor, mean)
+                            self._driver.run(request.request)
                     case Start(asked):
                         future = self.exchange(asked)
                         tickets[future.request_id] = future

@@ -10,6 +10,7 @@ worker's own rows.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,27 @@ from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shoal.tables.access import AccessMethod, Prepared
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The parameters of one dtype, prepared for all steps.
+
+    update: the gradient, later the update; `share` is the element behind it
+    """
+
+    update: Tensor
+    share: Tensor
+    reduction: AllReduce
+    apply: Prepared
+
+    @staticmethod
+    def of(values: Tensor, wire: Tensor, slots: dict[str, Tensor], access: AccessMethod) -> _Group:
+        update = wire[:-1]
+        prepared = access.prepared(values, slots, update)
+        return _Group(update, wire[-1], AllReduce(wire, mean=True), prepared)
 
 
 class AllReduceSGD(Strategy):
@@ -33,6 +55,7 @@ class AllReduceSGD(Strategy):
         super().__init__(options)
         self._access = make(options.access)
         self._slots: dict[str, dict[str, Tensor]] = {}
+        self._groups: list[_Group] = []
         self.lr: float | None = None
         self.updates = 0
 
@@ -51,24 +74,26 @@ class AllReduceSGD(Strategy):
             if rank != 0:
                 values.zero_()  # the sum is then rank 0's
             yield AllReduce(values)
+        self._groups = [
+            _Group.of(values, model.wires[dtype], self._slots[dtype], self._access)
+            for dtype, values in sorted(model.values.items())
+        ]
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
         share, total = weight / self.options.batch, 0.0
-        for dtype, wire in sorted(model.wires.items()):
-            update = wire[:-1]
+        for group in self._groups:
             if not share:
-                update.zero_()
+                group.update.zero_()
             elif share != 1:
-                update.mul_(share)
-            wire[-1] = share
-            yield AllReduce(wire, mean=True)
-            total = float(wire[-1])  # of the workers' mean batch, in usual ones
+                group.update.mul_(share)
+            group.share.fill_(share)
+            yield group.reduction
+            total = group.share.item()  # of the workers' mean batch, in usual ones
             if total:
                 if total != 1:
-                    update.div_(total)
-                slots = self._slots[dtype]
-                self._access.apply(model.values[dtype], slots, update, self.updates, self.lr)
+                    group.update.div_(total)
+                group.apply(self.updates, self.lr)
         self.updates += total > 0
         return StepResult(loss, weight, total * self.options.batch)
 
@@ -77,7 +102,9 @@ class AllReduceSGD(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = int(state["updates"])
-        self._slots = dict(state["slots"])
+        for dtype, slots in state["slots"].items():  # in place: steps are prepared on them
+            for name, values in slots.items():
+                self._slots.setdefault(dtype, {}).setdefault(name, values).copy_(values)
 
 
 strategies.add(AllReduceSGD.name, AllReduceSGD)

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, dense, sparse, wire
+from shoal.apps.bench import allreduce, dense, sparse, training, wire
 from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
 
-SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "allreduce": allreduce}
+SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "train": training, "allreduce": allreduce}
 
 
 def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""`shoal bench train`: steps of two workers, each with its own batch of 64.
+
+The same network is trained by torch's DistributedDataParallel over gloo, by `allreduce` around our
+ring, and by `sync` through one server, by turns and from the same parameters and batches, so that
+their losses can be compared. The ceiling is the same step without any exchange.
+
+    118k    784-128-128-10        (118,282 parameters)
+    24.4M   784-4560-4560-10   (24,423,370 parameters)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import cycle, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.apps.bench.allreduce import LOOPBACK
+from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
+from shoal.collective.process_group import ProcessGroup
+from shoal.engines.base import Task
+from shoal.engines.joining import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.protocol.requests import DeclareTable
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.runtime.learner import Learner
+from shoal.strategies import StrategyOptions, strategies
+from shoal.tables.spec import Access
+
+SIZES = {"118k": (128, 30, 20), "24.4M": (4560, 2, 2)}  # hidden width, calls a batch, warm-up
+STRATEGIES = ("allreduce", "sync")
+INPUTS, CLASSES, BATCH = 784, 10, 64
+BATCHES = 8
+LR = 0.05
+
+COUNT = len(SIZES) * len(STRATEGIES)
+
+
+def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
+    with LocalEngine(folder) as engine:
+        scheduler = start_cluster(engine, 1, 2)
+        rendezvous = f"file://{engine.sockets}/rendezvous"
+        given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
+        engine.start(Task("partner", f"{__name__}:partner", given, env=LOOPBACK))
+        os.environ.update(LOOPBACK)
+        with Client(scheduler, ClientOptions(rank=0)) as client:
+            group = ProcessGroup(0, 2, rendezvous)
+            for size in SIZES:
+                sides, (alone, ddp, *ours) = measured(client, size, rounds)
+                for name, batches, side in zip(STRATEGIES, ours, sides[2:], strict=True):
+                    row = latency(f"{name} {size}", batches, alone, loss_gap=_gap(side, sides[1]))
+                    yield beside(row, "DDP, gloo", microseconds(ddp))
+            group.close()
+        engine.finish()
+
+
+def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
+    """The other worker: the same steps in the same order."""
+    torch.set_num_threads(1)
+    with Client(scheduler, ClientOptions(rank=1)) as client:
+        group = ProcessGroup(1, 2, rendezvous)
+        for size in SIZES:
+            measured(client, size, rounds)
+        group.close()
+
+
+def measured(client: Client, size: str, rounds: int) -> tuple[list[Trained], list[Batches]]:
+    """The step alone, DDP's, and each of our strategies': what was trained, and its batches."""
+    hidden, calls, warm_up = SIZES[size]
+    sides = [
+        Trained(client.rank, plain(network(hidden))),
+        Trained(client.rank, plain(nn.parallel.DistributedDataParallel(network(hidden)))),
+        *(Trained(client.rank, ours(client, name, size, network(hidden))) for name in STRATEGIES),
+    ]
+    cores = os.sched_getaffinity(0)
+    return sides, by_turns([(side.step, cores) for side in sides], calls, rounds, warm_up)
+
+
+Step = Callable[[tuple[Tensor, Tensor]], float]
+
+
+class Trained:
+    """A network in training, and its losses so far."""
+
+    def __init__(self, rank: int, step: Step) -> None:
+        random = torch.Generator().manual_seed(rank)
+        self._batches = cycle(
+            (
+                torch.randn(BATCH, INPUTS, generator=random),
+                torch.randint(CLASSES, (BATCH,), generator=random),
+            )
+            for _ in range(BATCHES)
+        )
+        self._step = step
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        self.losses.append(self._step(next(self._batches)))
+
+
+def network(hidden: int) -> nn.Module:
+    """The same for every side."""
+    torch.manual_seed(0)
+    widths = (INPUTS, hidden, hidden, CLASSES)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def plain(module: nn.Module) -> Step:
+    """A step of torch's own."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+
+    def step(batch: tuple[Tensor, Tensor]) -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(batch[0]), batch[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
+    learner = Learner(module)
+    access = Access("sgd", {"lr": LR})
+    options = StrategyOptions(access, prefix=f"{strategy}.{size}", batch=float(BATCH))
+    chosen = strategies[strategy](options)
+
+    def begin() -> Any:
+        for spec in chosen.tables(learner):
+            yield DeclareTable(spec)
+        yield from chosen.begin(learner, client.rank)
+
+    client.drive(begin())
+    return lambda batch: client.drive(chosen.step(learner, batch)).loss
+
+
+def _gap(one: Trained, other: Trained) -> float:
+    """The largest difference of two sides' losses at the same step."""
+    return max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))

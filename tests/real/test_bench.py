@@ -26,10 +26,21 @@ DENSE = [
 
 
 SPARSE = ["push_pull 10k x 16", "push_pull 10k x 16, one at a time"]
-UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s"}
+TRAIN = [f"{what} {size}" for size in ("118k", "24.4M") for what in ("allreduce", "sync")]
+ALLREDUCE = ["allreduce 4 KiB", "allreduce 64 MiB"]
+UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s", "train": "us", "allreduce": "us"}
 
 
-@pytest.mark.parametrize(("suite", "names"), [("wire", WIRE), ("dense", DENSE), ("sparse", SPARSE)])
+@pytest.mark.parametrize(
+    ("suite", "names"),
+    [
+        ("wire", WIRE),
+        ("dense", DENSE),
+        ("sparse", SPARSE),
+        ("train", TRAIN),
+        ("allreduce", ALLREDUCE),
+    ],
+)
 def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "shoal.cli", "bench", suite, "--rounds", "3", "--json"],
@@ -48,6 +59,10 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
         assert isclose(row["ratio"], row["value"] / row["ceiling"])
         assert row["p50"] <= row["p99"]
         assert ("together" in row) == small
+        if suite in ("train", "allreduce"):
+            assert isclose(row["peer_ratio"], row["value"] / row["peer"])
+        if suite == "train":
+            assert row["loss_gap"] < 1e-5
     if suite == "wire":
         assert len(report["rooms"]) == 7
         assert all(microseconds > 0 for microseconds in report["rooms"].values())

@@ -51,3 +51,32 @@ def test_a_learner_fills_its_gradients_with_the_batch_mean():
     again, _ = learner.gradient((x, y))  # and does not add up
     assert again == pytest.approx(loss)
     assert torch.allclose(learner.grads["float32"][:4], grads[0].reshape(-1))
+
+
+def test_a_large_parameter_without_a_gradient_in_this_step_has_none_of_the_last():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(256, 512), nn.Linear(256, 512)
+            self.use = "one"
+
+        def forward(self, x):
+            return getattr(self, self.use)(x)
+
+    module = Branching()
+    learner = Learner(module)
+    batch = torch.randn(4, 256), torch.tensor([1, 2, 3, 4])
+    for used in ("one", "other", "one"):
+        module.use = used
+        learner.gradient(batch)
+        plain = Branching()
+        plain.load_state_dict(module.state_dict())
+        plain.use = used
+        nn.functional.cross_entropy(plain(batch[0]), batch[1]).backward()
+        expected = torch.cat(
+            [
+                (p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1)
+                for p in plain.parameters()
+            ]
+        )
+        assert torch.allclose(learner.grads["float32"], expected)

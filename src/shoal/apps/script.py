@@ -47,7 +47,9 @@ def run_script(
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     """Run a script as `python script args` would, in the run that the environment names."""
     from shoal.runtime.context import joined, joined_once
+    from shoal.runtime.memory import keep_memory
 
+    keep_memory()
     if threads:
         import torch
 

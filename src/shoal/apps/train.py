@@ -142,7 +142,6 @@ def tasks_of(
                     "rendezvous": f"file://{engine.sockets}/rendezvous",
                     "threads": threads,
                 },
-                env={"GLOO_SOCKET_IFNAME": "lo"},
             )
         )
     return tasks

@@ -27,6 +27,7 @@ from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.data import Assignment, Batches, plan_splits
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
+from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
 from shoal.strategies import StepResult, StrategyOptions, strategies, train_program
 from shoal.tables.spec import Access
@@ -47,6 +48,7 @@ def run_worker(
 ) -> None:
     """Join, train, leave results in the run's folder."""
     configure_log()
+    keep_memory()
     spec = from_mapping(job)
     torch.set_num_threads(threads)
     torch.set_default_dtype(getattr(torch, spec.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -23,6 +24,8 @@ class ProcessGroup:
         self.world_size = world_size
         self._mine = not dist.is_initialized()
         if self._mine:
+            if rendezvous.startswith("file:"):  # all on this host; gloo asks for its name otherwise
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group(
                 "gloo",
                 init_method=rendezvous,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from shoal.runtime.params import FlatParams
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+LARGE = 1 << 16  # elements: gradients of such parameters are copied to their place, not added
 
 
 class Learner:
@@ -29,16 +30,47 @@ class Learner:
         self.values = self.flat.values
         self.grads = self.flat.grads
         self.wires = self.flat.wires
+        self._places: dict[nn.Parameter, Tensor] = {}
+        self._added: list[Tensor] = []
+        self._come: set[nn.Parameter] = set()
+        self._prepare()
         self._loss = loss
         self._transform = transform
+
+    def _prepare(self) -> None:
+        """Have the gradient of a large parameter copied into the flat buffer when it is there.
+
+        Adding it to zeros, as autograd does with a `.grad` that exists, takes two passes more over
+        memory. Those of small ones are added, which takes no call of ours.
+        """
+        for parameter in self.module.parameters():
+            place = parameter.grad
+            if place is None:
+                continue
+            if place.numel() < LARGE:
+                self._added.append(place)
+                continue
+            self._places[parameter] = place
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        self._places[parameter].copy_(parameter.grad)
+        parameter.grad = None
+        self._come.add(parameter)
 
     def gradient(self, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
         """Fill `grads` with the mean gradient of a batch (x, y); returns (loss, samples)."""
         x, y = self._transform(*batch)
-        for grads in self.grads.values():
-            grads.zero_()
+        if self._added:
+            torch._foreach_zero_(self._added)
+        self._come.clear()
         loss = self._loss(self.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
+        for parameter, place in self._places.items():
+            if parameter not in self._come:
+                place.zero_()
         return loss.item(), float(len(y))
 
     def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:

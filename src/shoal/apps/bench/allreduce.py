@@ -21,11 +21,11 @@ from shoal.engines.joining import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.memory import keep_memory
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": (4 * KIB, 200, 50), "64 MiB": (64 * MIB, 4, 2)}  # bytes, calls a batch, warm-up
 BUFFERS_BYTES = 256 * MIB
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 COUNT = len(SIZES)
 
@@ -37,8 +37,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
         scheduler = start_cluster(engine, 0, 2)
         rendezvous = f"file://{engine.sockets}/rendezvous"
         given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
-        engine.start(Task("partner", f"{__name__}:partner", given, env=LOOPBACK))
-        os.environ.update(LOOPBACK)
+        engine.start(Task("partner", f"{__name__}:partner", given))
         with Client(scheduler, ClientOptions(rank=0)) as client:
             group = ProcessGroup(0, 2, rendezvous)
             for name, (nbytes, calls, warm_up) in SIZES.items():
@@ -59,6 +58,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
     """The other process: the same calls in the same order."""
     torch.set_num_threads(1)
+    keep_memory()
     with Client(scheduler, ClientOptions(rank=1)) as client:
         group = ProcessGroup(1, 2, rendezvous)
         for name in SIZES:

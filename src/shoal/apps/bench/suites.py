@@ -16,6 +16,7 @@ from rich.table import Table
 from shoal.apps.bench import allreduce, dense, sparse, training, wire
 from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.memory import keep_memory
 
 SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "train": training, "allreduce": allreduce}
 
@@ -23,6 +24,7 @@ SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "train": training, "al
 def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:
     """Measure a suite; returns the object that `--json` prints."""
     torch.set_num_threads(1)
+    keep_memory()
     chosen = SUITES[suite]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         measured = chosen.rows(RunFolder.create(Path(path), suite), rounds)

@@ -2,7 +2,8 @@
 
 The same network is trained by torch's DistributedDataParallel over gloo, by `allreduce` around our
 ring, and by `sync` through one server, by turns and from the same parameters and batches, so that
-their losses can be compared. The ceiling is the same step without any exchange.
+their losses can be compared. All keep freed memory (`runtime.memory`). The ceiling is the same step
+without any exchange.
 
     118k    784-128-128-10        (118,282 parameters)
     24.4M   784-4560-4560-10   (24,423,370 parameters)
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.apps.bench.allreduce import LOOPBACK
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
@@ -28,6 +28,7 @@ from shoal.protocol.requests import DeclareTable
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
+from shoal.runtime.memory import keep_memory
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 
@@ -45,8 +46,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
         scheduler = start_cluster(engine, 1, 2)
         rendezvous = f"file://{engine.sockets}/rendezvous"
         given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
-        engine.start(Task("partner", f"{__name__}:partner", given, env=LOOPBACK))
-        os.environ.update(LOOPBACK)
+        engine.start(Task("partner", f"{__name__}:partner", given))
         with Client(scheduler, ClientOptions(rank=0)) as client:
             group = ProcessGroup(0, 2, rendezvous)
             for size in SIZES:
@@ -61,6 +61,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
     """The other worker: the same steps in the same order."""
     torch.set_num_threads(1)
+    keep_memory()
     with Client(scheduler, ClientOptions(rank=1)) as client:
         group = ProcessGroup(1, 2, rendezvous)
         for size in SIZES:

@@ -21,6 +21,7 @@ from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.context import Context
 from shoal.runtime.embedding import push
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
 from shoal.runtime.optimizer import Optimizer
 
@@ -32,6 +33,7 @@ def run_ctr_worker(
 ) -> None:
     """Join, train on this worker's batches, leave results in the run's folder."""
     configure_log()
+    keep_memory()
     torch.set_num_threads(threads)
     options = msgspec.convert(spec, CtrSpec)
     paths = RunFolder(Path(folder))

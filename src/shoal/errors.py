@@ -8,6 +8,7 @@
     │   ├── NotImportable          a factory that another process could not import
     │   ├── DataMissing            a data set that is nowhere that was looked
     │   ├── DataCorrupt            a file that is not what it says (file, offset or line)
+    │   ├── AccessFailed           an access method of the user's raised; its table is as it was
     │   ├── WaitsForever           a wait that cannot end, such as a BSP push before `advance`
     │   └── BufferInUse            a borrowed buffer was written to before its acknowledgement
     ├── PeerError                  the cluster's fault
@@ -81,6 +82,10 @@ class DataMissing(UsageError):
 
 class DataCorrupt(UsageError):
     """A data file that is truncated or malformed; the text has file and offset or line."""
+
+
+class AccessFailed(UsageError):
+    """A function of an access method raised. The rows are as they were before the request."""
 
 
 class WaitsForever(UsageError):

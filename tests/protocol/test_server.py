@@ -148,7 +148,7 @@ def test_a_duplicate_is_answered_and_not_applied(server, values):
     for _ in range(3):
         assert server.ask(0, 0, values, pushes=PUSH) == ["applied"]
     assert server.rows == [1, 2, 3, 4]
-    assert server.machine.counters["seen"] == 2
+    assert server.machine.answers.counters["seen"] == 2
 
 
 def test_a_copy_that_overtakes_its_payload_makes_the_payload_a_duplicate(server, values):
@@ -170,7 +170,7 @@ def test_what_is_settled_is_forgotten_and_not_answered(server, values):
     server.ask(0, 0, values, pushes=PUSH)
     server.ask(0, 1, settled_below=1, advance=1)
     assert server.ask(0, 0, values, pushes=PUSH) == []
-    assert server.machine.counters["settled"] == 1
+    assert server.machine.answers.counters["settled"] == 1
     assert server.rows == [1, 2, 3, 4]
 
 
@@ -294,7 +294,7 @@ def test_a_promise_tells_clocks_and_freezes(synchronous, values):
     assert synchronous.ask(0, 1, values, clock=3, pushes=PUSH) == []
     synchronous.receive("worker-0", Probe((1, 1), 11, 1))
     assert synchronous.sent() == []
-    assert synchronous.machine.counters["frozen"] == 2
+    assert synchronous.machine.answers.counters["frozen"] == 2
 
 
 def test_a_promise_holds_against_older_views(server, rigs):
@@ -321,7 +321,7 @@ def test_only_the_scheduler_freezes(server):
         server.receive(sender, Freeze((9, 9)))
         assert server.sent() == []
     assert not server.machine.frozen
-    assert server.machine.counters["unexpected"] == 2
+    assert server.machine.answers.counters["unexpected"] == 2
 
 
 def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values):
@@ -408,4 +408,4 @@ def test_a_server_enters_barriers_too(server):
 
 def test_what_nobody_expects_is_counted(server):
     server.receive("worker-0", NewView(server.view))
-    assert server.machine.counters["unexpected"] == 1
+    assert server.machine.answers.counters["unexpected"] == 1

@@ -6,11 +6,10 @@ replica a fragment, so *acknowledged* means applied here), and any clock but `no
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
-from shoal.errors import InvariantBroken, ShoalError
+from shoal.errors import AccessFailed, InvariantBroken, ShoalError
+from shoal.protocol.answers import Answers
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.intake import Intake, Taken
@@ -35,7 +34,6 @@ from shoal.protocol.messages import (
     Member,
     Message,
     NodeId,
-    Nudge,
     Probe,
     Reply,
     Request,
@@ -63,13 +61,13 @@ class ServerMachine:
         self.session = session
         self.shards: list[Shard] = []
         self.clocks = VectorClock()
-        self.counters: Counter[str] = Counter()
         self._open_shard = open_shard
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
         self.intake = Intake(self.gate, self.shards)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self._rounds = Rounds()
+        self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
         self._parked: dict[tuple[int, int], Parked] = {}  # by request id
         self._story = Story()
 
@@ -103,7 +101,7 @@ class ServerMachine:
         elif isinstance(message, Probe):
             self._probe(sender, message, out)
         elif sender != SCHEDULER:
-            self._count(out, "unexpected", sender, type(message).__name__)
+            self.answers.count(out, "unexpected", sender, type(message).__name__)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
         else:
@@ -144,7 +142,9 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [(describe(p.taken.request), self._absent(p.clock)) for p in self._parked.values()]
+        return [
+            (describe(p.taken.request), self.answers.absent(p.clock)) for p in self._parked.values()
+        ]
 
     # ------------------------------------------------------------------ views
 
@@ -159,7 +159,8 @@ class ServerMachine:
     def _adopt(self, view: View, out: Effects) -> None:
         self.gate.adopt(view)
         self._open_tables(view, out)
-        self._workers = {m.incarnation: m for m in view.workers}
+        self._workers.clear()
+        self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
         for worker, _ in list(self.clocks.items()):
             if worker not in self._workers:
@@ -203,7 +204,7 @@ class ServerMachine:
             loads = taken.loads if taken is not None and not taken.streamed else None
             if loads is None and self.intake.announced(footprint):
                 # Its payload was discarded on arrival, for a reason that has passed since.
-                self._reply(out, sender, request, "missing")
+                self.answers.reply(out, sender, request, "missing")
                 return
             taken = self.intake.take(sender, request, footprint)
             if loads is not None:
@@ -221,10 +222,16 @@ class ServerMachine:
         for load in taken.loads:
             problem = load.problem()
             if problem:
-                window.codes[request.seq] = "refused"
-                self._reply(out, sender, request, "refused", problem)
+                self._refuse(taken, problem, out)
                 return
-        self._do(taken, out)
+        try:
+            self._do(taken, out)
+        except AccessFailed as error:
+            self._refuse(taken, error.message, out)
+
+    def _refuse(self, taken: Taken, reason: str, out: Effects) -> None:
+        taken.window.codes[taken.request.seq] = "refused"
+        self.answers.reply(out, taken.sender, taken.request, "refused", reason)
 
     def _do(self, taken: Taken, out: Effects) -> None:
         """Push, advance, pull: what of these it asks, in this order."""
@@ -240,9 +247,9 @@ class ServerMachine:
             self._pull(taken, accepted, out)
         elif not accepted:
             codes[request.seq] = "applied"
-            self._reply(out, taken.sender, request, "applied")
+            self.answers.reply(out, taken.sender, request, "applied")
         elif codes[request.seq] == "accepted":  # and its own advance did not close it
-            self._reply(out, taken.sender, request, "accepted")
+            self.answers.reply(out, taken.sender, request, "accepted")
 
     def _forget_below(self, window: Window) -> None:
         """What its worker has given up is not answered any more."""
@@ -251,11 +258,11 @@ class ServerMachine:
             del self._parked[key]
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        self._count(out, verdict, sender, describe(request))
+        self.answers.count(out, verdict, sender, describe(request))
         if verdict == "seen":
             self._tell_state(sender, request, out)
         elif verdict == "stale":
-            self._reply(out, sender, request, "stale")
+            self.answers.reply(out, sender, request, "stale")
             if request.view > self.session.view_id:
                 self.session.ask_for_view(out)
         elif verdict in ("too many", "misfit"):
@@ -265,7 +272,7 @@ class ServerMachine:
                 else self._unopened
                 or "it names rows or a table that this server does not hold, or has no weight"
             )
-            self._reply(out, sender, request, "refused", reason)
+            self.answers.reply(out, sender, request, "refused", reason)
 
     def _close_out(self, taken: Taken, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
@@ -273,7 +280,7 @@ class ServerMachine:
         reached = self.clocks[request.incarnation]
         taken.window.codes[request.seq] = "round_closed"
         reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
-        self._reply(out, taken.sender, request, "round_closed", reason)
+        self.answers.reply(out, taken.sender, request, "round_closed", reason)
 
     def _push(self, taken: Taken, out: Effects) -> bool:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
@@ -325,13 +332,15 @@ class ServerMachine:
             return
         taken.window.codes[request.seq] = "parked"
         self._parked[request.incarnation, request.seq] = Parked(taken, need)
-        out.append(Note("parked", {"worker": request.incarnation, "reason": self._absent(need)}))
+        out.append(
+            Note("parked", {"worker": request.incarnation, "reason": self.answers.absent(need)})
+        )
 
     def _serve(self, taken: Taken, out: Effects) -> None:
         request, buffers = taken.request, self.intake.read(taken)
         taken.window.codes[request.seq] = "applied"
         weight = self._rounds.weight(_read_clock(request) - 1)
-        self._reply(out, taken.sender, request, "applied", "", buffers, weight)
+        self.answers.reply(out, taken.sender, request, "applied", "", buffers, weight)
 
     # ------------------------------------------------------------------ rounds
 
@@ -345,92 +354,63 @@ class ServerMachine:
         for key, parked in list(self._parked.items()):
             if parked.clock <= minimum:
                 del self._parked[key]
-                self._serve(parked.taken, out)
+                try:
+                    self._serve(parked.taken, out)
+                except AccessFailed as error:
+                    self._refuse(parked.taken, error.message, out)
 
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""
         entries = self._rounds.close(clock)
         self.intake.loan.recall()
+        failed: dict[int, str] = {}
         for table in sorted({table for entry in entries for table, _ in entry.parts}):
-            self.shards[table].merge(
-                [
-                    (entry.weight, entry.lr, staged)
-                    for entry in entries
-                    for number, staged in entry.parts
-                    if number == table
-                ]
-            )
+            parts = [
+                (entry.weight, entry.lr, staged)
+                for entry in entries
+                for number, staged in entry.parts
+                if number == table
+            ]
+            try:
+                self.shards[table].merge(parts)
+            except AccessFailed as error:
+                failed[table] = error.message
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
         for entry in entries:
-            window = entry.window
-            present = self.gate.windows.get(entry.sender) is window
-            if not present or window.codes.get(entry.seq) != "accepted":
-                continue  # it has left, or its pull in the same request answers for both
-            window.codes[entry.seq] = "applied"
-            reply = Reply(window.incarnation, entry.seq, self.session.view_id, "applied")
-            out.append(Send(entry.sender, reply))
+            self._acknowledge(entry, [failed[t] for t, _ in entry.parts if t in failed], out)
+
+    def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
+        """A round has closed with this push in it, or without where its table's method failed."""
+        window, code = entry.window, entry.window.codes.get(entry.seq)
+        if self.gate.windows.get(entry.sender) is not window:
+            return  # it has left
+        if problems:
+            self._parked.pop((window.incarnation, entry.seq), None)
+        elif code != "accepted":
+            return  # its pull in the same request answers for both
+        code = window.codes[entry.seq] = "refused" if problems else "applied"
+        view, reason = self.session.view_id, "; ".join(problems)
+        reply = Reply(window.incarnation, entry.seq, view, code, reason)
+        out.append(Send(entry.sender, reply))
 
     # ------------------------------------------------------------------ answers
 
     def _probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
         verdict = self.gate.verdict(sender, probe)
         if verdict == "fresh":
-            self._reply(out, sender, probe, "missing")
+            self.answers.reply(out, sender, probe, "missing")
         elif verdict == "seen":
             self._tell_state(sender, probe, out)
         elif verdict == "stale":
-            self._reply(out, sender, probe, "stale")
+            self.answers.reply(out, sender, probe, "stale")
         else:
-            self._count(out, verdict, sender, describe(probe))
+            self.answers.count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         code = self.gate.windows[sender].codes[request.seq]
         parked = self._parked.get((request.incarnation, request.seq))
-        target = parked.clock if parked else self.clocks.minimum + 1
-        reason = ""
-        if parked is not None or code == "accepted":
-            reason = self._absent(target)
-        self._reply(out, sender, request, code, reason)
-        if isinstance(request, Probe) and request.urgent and reason:
-            for worker in self.clocks.behind(target):
-                out.append(Send(self._workers[worker].id, Nudge(reason)))
-
-    def _reply(
-        self,
-        out: Effects,
-        to: NodeId,
-        request: Request | Probe,
-        code: Code,
-        reason: str = "",
-        buffers: tuple[memoryview, ...] = (),
-        round_weight: float = -1.0,
-    ) -> None:
-        nbytes = 0
-        for buffer in buffers:
-            nbytes += buffer.nbytes
-        reply = Reply(
-            request.incarnation,
-            request.seq,
-            self.session.view_id,
-            code,
-            reason,
-            self.clocks.minimum,
-            round_weight,
-            nbytes,
-        )
-        out.append(Send(to, reply, buffers, self.intake.loan))
-
-    def _absent(self, clock: int) -> str:
-        """Who keeps `clock` from being reached: every wait is explained by this line."""
-        late = [
-            f"{self._workers[worker].name} (at {self.clocks[worker]})"
-            for worker in self.clocks.behind(clock)
-        ]
-        return f"waits for clock {clock} of {', '.join(late)}" if late else ""
-
-    def _count(self, out: Effects, kind: str, sender: NodeId, what: str) -> None:
-        self.counters[kind] += 1
-        out.append(Note("declined", {"kind": kind, "sender": sender, "what": what}))
+        waits = parked.clock if parked else self.clocks.minimum + 1 if code == "accepted" else -1
+        self.answers.state(out, sender, request, code, waits)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._story.broken(message)

@@ -1,0 +1,78 @@
+"""Answers: what a server says about a request, with the reason where it waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shoal.protocol.consistency import VectorClock
+from shoal.protocol.machine import Effects, Loan, Note, Send
+from shoal.protocol.messages import Code, Member, NodeId, Nudge, Probe, Reply, Request
+from shoal.protocol.session import Session
+
+
+class Answers:
+    """Writes a server's replies.
+
+    clocks, workers:  the server's; a wait is explained by who is behind
+    loan:             of the rows that a reply lends
+    counters:         of what was declined, by kind
+    """
+
+    def __init__(
+        self, session: Session, clocks: VectorClock, workers: dict[int, Member], loan: Loan
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._session = session
+        self._clocks = clocks
+        self._workers = workers
+        self._loan = loan
+
+    def reply(
+        self,
+        out: Effects,
+        to: NodeId,
+        request: Request | Probe,
+        code: Code,
+        reason: str = "",
+        buffers: tuple[memoryview, ...] = (),
+        round_weight: float = -1.0,
+    ) -> None:
+        nbytes = 0
+        for buffer in buffers:
+            nbytes += buffer.nbytes
+        reply = Reply(
+            request.incarnation,
+            request.seq,
+            self._session.view_id,
+            code,
+            reason,
+            self._clocks.minimum,
+            round_weight,
+            nbytes,
+        )
+        out.append(Send(to, reply, buffers, self._loan))
+
+    def state(
+        self, out: Effects, to: NodeId, request: Request | Probe, code: Code, waits: int
+    ) -> None:
+        """Say what became of a request; it waits for the clock `waits`, or for none (-1).
+
+        Where the question is urgent, those that it waits for are nudged.
+        """
+        reason = self.absent(waits) if waits >= 0 else ""
+        self.reply(out, to, request, code, reason)
+        if isinstance(request, Probe) and request.urgent and reason:
+            for worker in self._clocks.behind(waits):
+                out.append(Send(self._workers[worker].id, Nudge(reason)))
+
+    def absent(self, clock: int) -> str:
+        """Who keeps `clock` from being reached: every wait is explained by this line."""
+        late = [
+            f"{self._workers[worker].name} (at {self._clocks[worker]})"
+            for worker in self._clocks.behind(clock)
+        ]
+        return f"waits for clock {clock} of {', '.join(late)}" if late else ""
+
+    def count(self, out: Effects, kind: str, sender: NodeId, what: str) -> None:
+        self.counters[kind] += 1
+        out.append(Note("declined", {"kind": kind, "sender": sender, "what": what}))

@@ -46,6 +46,24 @@ def test_kv_sparse(how, workers, tmp_path):
     assert f"of {workers}: the sum is right" in text
 
 
+@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN], ids=["python", "run"])
+def test_own_method(how, tmp_path):
+    script = str(EXAMPLES / "own_method.py")
+    given = ["--import", script] if how is SHOAL_RUN else []
+    text = output_of([*how, *given, script], tmp_path)
+    assert "one step of size lr" in text
+
+
+def test_a_method_that_servers_do_not_know_is_explained(tmp_path):
+    done = subprocess.run(
+        [*SHOAL_RUN, str(EXAMPLES / "own_method.py")], cwd=tmp_path, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode
+    assert "unknown access method of sparse tables 'fading'" in done.stderr
+    assert "--import MODULE" in done.stderr
+
+
 def test_train_function(tmp_path):
     text = output_of([*PYTHON, str(EXAMPLES / "train_function.py")], tmp_path)
     assert accuracies(text)[0] > 0.88

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.runtime.driver import Future
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
+    from shoal.tables.custom import access_method
     from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
 
 _HOME = {
@@ -39,6 +40,7 @@ _HOME = {
     "Sampler": "shoal.runtime.data",
     "TableSpec": "shoal.tables.spec",
     "TrainResult": "shoal.apps.train",
+    "access_method": "shoal.tables.custom",
     "asp": "shoal.tables.spec",
     "bsp": "shoal.tables.spec",
     "connect": "shoal.runtime.client",
@@ -61,6 +63,7 @@ __all__ = [
     "Sampler",
     "TableSpec",
     "TrainResult",
+    "access_method",
     "asp",
     "bsp",
     "connect",

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,8 +128,9 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
     from shoal.apps.train import run_job
     from shoal.reports.events import load_run
     from shoal.reports.live import Live, show_summary
+    from shoal.runtime.metrics import process_started_at
 
-    started_at = _process_started_at()
+    started_at = process_started_at()
     values = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if job and not job.endswith(".toml"):
         values["data"] = job
@@ -172,8 +172,9 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
     shoal train ctr criteo.txt.gz --model fm --hash-bits 24
     """
     from shoal.apps.ctr.command import run_ctr, show_summary
+    from shoal.runtime.metrics import process_started_at
 
-    started_at = _process_started_at()
+    started_at = process_started_at()
     spec = converted({name: v for name, v in flags.items() if v is not None}, CtrSpec)
     console = Console(stderr=as_json)
     with _ended_by_signals():
@@ -224,18 +225,15 @@ def _ended_by_signals() -> Any:
         signal.signal(signal.SIGTERM, before)
 
 
-def _process_started_at() -> float:
-    """`time.time()` when this process was started, imports included."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        age = time.process_time()
-    return time.time() - max(0.0, age)
-
-
 # ---------------------------------------------------------------------------- run
+
+_imports = click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="a module or file that servers import: it defines access methods",
+)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -243,19 +241,28 @@ def _process_started_at() -> float:
 @click.option("--servers", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
+@_imports
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    workers: int, servers: int, out: str, title: str, script: str, args: tuple[str, ...]
+    workers: int,
+    servers: int,
+    out: str,
+    title: str,
+    imports: tuple[str, ...],
+    script: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster.
     """
     from shoal.apps.script import run_script
+    from shoal.runtime.imports import importable
 
+    found = [importable(each) for each in imports]
     with _ended_by_signals():
-        folder = run_script(Path(script), list(args), workers, servers, Path(out), title)
+        folder = run_script(Path(script), list(args), workers, servers, Path(out), title, found)
     click.echo(f"run: {folder}", err=True)
 
 
@@ -296,6 +303,7 @@ def scheduler(
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
 @_init_timeout
 @_token
+@_imports
 def server(
     scheduler: str,
     listen: str,
@@ -304,6 +312,7 @@ def server(
     rank: int,
     init_timeout: float,
     token: str,
+    imports: tuple[str, ...],
 ) -> None:
     """Be a server of a cluster on several machines."""
     from shoal.engines.roles import own_address, run_server
@@ -311,7 +320,7 @@ def server(
     if not listen and scheduler.startswith("unix://"):
         listen = f"{scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
     listen = listen or own_address(scheduler, interface)
-    run_server(scheduler, listen, rank, advertise, init_timeout, token)
+    run_server(scheduler, listen, rank, advertise, init_timeout, token, imports=imports)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

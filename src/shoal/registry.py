@@ -25,18 +25,19 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A table of named things of one kind.
 
-    Other packages add theirs through the entry-point group `shoal.<kind>s`; those are loaded only
-    when a name is asked for that is not built in.
+    Other packages add theirs through the entry-point group `shoal.<kind>s`, or the one that is
+    named; those are loaded only when a name is asked for that is not built in.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, group: str = "") -> None:
         self.kind = kind
+        self.group = group or f"shoal.{kind.replace(' ', '_')}s"
         self._known: dict[str, T] = {}
         self._plugins_loaded = False
 
-    def add(self, name: str, thing: T) -> None:
-        """Register `thing`; a name is given once."""
-        if name in self._known:
+    def add(self, name: str, thing: T, again: bool = False) -> None:
+        """Register `thing`; a name is given once, unless it is said to be given `again`."""
+        if name in self._known and not again:
             raise InvalidValue(f"{self.kind} {name!r} is registered already")
         self._known[name] = thing
 
@@ -57,7 +58,7 @@ class Registry(Generic[T]):
         if self._plugins_loaded:
             return
         self._plugins_loaded = True
-        for point in entry_points(group=f"shoal.{self.kind.replace(' ', '_')}s"):
+        for point in entry_points(group=self.group):
             self._known.setdefault(point.name, point.load())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.errors import InvalidValue, InvariantBroken
+from shoal.errors import AccessFailed, InvalidValue, InvariantBroken
 from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
     FOREVER,
@@ -409,3 +409,32 @@ def test_a_server_enters_barriers_too(server):
 def test_what_nobody_expects_is_counted(server):
     server.receive("worker-0", NewView(server.view))
     assert server.machine.answers.counters["unexpected"] == 1
+
+
+# ---------------------------------------------------------------------------- methods that fail
+
+
+def failing(*_arguments):
+    raise AccessFailed("apply of access method 'mine' raised ValueError: no")
+
+
+def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, values, monkeypatch):
+    shard = server.machine.shards[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(shard, "apply", failing)
+        assert server.ask(0, 0, values, pushes=PUSH, pulls=PULL) == ["refused"]
+    assert "raised ValueError" in server.sent(Reply)[0].reason
+    assert server.ask(0, 1, values, pushes=PUSH) == ["applied"]
+    assert server.rows == [1, 2, 3, 4]
+
+
+def test_a_round_whose_method_fails_is_refused_to_all_who_pushed(synchronous, values, monkeypatch):
+    server = synchronous
+    monkeypatch.setattr(server.machine.shards[0], "merge", failing)
+    assert server.ask(0, 0, values, pushes=PUSH, advance=1, pulls=PULL) == []
+    found = server.ask(1, 0, values, pushes=PUSH, advance=1)
+    assert sorted(found) == ["refused"]
+    codes = [(s.to, s.message.code) for s in server.sends(Reply)]
+    assert codes == [("worker-0", "refused"), ("worker-1", "refused")]
+    assert server.rows == [0, 0, 0, 0]
+    assert not server.machine.waiting()

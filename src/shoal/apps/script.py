@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engines.base import Task
@@ -15,7 +16,13 @@ from shoal.runtime.folder import RunFolder
 
 
 def run_script(
-    script: Path, args: list[str], workers: int, servers: int, out: Path, title: str
+    script: Path,
+    args: list[str],
+    workers: int,
+    servers: int,
+    out: Path,
+    title: str,
+    imports: Sequence[str] = (),
 ) -> Path:
     """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
 
@@ -23,7 +30,7 @@ def run_script(
     """
     folder = RunFolder.create(out, title or script.stem)
     with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, servers, workers)
+        scheduler = start_cluster(engine, servers, workers, imports=imports)
         threads = max(1, (os.cpu_count() or 1) // workers)
         for rank in range(workers):
             env = {

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.engines.base import Task
@@ -21,6 +21,7 @@ from shoal.errors import InvalidValue
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.context import Context, joined, set_current
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.imports import importable
 
 
 def init(
@@ -31,6 +32,7 @@ def init(
     sync_timeout_ms: int = 10000,
     init_timeout_s: float = 60.0,
     rank: int | None = None,
+    imports: Sequence[str] = (),
 ) -> Context:
     """Join the run; the first call counts, later ones return the same context.
 
@@ -38,6 +40,8 @@ def init(
                  SHOAL_SERVERS
     scheduler:   join the cluster at this address instead
     rank:        the rank wished for
+    imports:     modules, or files, that define access methods; this process imports them, and so
+                 do the servers that are started here
 
     Returns the context: `rank`, `world_size`, `client`. It is closed when the process ends.
 
@@ -55,13 +59,14 @@ def init(
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
+    found = [importable(each) for each in imports]
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
         from shoal.engines.torchrun import gather
 
-        address, secret, engine, wish = gather(env, count)
+        address, secret, engine, wish = gather(env, count, found)
     elif not address:
-        engine = cluster_here(servers=count, workers=1)
+        engine = cluster_here(servers=count, workers=1, imports=found)
         address = engine.address("scheduler")
     options = ClientOptions(
         token=secret,
@@ -91,14 +96,19 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def cluster_here(
-    servers: int, workers: int, listen: str = "", token: str = "", server_listen: str = ""
+    servers: int,
+    workers: int,
+    listen: str = "",
+    token: str = "",
+    server_listen: str = "",
+    imports: Sequence[str] = (),
 ) -> LocalEngine:
     """A scheduler and servers on this machine, for workers that will join."""
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
     (folder.path / "logs").mkdir()
     engine = LocalEngine(folder)
     engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
-    start_cluster(engine, servers, workers, listen, token, server_listen)
+    start_cluster(engine, servers, workers, listen, token, server_listen, imports)
     return engine
 
 
@@ -109,6 +119,7 @@ def start_cluster(
     listen: str = "",
     token: str = "",
     server_listen: str = "",
+    imports: Sequence[str] = (),
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address."""
     address = listen or engine.address("scheduler")
@@ -120,7 +131,13 @@ def start_cluster(
             Task(
                 f"server-{rank}",
                 "shoal.engines.roles:run_server",
-                {"scheduler": address, "listen": own, "rank": rank, "token": token},
+                {
+                    "scheduler": address,
+                    "listen": own,
+                    "rank": rank,
+                    "token": token,
+                    "imports": list(imports),
+                },
             )
         )
     return address

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,21 @@ def run_server(
     events: str = "",
     started_at: float = 0.0,
     threads: int = 1,
+    imports: Sequence[str] = (),
 ) -> None:
-    """Be a server until the run ends."""
+    """Be a server until the run ends.
+
+    imports: modules of the user's, which define access methods
+    """
     import torch
 
     from shoal.protocol.server import ServerMachine
+    from shoal.runtime.imports import load_module
     from shoal.tables.opening import open_shard
 
     configure_log()
+    for each in imports:
+        load_module(each)
     torch.set_num_threads(threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
     options = SessionOptions(join_timeout_s=init_timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,9 @@ from shoal.engines.local import LocalEngine
 KEY = "shoal/scheduler"
 
 
-def gather(env: Mapping[str, str], servers: int) -> tuple[str, str, LocalEngine | None, int]:
+def gather(
+    env: Mapping[str, str], servers: int, imports: Sequence[str] = ()
+) -> tuple[str, str, LocalEngine | None, int]:
     """(scheduler address, token, the engine on rank 0, rank)."""
     import torch.distributed as torch_distributed
 
@@ -34,13 +36,13 @@ def gather(env: Mapping[str, str], servers: int) -> tuple[str, str, LocalEngine 
         address, _, token = store.get(KEY).decode().partition(" ")
         return address, token, None, rank
     if int(env.get("LOCAL_WORLD_SIZE", "1")) == size:
-        engine = cluster_here(servers, size)
+        engine = cluster_here(servers, size, imports=imports)
         address, token = engine.address("scheduler"), ""
     else:
         token = new_token()
         host = socket.gethostbyname(socket.gethostname())
         address = f"tcp://{host}:{_free_port(host)}"
-        engine = cluster_here(servers, size, address, token, f"tcp://{host}:0")
+        engine = cluster_here(servers, size, address, token, f"tcp://{host}:0", imports)
     store.set(KEY, f"{address} {token}")
     return address, token, engine, rank
 

@@ -38,6 +38,24 @@ def name_of(factory: Factory) -> str:
     return f"{module}:{name}"
 
 
+def load_module(name: str) -> Any:
+    """The module of that name, or in that file.
+
+    Raises:
+        NotImportable: there is none, or it fails
+    """
+    try:
+        return _module(name)
+    except Exception as error:
+        raise NotImportable(f"cannot import {name!r}: {type(error).__name__}: {error}") from None
+
+
+def importable(name: str) -> str:
+    """Import a module, or a file; returns what other processes can import it by."""
+    load_module(name)
+    return str(Path(name).resolve()) if name.endswith(".py") else name
+
+
 def load(name: str) -> Factory:
     """The factory of that name.
 

@@ -39,3 +39,14 @@ class EventLog:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def process_started_at() -> float:
+    """`time.time()` when this process was started, imports included."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        age = time.process_time()
+    return time.time() - max(0.0, age)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense import DTYPES
 from shoal.tables.distinct import by_slot, distinct
 from shoal.tables.kernels import U
-from shoal.tables.records import add_rows, scatter
+from shoal.tables.records import scatter
+from shoal.tables.row_methods import RowMethod, row_methods
 from shoal.tables.spec import TableSpec
 
 
@@ -28,6 +30,7 @@ class Batch:
 
     def __init__(self, spec: TableSpec, given: object, servers: int) -> None:
         keys = keys_of(spec, given)
+        self._kind = row_methods[spec.access.name]
         self.count = len(keys)
         self.chosen, numbers = distinct(keys)
         self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
@@ -40,15 +43,20 @@ class Batch:
         self.sent = self.chosen.data
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
-        """(count, width) values as (n, width): those of equal keys added up, or the last."""
+        """(count, width) values as (n, width): those of equal keys merged, or the last."""
         if self.numbers is None:
             return values
         rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
         if assign:
             scatter(rows.reshape(-1), self.numbers, values, U(values.shape[1]))
         else:
-            add_rows(rows.reshape(-1), self.numbers, values, values.dtype.type(1))
+            _merger(self._kind).merge(rows, self.numbers, values, 1)
         return rows
+
+
+@cache
+def _merger(kind: type[RowMethod]) -> RowMethod:
+    return kind({})  # no method's merge depends on its options
 
 
 def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False) -> PushOp:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, UnknownName
 from shoal.registry import Registry
 from shoal.tables import records
 from shoal.tables.access import ANY_DTYPE, checked
@@ -58,6 +58,19 @@ class RowMethod(ABC):
         """What a new row's state is, (n,) values for a row of `width`."""
         return np.empty(0)
 
+    def check(self, spec: TableSpec) -> None:  # noqa: B027
+        """Refuse a table that the method cannot work on, other than for its dtype."""
+
+    @property
+    def creates(self) -> bool:
+        """Whether `create` has a say in how rows begin."""
+        return False
+
+    def create(  # noqa: B027
+        self, rows: np.ndarray, width: int, keys: np.ndarray, seed: int
+    ) -> None:
+        """Change new records, (n, stride), which are as the table's Init has them."""
+
     @final
     def apply(
         self,
@@ -77,11 +90,22 @@ class RowMethod(ABC):
             step: updates that the shard has had before this one.
             lr: the rate to use instead of the schedule's.
         """
-        scalar = memory.dtype.type
-        values = [scalar(self.settings[option]) for option in self.scalars]
+        scalars = map(memory.dtype.type, self.values(step, lr))
+        self.change(memory, places, updates, U(stride), *scalars)
+
+    @final
+    def values(self, step: int, lr: float | None) -> list[Any]:
+        """What the loop gets after the stride: the rate, where there is one, and `scalars`."""
+        values: list[Any] = [self.settings[option] for option in self.scalars]
         if self._rate is not None:
-            values.insert(0, scalar(self._rate(step) if lr is None else lr))
-        type(self).update(memory, places, updates, U(stride), *values)
+            values.insert(0, self._rate(step) if lr is None else lr)
+        return values
+
+    def change(
+        self, memory: np.ndarray, places: np.ndarray, updates: np.ndarray, *rest: Any
+    ) -> None:
+        """Run the loop, with the stride and the scalars."""
+        type(self).update(memory, places, updates, *rest)
 
     def merge(
         self, into: np.ndarray, numbers: np.ndarray, updates: np.ndarray, factor: float
@@ -196,10 +220,25 @@ class FTRLRows(RowMethod):
     def state(self, width: int) -> np.ndarray:
         return np.zeros(2 * width)
 
+    def check(self, spec: TableSpec) -> None:
+        if spec.init.kind != "zeros":
+            raise InvalidValue(
+                f"table {spec.name!r}: ftrl computes its rows from its sums of gradients, so that "
+                f"they begin at zero: init is Init('zeros'), not {spec.init.kind!r}"
+            )
 
-row_methods: Registry[type[RowMethod]] = Registry("access method of sparse tables")
+
+row_methods: Registry[type[RowMethod]] = Registry(
+    "access method of sparse tables", "shoal.row_methods"
+)
 for _method in (SumRows, AssignRows, SGDRows, AdagradRows, AdamRows, FTRLRows):
     row_methods.add(_method.name, _method)
+
+
+_OWN = (
+    "a method of your own is known where its module was imported: start servers with "
+    "--import MODULE or shoal.init(imports=[MODULE])"
+)
 
 
 def row_method_of(spec: TableSpec) -> RowMethod:
@@ -209,15 +248,15 @@ def row_method_of(spec: TableSpec) -> RowMethod:
         UnknownName: no such method, or it has no such option.
         InvalidValue: an option out of its range, or rows of a dtype that it cannot work on.
     """
-    method = row_methods[spec.access.name](spec.access.options)
+    try:
+        kind = row_methods[spec.access.name]
+    except UnknownName as error:
+        raise UnknownName(f"{error.message}; {_OWN}") from None
+    method = kind(spec.access.options)
     if spec.dtype not in method.dtypes:
         raise InvalidValue(
             f"table {spec.name!r}: access method {spec.access.name!r} cannot work on sparse "
             f"{spec.dtype} rows (it can on {', '.join(sorted(method.dtypes))})"
         )
-    if spec.access.name == "ftrl" and spec.init.kind != "zeros":
-        raise InvalidValue(
-            f"table {spec.name!r}: ftrl computes its rows from its sums of gradients, so that they "
-            f"begin at zero: init is Init('zeros'), not {spec.init.kind!r}"
-        )
+    method.check(spec)
     return method

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import distinct, outside
-from shoal.tables.index import Growing, KeyIndex
+from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
@@ -122,8 +122,10 @@ class SparseShard:
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
         """Hand a push to the row method at once."""
-        staged.places = self._update(staged.keys, staged.values, lr)
-        self.release(staged)
+        try:
+            staged.places = self._update(staged.keys, staged.values, lr)
+        finally:
+            self.release(staged)
 
     def write(self, staged: StagedKeys) -> None:
         """Set rows to the pushed values; their state stays."""
@@ -140,6 +142,13 @@ class SparseShard:
         """
         if not contributions:
             return
+        try:
+            self._merge(contributions)
+        finally:
+            for _, _, staged in contributions:
+                self.release(staged)
+
+    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> None:
         keys, numbers = distinct(np.concatenate([each.keys for _, _, each in contributions]))
         merged = np.zeros((len(keys), self.spec.width), self.dtype)
         factors = self.spec.factors([weight for weight, _, _ in contributions])
@@ -148,7 +157,6 @@ class SparseShard:
             mine = numbers[at : at + len(staged.keys)]
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
-            self.release(staged)
         self._update(keys, merged, contributions[0][1])
 
     def _update(self, keys: np.ndarray, values: np.ndarray, lr: float | None) -> np.ndarray | None:
@@ -188,24 +196,44 @@ class SparseShard:
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
         """Where the keys' records are; new ones are made."""
+        if self.method.creates:
+            return self._places_of_created(keys)
         created = np.empty(len(keys), np.uint64)
         self._records.reserve(min(len(self) + len(keys), self._most))  # or fails before any change
         places, added = self._index.find_or_add(keys, created)
         if added:
-            init, new = self.spec.init, created[:added]
-            _create(
-                self.records,
-                places[new],
-                keys[new],
-                self._state,
-                U(self.spec.width),
-                _KINDS[init.kind],
-                np.float64(init.a),
-                np.float64(init.b),
-                stream_of(init.seed, 0),
-                stream_of(init.seed, 1),
-            )
+            new = created[:added]
+            self._write_new(self.records, places[new], keys[new])
         return places
+
+    def _places_of_created(self, keys: np.ndarray) -> np.ndarray:
+        """... of a method that may raise: new rows are made before they have places."""
+        missing = np.flatnonzero(self._index.find(keys) == MISSING)
+        fresh = np.empty((len(missing), self.stride), self.dtype)
+        self._write_new(fresh.reshape(-1), np.arange(len(missing), dtype=np.uint64), keys[missing])
+        self.method.create(fresh, self.spec.width, keys[missing], self.spec.init.seed)
+        created = np.empty(len(keys), np.uint64)
+        self._records.reserve(min(len(self) + len(keys), self._most))
+        places, added = self._index.find_or_add(keys, created)
+        new = created[:added].astype(np.int64)
+        scatter(self.records, places[new], fresh[np.searchsorted(missing, new)], U(self.stride))
+        return places
+
+    def _write_new(self, memory: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
+        """Records as the table's Init and the method's first state have them."""
+        init = self.spec.init
+        _create(
+            memory,
+            places,
+            keys,
+            self._state,
+            U(self.spec.width),
+            _KINDS[init.kind],
+            np.float64(init.a),
+            np.float64(init.b),
+            stream_of(init.seed, 0),
+            stream_of(init.seed, 1),
+        )
 
 
 def rows_held(spec: TableSpec, held: KeyRange) -> int:

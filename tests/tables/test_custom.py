@@ -1,0 +1,180 @@
+"""Access methods of users: what they compute, and what becomes of one that fails."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import AccessFailed, InvalidValue, UnknownName
+from shoal.keys import KeyRange
+from shoal.tables.custom import _may_raise, access_method
+from shoal.tables.row_methods import row_method_of
+from shoal.tables.sparse import SparseShard
+from shoal.tables.spec import SLOTS, Access, Init, TableSpec
+
+WIDTH = 3
+
+
+def fading(row, state, update, lr, decay):
+    state[row.size] += 1
+    for j in range(row.size):
+        s = decay * state[j] + update[j] * update[j]
+        state[j] = s
+        row[j] -= lr * update[j] / np.sqrt(s)
+
+
+def picky(row, state, update):
+    row[0] += update[0]
+    state[0] += 1
+    if update[1] > 100:
+        raise ValueError("too large")
+    row[1] += update[1]
+
+
+def by_key(key, seed, row, state):
+    if key == 666:
+        raise KeyError("not this one")
+    row[:] = seed + np.float32(key)
+    state[0] = -1
+
+
+def plain(row, state, update):
+    for j in range(row.size):
+        row[j] += update[j]
+
+
+def largest(into, update, factor):
+    for j in range(into.size):
+        into[j] = max(into[j], factor * update[j])
+
+
+def squared(row, state, out):
+    for j in range(row.size):
+        out[j] = row[j] * row[j]
+
+
+access_method("t.fading", fading, state=lambda width: width + 1, options={"lr": 0.1, "decay": 0.9})
+access_method("t.picky", picky, state=lambda width: 1)
+access_method("t.by_key", plain, init=by_key, state=lambda width: 1)
+access_method("t.largest", plain, merge=largest, read=squared)
+
+
+def spec(name, **more):
+    options = more.pop("options", {})
+    return TableSpec("t", row_shape=(WIDTH,), kind="sparse", access=Access(name, options), **more)
+
+
+def shard(name, **more):
+    return SparseShard(spec(name, **more), KeyRange(0, SLOTS))
+
+
+def staged(table, keys, values):
+    load = table.stage(KeyRange(0, SLOTS), len(keys))
+    load.keys[:], load.values[:] = keys, values
+    return load
+
+
+def pull(table, keys):
+    load = table.stage_keys(KeyRange(0, SLOTS), len(keys))
+    load.keys[:] = keys
+    return np.frombuffer(table.read_keys(load), table.dtype).reshape(len(keys), WIDTH)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_computes_what_its_functions_say(dtype):
+    table = shard("t.fading", dtype=dtype, options={"decay": 0.5, "lr": 0.2})
+    random, row, state = np.random.default_rng(0), np.zeros(WIDTH), np.zeros(WIDTH + 1)
+    for _ in range(5):
+        update = random.normal(size=WIDTH).astype(dtype)
+        table.apply(staged(table, [5], update), None)
+        fading(row, state, update, 0.2, 0.5)
+    np.testing.assert_allclose(pull(table, [5])[0], row, rtol=1e-5)
+    np.testing.assert_allclose(table.records[WIDTH : 2 * WIDTH + 1], state, rtol=1e-5)
+    assert table.records[2 * WIDTH] == 5
+
+
+def test_a_push_may_have_its_own_rate_and_options_their_schedule():
+    table = shard("t.fading", options={"schedule": "step", "schedule_every": 1})
+    table.apply(staged(table, [1], np.ones(WIDTH)), 2.0)
+    assert pull(table, [1])[0].tolist() == [-2.0] * WIDTH
+
+
+def test_one_that_raises_leaves_all_rows_as_they_were_repeated_keys_included():
+    table = shard("t.picky")
+    table.apply(staged(table, [1, 2, 3], np.ones((3, WIDTH))), None)
+    before, updates = table.records[: 3 * table.stride].copy(), np.ones((5, WIDTH))
+    updates[4, 1] = 101
+    with pytest.raises(AccessFailed, match=r"apply of .* raised ValueError"):
+        table.apply(staged(table, [2, 1, 2, 2, 3], updates), None)
+    assert np.array_equal(table.records[: 3 * table.stride], before)
+    table.apply(staged(table, [2], np.ones(WIDTH)), None)
+    assert pull(table, [2])[0].tolist() == [2.0, 2.0, 0.0]
+
+
+def test_only_what_may_raise_pays_for_it():
+    assert _may_raise(row_method_of(spec("t.picky"))._compiled["apply"])
+    assert not _may_raise(row_method_of(spec("t.fading"))._compiled["apply"])
+
+
+@pytest.mark.parametrize("more", [{}, {"max_rows": 4}])
+def test_rows_begin_as_init_says_and_where_it_raises_there_are_none(more):
+    table = shard("t.by_key", init=Init(seed=10), **more)
+    assert pull(table, [7, 8, 7])[:, 0].tolist() == [17.0, 18.0, 17.0]
+    with pytest.raises(AccessFailed, match=r"init of .* raised KeyError"):
+        pull(table, [9, 666, 7])
+    assert len(table) == 2
+    assert sorted(table.keys[:2].tolist()) == [7, 8]
+    assert pull(table, [9])[0, 0] == 19
+
+
+def test_merge_and_read_are_the_users():
+    table = shard("t.largest", merge="sum")
+    one = staged(table, [1, 2], np.array([[1, 2, 3], [4, 5, 6]]))
+    other = staged(table, [2, 3], np.array([[1, 9, 1], [2, 2, 2]]))
+    table.merge([(1.0, None, one), (1.0, None, other)])
+    assert pull(table, [1, 2, 3]).tolist() == [[1, 4, 9], [16, 81, 36], [4, 4, 4]]
+
+
+def out_of_range(row, state, update):
+    state[row.size] += 1
+
+
+def returning(row, state, update):
+    return row + update
+
+
+def no_numba(row, state, update):
+    Path("/dev/null").touch()
+
+
+def half(row, state, out):
+    out[0] = row[0]
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({"apply": out_of_range}, "apply of access method 't.bad' raised IndexError on a trial"),
+        ({"apply": returning}, "returned a ndarray: it works in place"),
+        ({"apply": no_numba}, "cannot be compiled by numba"),
+        ({"apply": plain, "read": half}, "left 2 of 3 elements of a pull unwritten"),
+        ({"apply": plain, "init": plain}, "init of access method 't.bad' raised TypeError"),
+    ],
+)
+def test_a_table_with_a_wrong_method_is_refused(functions, words):
+    access_method("t.bad", **functions)
+    with pytest.raises(InvalidValue, match=words):
+        row_method_of(spec("t.bad"))
+
+
+def test_names_and_options_are_checked():
+    with pytest.raises(InvalidValue, match="'adagrad' is built in"):
+        access_method("adagrad", plain)
+    with pytest.raises(InvalidValue, match="lr comes first"):
+        access_method("t.bad", plain, options={"decay": 1, "lr": 2})
+    with pytest.raises(InvalidValue, match="decay is a number, not 'x'"):
+        access_method("t.bad", plain, options={"decay": "x"})
+    with pytest.raises(UnknownName, match="--import MODULE"):
+        row_method_of(spec("t.nobody"))
+    with pytest.raises(UnknownName, match="decay2"):
+        row_method_of(spec("t.fading", options={"decay2": 1}))

@@ -1,0 +1,124 @@
+"""`shoal run`, and the roles of a cluster on several machines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from shoal.cli.group import ended_by_signals, main
+
+_imports = click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="a module or file that servers import: it defines access methods",
+)
+
+
+_token = click.option(
+    "--token", envvar="SHOAL_TOKEN", default="", help="shared secret; or SHOAL_TOKEN"
+)
+_scheduler = click.option("--scheduler", required=True, help="its address, tcp://HOST:PORT")
+_init_timeout = click.option(
+    "--init-timeout", type=float, default=60.0, show_default=True, help="seconds to join within"
+)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--servers", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
+@click.option("--title", default="", help="names the run's folder")
+@_imports
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    workers: int,
+    servers: int,
+    out: str,
+    title: str,
+    imports: tuple[str, ...],
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
+
+    In the script, `shoal.init()` joins the cluster.
+    """
+    from shoal.apps.script import run_script
+    from shoal.runtime.imports import importable
+
+    found = [importable(each) for each in imports]
+    with ended_by_signals():
+        folder = run_script(Path(script), list(args), workers, servers, Path(out), title, found)
+    click.echo(f"run: {folder}", err=True)
+
+
+@main.command()
+@click.option("--listen", required=True, help="tcp://HOST:PORT or unix:///PATH")
+@click.option("--workers", type=click.IntRange(1), required=True)
+@click.option("--servers", type=click.IntRange(0), required=True)
+@click.option("--join-timeout", type=float, default=120.0, show_default=True, help="seconds")
+@click.option("--state", default="", help="a file to restart from after a crash")
+@_token
+def scheduler(
+    listen: str, workers: int, servers: int, join_timeout: float, state: str, token: str
+) -> None:
+    """Be the scheduler of a cluster on several machines."""
+    from shoal.engines.roles import run_scheduler
+
+    run_scheduler(listen, servers, workers, join_timeout, token, state)
+
+
+@main.command()
+@_scheduler
+@click.option("--listen", default="", help="own address; found by itself where it is not given")
+@click.option(
+    "--advertise", default="", help="address that others use, where it differs; port 0: the own one"
+)
+@click.option("--interface", default="", help="network interface to listen on")
+@click.option("--rank", type=int, default=-1, help="the rank wished for")
+@_init_timeout
+@_token
+@_imports
+def server(
+    scheduler: str,
+    listen: str,
+    advertise: str,
+    interface: str,
+    rank: int,
+    init_timeout: float,
+    token: str,
+    imports: tuple[str, ...],
+) -> None:
+    """Be a server of a cluster on several machines."""
+    from shoal.engines.roles import own_address, run_server
+
+    if not listen and scheduler.startswith("unix://"):
+        listen = f"{scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
+    listen = listen or own_address(scheduler, interface)
+    run_server(scheduler, listen, rank, advertise, init_timeout, token, imports=imports)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_scheduler
+@click.option("--rank", type=int, default=-1, help="the rank wished for")
+@_init_timeout
+@_token
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def worker(
+    scheduler: str,
+    rank: int,
+    init_timeout: float,
+    token: str,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
+    from shoal.apps.script import become_worker
+
+    become_worker(scheduler, script, list(args), rank, init_timeout, token)

@@ -1,0 +1,70 @@
+"""`shoal simulate`, `bench` and `list`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from shoal.cli.group import EXIT_FAILED, main
+
+# ---------------------------------------------------------------------------- simulate
+
+
+@main.command()
+@click.option("--seed", type=int, default=0, show_default=True, help="the first seed")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=None, help="processes  [one a core]")
+@click.option("--trace", is_flag=True, help="print the conversation of each seed")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool) -> None:
+    """Run seeded clusters with faults in virtual time, with every checker watching."""
+    from shoal.apps.simulate import run_seeds
+
+    console = Console(stderr=as_json)
+    report = run_seeds(seed, seeds, jobs or os.cpu_count() or 1, trace, console)
+    if as_json:
+        click.echo(json.dumps(report))
+    if report["violations"]:
+        sys.exit(EXIT_FAILED)
+
+
+# ---------------------------------------------------------------------------- bench, list
+
+
+@main.command()
+@click.argument("suite", type=click.Choice(["wire", "dense", "sparse", "train", "allreduce"]))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@click.option("--rounds", type=click.IntRange(3), default=25, show_default=True, help="batches")
+def bench(suite: str, as_json: bool, rounds: int) -> None:
+    """Measure Shoal beside its ceilings, in one run.
+
+    \b
+    wire    small and large exchanges beside a bare socket
+    dense   whole tables of 1 and 64 MiB beside memory and sockets
+    sparse  rows by key beside the bare kernels in one process
+    """
+    from shoal.apps.bench.suites import run_suite, show_rows
+
+    console = Console(stderr=as_json)
+    report = run_suite(suite, rounds, console)
+    show_rows(console, report)
+    if as_json:
+        click.echo(json.dumps(report))
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["strategies", "tables", "data"]))
+def list_(what: str) -> None:
+    """What can be named, with options and defaults."""
+    from shoal.apps.listing import rows_of
+
+    columns, rows = rows_of(what)
+    table = Table(*columns, box=None, padding=(0, 2), header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

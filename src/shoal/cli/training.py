@@ -1,0 +1,119 @@
+"""`shoal train`, and its applications."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.cli.group import ended_by_signals, main, options_of
+from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
+
+
+@main.command(short_help="train a model on this machine")
+@click.argument("job", metavar="DATA|JOB.toml", required=False)
+@options_of(JobSpec, leave_out=("layers", "data"))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@click.option("--next-steps", is_flag=True, hidden=True)
+def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> None:
+    """Train on a data set by name (digits, mnist, cifar10, csv:PATH), or as JOB.toml says.
+
+    Flags override the file. A scheduler, servers and workers start as processes of this machine;
+    what they leave behind is in a folder under --out.
+
+    \b
+    shoal train digits --workers 2 --servers 2
+    shoal train mnist --strategy ssp --staleness 2 --epochs 3
+    shoal train csv:wine.csv.gz --model mlp --lr 0.05
+    """
+    from shoal.apps.places import search_path
+    from shoal.apps.train import run_job
+    from shoal.reports.events import load_run
+    from shoal.reports.live import Live, show_summary
+    from shoal.runtime.metrics import process_started_at
+
+    started_at = process_started_at()
+    values = load_job(Path(job)) if job and job.endswith(".toml") else {}
+    if job and not job.endswith(".toml"):
+        values["data"] = job
+    values.update({name: v for name, v in flags.items() if v is not None and v != ()})
+    if flags.get("optimizer_options"):
+        values["optimizer_options"] = _pairs(flags["optimizer_options"])
+    spec = from_mapping(values)
+    explicit = Path(spec.data_dir) if spec.data_dir else None
+    folders = search_path(explicit, os.environ)
+    console = Console(stderr=as_json)
+    with ended_by_signals():
+        summary = run_job(
+            spec,
+            folders,
+            lambda folder: Live(console, folder.events, spec.workers, spec.epochs),
+            started_at,
+        )
+    if not as_json:
+        losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
+        show_summary(console, summary, losses)
+        if next_steps:
+            _show_next_steps(summary)
+    else:
+        click.echo(json.dumps(summary))
+
+
+@main.command("train ctr", short_help="train a model of clicks on sparse features")
+@click.argument("train", metavar="[TRAIN]", required=False, default="")
+@options_of(CtrSpec, leave_out=("train",))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def train_ctr(as_json: bool, **flags: Any) -> None:
+    """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
+
+    The weights live on servers, in sparse tables: a key has one once it is seen.
+
+    \b
+    shoal train ctr
+    shoal train ctr train.libsvm --test test.libsvm --l1 1 --epochs 3
+    shoal train ctr criteo.txt.gz --model fm --hash-bits 24
+    """
+    from shoal.apps.ctr.command import run_ctr, show_summary
+    from shoal.runtime.metrics import process_started_at
+
+    started_at = process_started_at()
+    spec = converted({name: v for name, v in flags.items() if v is not None}, CtrSpec)
+    console = Console(stderr=as_json)
+    with ended_by_signals():
+        summary = run_ctr(spec, console, started_at)
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        show_summary(console, summary)
+
+
+def _show_next_steps(summary: Mapping[str, Any]) -> None:
+    run = summary["run_dir"]
+    click.echo(
+        f"""
+Where to look:  {run}/  (summary.json, workers/*/eval.csv, logs/, model.safetensors)
+
+Next:
+  .venv/bin/shoal train digits --strategy ssp --staleness 2    another consistency
+  .venv/bin/shoal simulate --seeds 20                          the same cluster, with faults
+  .venv/bin/shoal bench wire                                   what the wire can do here"""
+    )
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for each in given:
+        name, found, value = each.partition("=")
+        if not found:
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--optimizer-option")
+        try:
+            pairs[name] = json.loads(value)
+        except ValueError:
+            pairs[name] = value
+    return pairs

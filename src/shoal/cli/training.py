@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import ended_by_signals, main, options_of
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
 
@@ -87,6 +88,35 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_ctr(spec, console, started_at)
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        show_summary(console, summary)
+
+
+@main.command("train word2vec", short_help="train vectors of words on text")
+@click.argument("texts", metavar="[TEXT...]", nargs=-1)
+@options_of(WordsSpec, leave_out=("texts",))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
+    """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
+
+    Writes vectors.txt and vectors.bin, which gensim and others read.
+
+    \b
+    shoal train word2vec
+    shoal train word2vec novels.tar.gz --analogies questions-words.txt --workers 2
+    shoal train word2vec text.txt --model cbow --dim 200 --threads 2 --workers 1
+    """
+    from shoal.apps.word2vec.command import run_words, show_summary
+    from shoal.runtime.metrics import process_started_at
+
+    started_at = process_started_at()
+    given = {name: v for name, v in flags.items() if v is not None}
+    spec = converted({"texts": list(texts), **given}, WordsSpec)
+    console = Console(stderr=as_json)
+    with ended_by_signals():
+        summary = run_words(spec, console, started_at)
     if as_json:
         click.echo(json.dumps(summary))
     else:

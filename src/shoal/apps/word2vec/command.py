@@ -1,0 +1,122 @@
+"""`shoal train word2vec`: the processes of a run, and its summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from shoal.apps.train import cluster_tasks
+from shoal.apps.word2vec.corpus import Corpus, read_lines
+from shoal.apps.word2vec.sample import sample_lines
+from shoal.apps.word2vec.spec import WordsSpec
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import DataMissing, InvalidValue
+from shoal.reports.live import Live
+from shoal.runtime.folder import RunFolder
+
+
+def run_words(
+    spec: WordsSpec, console: Console, started_at: float | None = None, corpus: Corpus | None = None
+) -> dict[str, Any]:
+    """Run it here and return its summary.
+
+    corpus: the text, where it is read already
+
+    Raises:
+        DataMissing, DataCorrupt: a file that is not there, or is not what it says
+        InvalidValue: a text without words that come often enough
+        ShoalError: whatever a process of the run raised
+    """
+    started_at = time.time() if started_at is None else started_at
+    for path in (spec.analogies, spec.similarities):
+        if path and not Path(path).is_file():
+            raise DataMissing(f"no file {path}")
+    if corpus is None:
+        lines: Iterable[str] = read_lines(spec.texts) if spec.texts else sample_lines(spec.seed)
+        with console.status("reading the text"):
+            corpus = Corpus.of(lines, spec.min_count)
+    if len(corpus.words) < 2:
+        raise InvalidValue(
+            f"the text has {len(corpus.words)} words that come {spec.min_count} times or more; "
+            "use a longer one, or a lower --min-count"
+        )
+    folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
+    (folder.path / "vocabulary.txt").write_text("\n".join(corpus.words) + "\n")
+    with LocalEngine(folder) as engine:
+        saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
+        corpus.save(saved)
+        for task in _tasks(spec, engine, started_at, saved):
+            engine.start(task)
+        watcher = Live(console, folder.events, spec.workers, spec.epochs)
+        with watcher:
+            engine.join(watcher.tick)
+    summary = _summarise(spec, corpus, folder, started_at)
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
+    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at)
+    for rank in range(spec.workers):
+        arguments = {
+            "spec": msgspec.to_builtins(spec),
+            "scheduler": engine.address("scheduler"),
+            "rank": rank,
+            "folder": str(engine.folder.path.resolve()),
+            "started_at": started_at,
+            "corpus": str(corpus),
+        }
+        tasks.append(
+            Task(f"worker-{rank}", "shoal.apps.word2vec.worker:run_words_worker", arguments)
+        )
+    return tasks
+
+
+def _summarise(
+    spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
+) -> dict[str, Any]:
+    results = [
+        json.loads((folder.worker(rank) / "result.json").read_text())
+        for rank in range(spec.workers)
+    ]
+    return {
+        "model": spec.model,
+        "vocabulary": len(corpus.words),
+        "words": sum(result["words"] for result in results),
+        "words_per_s": sum(result["words"] for result in results)
+        / max(1e-9, *(result["seconds"] for result in results)),
+        "analogies": results[0].get("analogies"),
+        "similarities": results[0].get("similarities"),
+        "wall_s": time.time() - started_at,
+        "bytes_pushed": sum(result["bytes_pushed"] for result in results),
+        "bytes_pulled": sum(result["bytes_pulled"] for result in results),
+        "workers": spec.workers,
+        "servers": spec.servers,
+        "vectors": str(folder.path / "vectors.bin"),
+        "run_dir": str(folder.path),
+        "by_worker": results,
+    }
+
+
+def show_summary(console: Console, summary: dict[str, Any]) -> None:
+    """The figures as a table."""
+    table = Table(box=None, show_header=False)
+    table.add_row("vocabulary", f"{summary['vocabulary']:,}")
+    table.add_row("words/s", f"{summary['words_per_s']:,.0f}")
+    if summary["analogies"]:
+        found = summary["analogies"]
+        table.add_row("analogies", f"{found['accuracy']:.4f} of {found['questions']:,}")
+    if summary["similarities"]:
+        found = summary["similarities"]
+        table.add_row("similarities", f"{found['spearman']:.4f} (Spearman, {found['pairs']} pairs)")
+    table.add_row("seconds", f"{summary['wall_s']:.1f}")
+    table.add_row("vectors", f"{summary['vectors']}, and vectors.txt beside it")
+    console.print(table)

@@ -1,0 +1,119 @@
+"""Text as words by number: read once, for all workers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from shoal.errors import DataCorrupt, DataMissing
+
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+BREAK = -1  # between sentences
+SENTENCE_WORDS = 10_000  # a longer line is cut
+
+
+class Corpus:
+    """The words of a text that are not rare, most frequent first.
+
+    words:   the vocabulary
+    counts:  (n,) how often each comes
+    ids:     int32, the text: numbers of words, and BREAK after each sentence
+    """
+
+    def __init__(self, words: list[str], counts: np.ndarray, ids: np.ndarray) -> None:
+        self.words = words
+        self.counts = counts
+        self.ids = ids
+
+    @staticmethod
+    def of(lines: Iterable[str], min_count: int) -> Corpus:
+        """The corpus of some lines, each a sentence.
+
+        >>> corpus = Corpus.of(["The cat sat.", "the dog, the cat"], min_count=2)
+        >>> corpus.words, corpus.counts.tolist(), corpus.ids.tolist()
+        (['the', 'cat'], [3, 2], [0, 1, -1, 0, 0, 1, -1])
+        """
+        numbers: dict[str, int] = {}
+        text = array("i")
+        for line in lines:
+            found = WORD.findall(line.lower())
+            for start in range(0, len(found), SENTENCE_WORDS):
+                some = found[start : start + SENTENCE_WORDS]
+                text.extend([numbers.setdefault(word, len(numbers)) for word in some])
+                text.append(BREAK)
+        everything = np.frombuffer(text, np.int32) if text else np.empty(0, np.int32)
+        counts = np.bincount(everything[everything >= 0], minlength=len(numbers))
+        names = list(numbers)
+        kept = [n for n in np.argsort(-counts, kind="stable") if counts[n] >= min_count]
+        renumbered = np.full(len(names) + 1, BREAK - 1, np.int32)  # the last: of BREAK itself
+        renumbered[kept] = np.arange(len(kept), dtype=np.int32)
+        renumbered[-1] = BREAK
+        ids = renumbered[everything]
+        return Corpus([names[n] for n in kept], counts[kept], ids[ids >= BREAK])
+
+    @property
+    def total(self) -> int:
+        """Words of the text, rare ones left out."""
+        return int(self.counts.sum())
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, ids=self.ids, counts=self.counts)
+
+    def keep_chances(self, sample: float) -> np.ndarray:
+        """How likely each word stays: Mikolov et al. 2013, section 2.3, as word2vec.c has it."""
+        if not sample:
+            return np.ones(len(self.words), np.float32)
+        share = self.counts / (sample * max(self.total, 1))
+        return np.minimum(1.0, (np.sqrt(share) + 1) / share).astype(np.float32)
+
+
+def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, counts) of a saved corpus."""
+    with np.load(path, allow_pickle=False) as saved:
+        return saved["ids"], saved["counts"]
+
+
+def shares(ids: np.ndarray, workers: int) -> list[slice]:
+    """An equal part of the text for each worker, of whole sentences."""
+    ends = np.flatnonzero(ids == BREAK) + 1
+    wanted = [len(ids) * worker // workers for worker in range(1, workers)]
+    places = np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)
+    return [slice(*edge) for edge in pairwise([0, *ends[places].tolist(), len(ids)])]
+
+
+def read_lines(paths: Iterable[str]) -> Iterator[str]:
+    """The lines of text files, of gzipped ones and of those in tar archives.
+
+    Raises:
+        DataMissing: no such file
+        DataCorrupt: not UTF-8, or an archive that is not whole
+    """
+    for each in paths:
+        path = Path(each)
+        if not path.is_file():
+            raise DataMissing(f"no text at {path}")
+        try:
+            yield from _lines_of(path)
+        except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+            raise DataCorrupt(f"{path} cannot be read as text: {error}") from None
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    if path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    yield from content.read().decode("utf-8-sig").splitlines()
+        return
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for line in file:
+            yield line.decode("utf-8-sig")

@@ -1,0 +1,207 @@
+"""Skip-gram and CBOW with negative sampling, on local copies of rows: compiled loops.
+
+    for a word w and a neighbour c (or the mean of its neighbours), with noise words n:
+    maximise log σ(in[c] · out[w]) + sum_n log σ(-in[c] · out[n])
+
+Mikolov et al. 2013, "Distributed Representations of Words and Phrases and their Compositionality",
+equation 4. As word2vec.c does, sums beyond ±6 are left alone and σ is looked up.
+
+A block of text is trained on rows that were pulled for it: its words', and those of a pool of noise
+words, drawn once a block from the counts to the power of 3/4. Each noise word of each pair is drawn
+from the pool, so that its distribution is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from shoal.tables.kernels import U
+
+MOST = 6.0  # of a sum, as word2vec.c has it
+TABLE = 1000
+SIGMOID = (1 / (1 + np.exp(-(((np.arange(TABLE) + 0.5) * 2 / TABLE - 1) * MOST)))).astype(
+    np.float32
+)
+POWER = 0.75
+
+
+def noise_pool(cumulative: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """`size` noise words; `cumulative` is the running sum of counts to the power of 3/4."""
+    draws = random.random(size) * cumulative[-1]
+    found: np.ndarray = np.searchsorted(cumulative, draws, side="right").astype(np.int32)
+    return found
+
+
+def running_sum(counts: np.ndarray) -> np.ndarray:
+    """Of counts to the power of 3/4."""
+    return np.cumsum(counts.astype(np.float64) ** POWER)
+
+
+def subsampled(ids: np.ndarray, keep: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Text without most of its frequent words."""
+    chances = keep[ids]
+    chances[ids < 0] = 1.0
+    kept: np.ndarray = ids[random.random(len(ids), np.float32) < chances]
+    return kept
+
+
+def train_block(
+    ids: np.ndarray,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    pool: np.ndarray,
+    window: int,
+    negative: int,
+    lr: float,
+    seed: int,
+    cbow: bool,
+) -> None:
+    """Train on a piece of text, in place.
+
+    ids:      int32, places in `inputs` and `outputs`; below 0 between sentences
+    inputs:   (n, dim) float32; outputs: (m, dim), of which the first n are the same words
+    pool:     int32, places in `outputs`; as many as a power of two
+    """
+    dim = inputs.shape[1]
+    _train(
+        ids,
+        inputs.reshape(-1),
+        outputs.reshape(-1),
+        pool,
+        U(dim),
+        window,
+        negative,
+        np.float32(lr),
+        np.uint64(seed * 2 + 1),
+        cbow,
+        SIGMOID,
+        np.empty(dim, np.float32),
+        np.empty(dim, np.float32),
+    )
+
+
+@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+def _train(
+    ids: Any,
+    inputs: Any,
+    outputs: Any,
+    pool: Any,
+    dim: Any,
+    window: Any,
+    negative: Any,
+    lr: Any,
+    state: Any,
+    cbow: Any,
+    sigmoid: Any,
+    mean: Any,
+    change: Any,
+) -> None:
+    mask = U(pool.size - 1)
+    for at in range(ids.size):
+        word = ids[at]
+        if word < 0:
+            continue
+        state = state * U(6364136223846793005) + U(1442695040888963407)
+        reach = window - np.int64((state >> U(33)) % U(window))
+        first, last = at, at
+        while first > 0 and at - first < reach and ids[first - 1] >= 0:
+            first -= 1
+        while last + 1 < ids.size and last - at < reach and ids[last + 1] >= 0:
+            last += 1
+        if first == last:
+            continue
+        if cbow:
+            share = np.float32(1) / np.float32(last - first)
+            mean[:] = 0
+            for near in range(first, last + 1):
+                if near != at:
+                    row = U(ids[near]) * dim
+                    for j in range(dim):
+                        mean[j] += inputs[row + j]
+            for j in range(dim):
+                mean[j] *= share
+            state = _against(
+                mean, U(0), outputs, word, pool, mask, dim, negative, lr, state, sigmoid, change
+            )
+            for near in range(first, last + 1):
+                if near != at:
+                    row = U(ids[near]) * dim
+                    for j in range(dim):
+                        inputs[row + j] += change[j]
+            continue
+        for near in range(first, last + 1):
+            if near != at:
+                row = U(ids[near]) * dim
+                state = _against(
+                    inputs,
+                    row,
+                    outputs,
+                    word,
+                    pool,
+                    mask,
+                    dim,
+                    negative,
+                    lr,
+                    state,
+                    sigmoid,
+                    change,
+                )
+                for j in range(dim):
+                    inputs[row + j] += change[j]
+
+
+@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+def _against(
+    inputs: Any,
+    row: Any,
+    outputs: Any,
+    word: Any,
+    pool: Any,
+    mask: Any,
+    dim: Any,
+    negative: Any,
+    lr: Any,
+    state: Any,
+    sigmoid: Any,
+    change: Any,
+) -> Any:
+    """One input against a word and its noise; leaves the input's change in `change`."""
+    for j in range(dim):
+        change[j] = 0
+    for k in range(negative + 1):
+        target, label = word, np.float32(1)
+        if k:
+            state = state * U(6364136223846793005) + U(1442695040888963407)
+            target, label = pool[(state >> U(33)) & mask], np.float32(0)
+            if target == word:
+                continue
+        to = U(target) * dim
+        total = np.float32(0)
+        for j in range(dim):
+            total += inputs[row + j] * outputs[to + j]
+        if total >= MOST or total <= -MOST:
+            continue
+        place = np.int64((total + np.float32(MOST)) * np.float32(TABLE / MOST / 2))
+        step = (label - sigmoid[place]) * lr
+        for j in range(dim):
+            change[j] += step * outputs[to + j]
+        for j in range(dim):
+            outputs[to + j] += step * inputs[row + j]
+    return state
+
+
+def block_loss(
+    ids: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, pool: np.ndarray, pairs: int = 200
+) -> float:
+    """The mean loss of the first pairs of neighbours of a block, with five noise words each."""
+    here = np.flatnonzero((ids[:-1] >= 0) & (ids[1:] >= 0))[:pairs]
+    if not len(here):
+        return 0.0
+    one, other = inputs[ids[here]], outputs[ids[here + 1]]
+    noise = outputs[pool[: 5 * len(here)]].reshape(len(here), -1, inputs.shape[1])
+    true = np.einsum("ij,ij->i", one, other)
+    false = np.einsum("ij,ikj->ik", one, noise)
+    return float((np.logaddexp(0, -true) + np.logaddexp(0, false).sum(1)).mean())

@@ -1,0 +1,107 @@
+"""Vectors of words: the files that others read, and what they are good for."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from shoal.errors import DataCorrupt, DataMissing
+
+QUESTIONS_A_BLOCK = 512
+
+
+class Vectors:
+    """Words, most frequent first, and their vectors (n, dim) float32."""
+
+    def __init__(self, words: list[str], vectors: np.ndarray) -> None:
+        self.words = words
+        self.vectors = vectors
+        self.numbers = {word: number for number, word in enumerate(words)}
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        self._unit = vectors / np.maximum(norms, 1e-12)
+
+    def save(self, path: Path, binary: bool) -> None:
+        """The format of word2vec.c, as gensim's KeyedVectors.load_word2vec_format reads it."""
+        with path.open("wb") as file:
+            file.write(f"{len(self.words)} {self.vectors.shape[1]}\n".encode())
+            for word, vector in zip(self.words, self.vectors.astype(np.float32), strict=True):
+                if binary:
+                    file.write(word.encode() + b" " + vector.tobytes() + b"\n")
+                else:
+                    file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector)}\n".encode())
+
+    def nearest(self, word: str, count: int = 5) -> list[tuple[str, float]]:
+        """The words with the most similar vectors, and their cosines."""
+        cosines = self._unit @ self._unit[self.numbers[word]]
+        cosines[self.numbers[word]] = -2
+        best = np.argsort(-cosines)[:count]
+        return [(self.words[n], float(cosines[n])) for n in best]
+
+    def analogies(self, path: Path) -> dict[str, float | int]:
+        """How many questions `a b c d` (a is to b as c to d) have the answer d.
+
+        The answer is the word whose vector is nearest to b - a + c, of unit vectors, and is none of
+        the three (Mikolov et al. 2013, "Linguistic Regularities", section 5). Questions with a word
+        that is not here are left out.
+        """
+        questions = np.array(list(self._questions(path)), np.int64).reshape(-1, 4)
+        right = 0
+        for start in range(0, len(questions), QUESTIONS_A_BLOCK):
+            a, b, c, d = questions[start : start + QUESTIONS_A_BLOCK].T
+            scores = (self._unit[b] - self._unit[a] + self._unit[c]) @ self._unit.T
+            rows = np.arange(len(d))
+            for given in (a, b, c):
+                scores[rows, given] = -np.inf
+            right += int((scores.argmax(1) == d).sum())
+        accuracy = right / len(questions) if len(questions) else 0.0
+        return {"accuracy": accuracy, "right": right, "questions": len(questions)}
+
+    def _questions(self, path: Path) -> Iterator[list[int]]:
+        for number, line in enumerate(_lines(path), 1):
+            words = line.lower().split()
+            if not words or words[0].startswith(":"):
+                continue
+            if len(words) != 4:
+                raise DataCorrupt(f"{path}, line {number}: expected four words, not {line!r}")
+            found = [self.numbers.get(word, -1) for word in words]
+            if min(found) >= 0:
+                yield found
+
+    def similarities(self, path: Path) -> dict[str, float | int]:
+        """Spearman's correlation of cosines with what people say of pairs of words."""
+        from scipy.stats import spearmanr
+
+        ours, theirs, pairs = [], [], 0
+        for number, line in enumerate(_lines(path), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            fields = line.split("\t") if "\t" in line else line.split()
+            try:
+                one, other, score = fields[0].lower(), fields[1].lower(), float(fields[2])
+            except (IndexError, ValueError):
+                if number == 1:
+                    continue  # a heading
+                raise DataCorrupt(
+                    f"{path}, line {number}: expected two words and a score, not {line!r}"
+                ) from None
+            pairs += 1
+            if one in self.numbers and other in self.numbers:
+                ours.append(float(self._unit[self.numbers[one]] @ self._unit[self.numbers[other]]))
+                theirs.append(score)
+        value = float(spearmanr(ours, theirs).statistic) if len(ours) > 1 else 0.0
+        return {"spearman": value, "pairs": len(ours), "left_out": pairs - len(ours)}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, gzipped or not."""
+    if not path.is_file():
+        raise DataMissing(f"no file {path}")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for line in file:
+                yield line.decode("utf-8-sig").rstrip("\r\n")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataCorrupt(f"{path} cannot be read as text: {error}") from None

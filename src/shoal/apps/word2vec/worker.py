@@ -1,0 +1,219 @@
+"""What a worker process of `shoal train word2vec` does.
+
+Block by block: pull the vectors of a piece of text and of a pool of noise words, train on the
+copies, push what has changed. Changes are added up on the servers (`sum`), as Downpour does, and
+one message pushes a block's and pulls the next one's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, shares
+from shoal.apps.word2vec.model import block_loss, noise_pool, running_sum, subsampled, train_block
+from shoal.apps.word2vec.spec import WordsSpec
+from shoal.apps.word2vec.vectors import Vectors
+from shoal.engines.roles import configure_log
+from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.runtime.memory import keep_memory
+from shoal.runtime.metrics import EventLog
+from shoal.runtime.sparse import Batch, pull_op, push_op
+from shoal.tables.spec import Access, Init, TableSpec
+
+POOL = 1 << 15  # noise words of a block
+FETCHED = 20_000  # rows at once, at the end
+
+
+def run_words_worker(
+    spec: dict[str, Any], scheduler: str, rank: int, folder: str, started_at: float, corpus: str
+) -> None:
+    """Join, train on this worker's share of the text; rank 0 writes the vectors."""
+    configure_log()
+    keep_memory()
+    torch.set_num_threads(1)
+    options = msgspec.convert(spec, WordsSpec)
+    paths = RunFolder(Path(folder))
+    log = EventLog(paths.events, f"worker-{rank}", started_at)
+    ids, counts = load_ids(Path(corpus))
+    timeout = options.sync_timeout_ms / 1000
+    with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
+        trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
+        client.barrier("ready")
+        trainer.train()
+        client.barrier("trained")
+        result = trainer.figures()
+        if rank == 0:
+            words = (paths.path / "vocabulary.txt").read_text().splitlines()
+            vectors = Vectors(words, trainer.fetch(len(words)))
+            vectors.save(paths.path / "vectors.txt", binary=False)
+            vectors.save(paths.path / "vectors.bin", binary=True)
+            if options.analogies:
+                result["analogies"] = vectors.analogies(Path(options.analogies))
+            if options.similarities:
+                result["similarities"] = vectors.similarities(Path(options.similarities))
+        client.barrier("written")
+        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+    log.write("end", rank=rank)
+    log.close()
+
+
+class Block:
+    """A piece of text, and the rows that it needs.
+
+    ids:      its words as places in `inputs` and `outputs`, BREAK between sentences
+    words:    (n,) of the vocabulary: the inputs, and the first outputs
+    noise:    (m,) words that are outputs only
+    pool:     places in `outputs`, to draw noise from
+    given:    words of the text before frequent ones were left out
+    """
+
+    def __init__(
+        self, text: np.ndarray, keep: np.ndarray, noise: np.ndarray, place: np.ndarray,
+        random: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.given = int((text >= 0).sum())
+        ids = subsampled(text, keep, random)
+        drawn = noise_pool(noise, POOL, random)
+        self.words = np.unique(ids[ids >= 0])
+        place[self.words] = np.arange(len(self.words), dtype=np.int32)
+        self.noise = np.unique(drawn)
+        self.noise = self.noise[place[self.noise] < 0]
+        place[self.noise] = np.arange(len(self.noise), dtype=np.int32) + len(self.words)
+        self.ids = np.where(ids >= 0, place[ids], BREAK).astype(np.int32)
+        self.pool = place[drawn]
+        place[self.words] = place[self.noise] = -1
+        self.inputs = self.outputs = torch.empty(0)
+        self.finish: list[Callable[[], Tensor]] = []
+
+    @property
+    def outs(self) -> np.ndarray:
+        return np.concatenate([self.words, self.noise])
+
+
+class Trainer:
+    """One worker's text and its tables."""
+
+    def __init__(
+        self, spec: WordsSpec, client: Client, ids: np.ndarray, counts: np.ndarray, log: EventLog
+    ) -> None:
+        self._spec = spec
+        self._client = client
+        self._ids = ids
+        self._log = log
+        self._keep = Corpus([""] * len(counts), counts, ids).keep_chances(spec.sample)
+        self._noise = running_sum(counts)
+        self._place = np.full(len(counts), -1, np.int32)
+        self._pool = ThreadPoolExecutor(spec.threads)
+        half = 0.5 / spec.dim
+        common: dict[str, Any] = {"access": Access("sum"), "kind": "sparse"}
+        begin = Init("uniform", -half, half, spec.seed)
+        self._in = client.create_table(TableSpec("in", 0, (spec.dim,), init=begin, **common))
+        self._out = client.create_table(TableSpec("out", 0, (spec.dim,), **common))
+        self._words = self._seconds = 0.0
+
+    def _blocks(self, epoch: int) -> list[np.ndarray]:
+        """This worker's text in pieces, each with a number of its own."""
+        size = self._spec.block_words
+        return [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
+
+    def train(self) -> None:
+        spec, pieces = self._spec, self._blocks(0)
+        self._log.write("begin", rank=self._client.rank, batches=len(pieces))
+        every = max(1, len(pieces) // 50)
+        begin = time.monotonic()
+        turns = [(epoch, number) for epoch in range(spec.epochs) for number in range(len(pieces))]
+        block = self._prepare(pieces, *turns[0]) if turns else None
+        if block is not None:
+            self._exchange(None, (), block)
+        for at, (epoch, number) in enumerate(turns):
+            assert block is not None
+            lr = max(spec.min_lr, spec.lr * (1 - at / len(turns)))
+            changes = self._train(block, lr, seed=at + (self._client.rank << 32))
+            if number % every == 0:
+                loss = block_loss(
+                    block.ids, block.inputs.numpy(), block.outputs.numpy(), block.pool
+                )
+                self._log.write("step", step=at + 1, epoch=epoch, loss=loss, samples=block.given)
+            following = self._prepare(pieces, *turns[at + 1]) if at + 1 < len(turns) else None
+            self._exchange(block, changes, following)
+            self._words += block.given
+            block = following
+        self._seconds = time.monotonic() - begin
+
+    def _prepare(self, pieces: list[np.ndarray], epoch: int, number: int) -> Block:
+        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, number))
+        return Block(pieces[number], self._keep, self._noise, self._place, random)
+
+    def _train(self, block: Block, lr: float, seed: int) -> tuple[Tensor, Tensor]:
+        """Train on a block's rows; returns by how much they have changed."""
+        spec = self._spec
+        inputs, outputs = block.inputs.clone(), block.outputs.clone()
+
+        def train(part: tuple[int, np.ndarray]) -> None:
+            number, ids = part
+            train_block(
+                ids,
+                inputs.numpy(),
+                outputs.numpy(),
+                block.pool,
+                spec.window,
+                spec.negative,
+                lr,
+                seed * spec.threads + number,
+                spec.model == "cbow",
+            )
+
+        parts = list(enumerate(np.array_split(block.ids, spec.threads)))
+        if len(parts) == 1:
+            train(parts[0])
+        else:
+            list(self._pool.map(train, parts))
+        return inputs.sub_(block.inputs), outputs.sub_(block.outputs)
+
+    def _exchange(
+        self, done: Block | None, changes: tuple[Tensor, ...], following: Block | None
+    ) -> None:
+        """Push a block's changes and pull the rows of the next one: one message a server."""
+        servers = len(self._client.view.servers)
+        pushes: list[PushOp] = []
+        pulls: list[tuple[PullOp, Callable[[], Tensor]]] = []
+        if done is not None:
+            for spec, words, change in zip(
+                (self._in, self._out), (done.words, done.outs), changes, strict=True
+            ):
+                pushes.append(push_op(spec, Batch(spec, words, servers), change))
+        if following is not None:
+            for spec, words in ((self._in, following.words), (self._out, following.outs)):
+                pulls.append(pull_op(spec, Batch(spec, words, servers), None))
+        ask = Exchange(tuple(pushes), pulls=tuple(op for op, _ in pulls))
+        self._client.exchange(ask).wait()
+        if following is not None:
+            following.inputs, following.outputs = (finish() for _, finish in pulls)
+
+    def fetch(self, words: int) -> np.ndarray:
+        """All words' vectors."""
+        rows = [
+            self._client.pull("in", np.arange(at, min(at + FETCHED, words), dtype=np.int64)).wait()
+            for at in range(0, words, FETCHED)
+        ]
+        return torch.cat(rows).numpy()
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "words": self._words,
+            "seconds": self._seconds,
+            "bytes_pushed": self._client.bytes_pushed,
+            "bytes_pulled": self._client.bytes_pulled,
+        }

@@ -36,22 +36,29 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
 # ---------------------------------------------------------------------------- bench, list
 
 
+SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec"]
+
+
 @main.command()
-@click.argument("suite", type=click.Choice(["wire", "dense", "sparse", "train", "allreduce"]))
+@click.argument("suite", type=click.Choice(SUITES))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-@click.option("--rounds", type=click.IntRange(3), default=25, show_default=True, help="batches")
-def bench(suite: str, as_json: bool, rounds: int) -> None:
+@click.option("--rounds", type=click.IntRange(3), help="batches  [25; 7 of train, 3 of word2vec]")
+def bench(suite: str, as_json: bool, rounds: int | None) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
     \b
-    wire    small and large exchanges beside a bare socket
-    dense   whole tables of 1 and 64 MiB beside memory and sockets
-    sparse  rows by key beside the bare kernels in one process
+    wire       small and large exchanges beside a bare socket
+    dense      whole tables of 1 and 64 MiB beside memory and sockets
+    sparse     rows by key beside the bare kernels in one process
+    train      steps of two workers beside torch's DDP over gloo
+    allreduce  sums of two processes beside gloo's
+    word2vec   skip-gram beside gensim (pip install 'shoal[bench]'); on the text of SHOAL_DATA
     """
     from shoal.apps.bench.suites import run_suite, show_rows
+    from shoal.apps.places import search_path
 
     console = Console(stderr=as_json)
-    report = run_suite(suite, rounds, console)
+    report = run_suite(suite, rounds, console, search_path(None, os.environ))
     show_rows(console, report)
     if as_json:
         click.echo(json.dumps(report))

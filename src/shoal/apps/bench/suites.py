@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,36 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, dense, sparse, training, wire
+from shoal.apps.bench import allreduce, dense, sparse, training, wire, words
 from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 
-SUITES = {"wire": wire, "dense": dense, "sparse": sparse, "train": training, "allreduce": allreduce}
+SUITES = {
+    "wire": wire,
+    "dense": dense,
+    "sparse": sparse,
+    "train": training,
+    "word2vec": words,
+    "allreduce": allreduce,
+}
 
 
-def run_suite(suite: str, rounds: int, console: Console) -> dict[str, Any]:
-    """Measure a suite; returns the object that `--json` prints."""
+def run_suite(
+    suite: str, rounds: int | None, console: Console, data_dirs: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Measure a suite; returns the object that `--json` prints.
+
+    rounds:     batches; the suite's own number where it is None
+    data_dirs:  where a suite looks for text
+    """
     torch.set_num_threads(1)
     keep_memory()
     chosen = SUITES[suite]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
-        measured = chosen.rows(RunFolder.create(Path(path), suite), rounds)
+        folder = RunFolder.create(Path(path), suite)
+        given = (data_dirs,) if chosen is words else ()
+        measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}
     if suite == "wire":

@@ -39,6 +39,7 @@ BATCHES = 8
 LR = 0.05
 
 COUNT = len(SIZES) * len(STRATEGIES)
+ROUNDS = 7
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:

@@ -71,7 +71,7 @@ class Corpus:
         """How likely each word stays: Mikolov et al. 2013, section 2.3, as word2vec.c has it."""
         if not sample:
             return np.ones(len(self.words), np.float32)
-        share = self.counts / (sample * max(self.total, 1))
+        share = np.maximum(self.counts, 1) / (sample * max(self.total, 1))
         return np.minimum(1.0, (np.sqrt(share) + 1) / share).astype(np.float32)
 
 

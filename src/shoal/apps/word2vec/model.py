@@ -48,6 +48,12 @@ def subsampled(ids: np.ndarray, keep: np.ndarray, random: np.random.Generator) -
     return kept
 
 
+def load_kernels(dim: int) -> None:
+    """Have the loops compiled, or fetched from disk, before there is work."""
+    few, one = np.zeros((2, dim), np.float32), np.zeros(1, np.int32)
+    train_block(np.array([0, 1], np.int32), few, few.copy(), one, 1, 1, 0.0, 0, False)
+
+
 def train_block(
     ids: np.ndarray,
     inputs: np.ndarray,

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, shares
-from shoal.apps.word2vec.model import block_loss, noise_pool, running_sum, subsampled, train_block
+from shoal.apps.word2vec.model import (
+    block_loss,
+    load_kernels,
+    noise_pool,
+    running_sum,
+    subsampled,
+    train_block,
+)
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.engines.roles import configure_log
@@ -121,6 +128,7 @@ class Trainer:
         begin = Init("uniform", -half, half, spec.seed)
         self._in = client.create_table(TableSpec("in", 0, (spec.dim,), init=begin, **common))
         self._out = client.create_table(TableSpec("out", 0, (spec.dim,), **common))
+        load_kernels(spec.dim)
         self._words = self._seconds = 0.0
 
     def _blocks(self, epoch: int) -> list[np.ndarray]:

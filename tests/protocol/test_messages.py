@@ -4,6 +4,7 @@ import pytest
 
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange, tiles
+from shoal.protocol.describing import describe
 from shoal.protocol.machine import Sink, Story
 from shoal.protocol.messages import (
     FOREVER,
@@ -15,7 +16,6 @@ from shoal.protocol.messages import (
     Probe,
     Reply,
     Request,
-    describe,
 )
 
 

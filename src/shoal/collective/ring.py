@@ -35,7 +35,7 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import Lacking, Member, NodeId, Piece, Summed, View
+from shoal.protocol.messages import Lacking, Left, Member, NodeId, Piece, Summed, View
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 
@@ -65,13 +65,8 @@ class Ring:
         self._sums: dict[int, Sum] = {}
         self._missed: dict[int, None] = {}  # sums of which something came before they were asked
         self._met: dict[NodeId, None] = {}  # neighbours that are in this ring, too
+        self._left: dict[str, int] = {}  # workers that are done, and the first sum without them
         self._scratch: list[mmap] = []
-        self.bytes_sent = 0
-
-    @property
-    def sums(self) -> int:
-        """How many are under way."""
-        return len(self._sums)
 
     # ------------------------------------------------------------------ what the machine tells
 
@@ -93,6 +88,7 @@ class Ring:
         self._asked = 0
         self._missed.clear()
         self._met.clear()
+        self._left.clear()
 
     def address_of(self, node: NodeId) -> str:
         """Where to reach another worker: the one of lower rank calls, so that one connection is."""
@@ -121,6 +117,8 @@ class Ring:
         if one.gathered:
             one.view((self._index + 1) % workers)[:] = ask.values
         self._sums[number] = one
+        if self._end_without(number, out):
+            return
         for piece, whole in one.ready():
             self._send(number, one, piece, whole, out)
         if number in self._missed:
@@ -138,6 +136,27 @@ class Ring:
             f"an allreduce needs workers that reach each other, and {deaf} could not listen beside "
             "its scheduler's address; its log says why"
         )
+
+    def leave(self, out: Effects) -> None:
+        """This worker is done: the others are not to wait for it."""
+        if len(self._members) > 1:
+            self._tell_left(Left(self._name, self._session.name, self._asked), "", out)
+
+    def _tell_left(self, message: Left, but: NodeId, out: Effects) -> None:
+        self._left[message.name] = message.asked
+        for node in dict.fromkeys(member.id for member in self._neighbours()):
+            if node != but:
+                out.append(Send(node, message))
+        for number in list(self._sums):
+            self._end_without(number, out)
+
+    def _end_without(self, number: int, out: Effects) -> bool:
+        """End a sum that somebody will never ask for."""
+        gone = [name for name, asked in self._left.items() if number >= asked]
+        if gone:
+            error = RingBroken(f"{', '.join(gone)} has ended its work without this allreduce")
+            self._end(number, out, error)
+        return bool(gone)
 
     def cancel(self, request_id: int, out: Effects) -> None:
         """Give up a sum; the other workers cannot end it."""
@@ -195,7 +214,7 @@ class Ring:
 
     def handle(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
-        if not isinstance(message, Piece | Lacking | Summed):
+        if not isinstance(message, Piece | Lacking | Summed | Left):
             return
         if not self._knows(sender, message, int(not isinstance(message, Piece))):
             out.append(Note("unexpected", {"message": type(message).__name__}))
@@ -203,6 +222,10 @@ class Ring:
         self._meet(sender, out)
         if isinstance(message, Piece):
             self._piece(message, event.payload, now, out)
+            return
+        if isinstance(message, Left):
+            if message.name not in self._left:
+                self._tell_left(message, sender, out)
             return
         if isinstance(message, Summed):
             for number in [each for each in self._sums if each <= message.number]:
@@ -234,10 +257,10 @@ class Ring:
             if neighbour.id not in self._met:
                 out.append(Send(neighbour.id, Lacking(self._name, 0)))
 
-    def _knows(self, sender: NodeId, message: Piece | Lacking | Summed, side: int) -> bool:
+    def _knows(self, sender: NodeId, message: Piece | Lacking | Summed | Left, side: int) -> bool:
         """Whether it is from the worker before (0) or after (1) this one, in the present ring.
 
-        A greeting is from either.
+        What is no piece is from either.
         """
         if message.ring != self._name or len(self._members) < 2:
             return False
@@ -256,6 +279,14 @@ class Ring:
                 self._tell(out)
             else:
                 self._missed[number] = None
+            return
+        if message.total != one.ask.values.nbytes:
+            error = InvalidValue(
+                f"{self._neighbours()[0].name} sums a tensor of {message.total} bytes where this "
+                f"worker's has {one.ask.values.nbytes}: all have to ask for the same sums in the "
+                "same order"
+            )
+            self._end(number, out, error)
             return
         one.again_at, one.wait_s = now + PROBE_S, PROBE_S
         if payload is None or payload.revoked:
@@ -296,8 +327,8 @@ class Ring:
         neighbour = self._neighbours()[1].id
         if neighbour in self._met:
             view = one.view(piece)
-            self.bytes_sent += view.nbytes
-            out.append(Send(neighbour, Piece(self._name, number, piece, whole), (view,)))
+            message = Piece(self._name, number, piece, whole, one.ask.values.nbytes)
+            out.append(Send(neighbour, message, (view,)))
 
     def _lacking(self, number: int, one: Sum, out: Effects) -> None:
         partial, whole = tuple(one.partial)[:LISTED], tuple(one.whole)[:LISTED]

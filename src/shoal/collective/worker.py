@@ -7,10 +7,12 @@ from math import inf
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, Received, Stop, Ticked
-from shoal.protocol.messages import NO_VIEW, Lacking, Message, NodeId, Piece, Summed
-from shoal.protocol.requests import Cancel, Reduce
+from shoal.protocol.messages import NO_VIEW, Lacking, Left, Message, NodeId, Piece, Summed
+from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
+
+RINGS = (Piece, Lacking, Summed, Left)
 
 
 class CollectiveWorker(WorkerMachine):
@@ -33,7 +35,7 @@ class CollectiveWorker(WorkerMachine):
         return super().arriving(sender, message, nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
-        if isinstance(event, Received) and isinstance(event.message, Piece | Lacking | Summed):
+        if isinstance(event, Received) and isinstance(event.message, RINGS):
             out: Effects = []
             self.ring.handle(event, now, out)
             self.session.progress += 1
@@ -47,6 +49,10 @@ class CollectiveWorker(WorkerMachine):
             cancelled: Effects = []
             self.ring.cancel(event.request.request_id, cancelled)
             return cancelled + super().handle(event, now)
+        elif isinstance(event, Asked) and isinstance(event.request, FinishWork):
+            told: Effects = []
+            self.ring.leave(told)
+            return told + super().handle(event, now)
         out = super().handle(event, now)
         if isinstance(event, Ticked):
             self.ring.tick(now, out)

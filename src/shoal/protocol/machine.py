@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
-from shoal.protocol.messages import Message, NodeId, describe
+from shoal.protocol.describing import describe
+from shoal.protocol.messages import Message, NodeId
 
 Buffers = tuple[memoryview, ...]
 

@@ -312,12 +312,14 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
 
     ring:    which workers these are; `number` counts their sums
     whole:   the sum of all; otherwise of those that it has passed so far
+    total:   bytes of the tensor
     """
 
     ring: int
     number: int
     piece: int
     whole: bool
+    total: int
 
 
 class Lacking(Body, frozen=True, array_like=True, tag=True):
@@ -336,6 +338,14 @@ class Summed(Body, frozen=True, array_like=True, tag=True):
     number: int
 
 
+class Left(Body, frozen=True, array_like=True, tag=True):
+    """The worker `name` has finished its work, and asks for no sums from number `asked` on."""
+
+    ring: int
+    name: str
+    asked: int
+
+
 # ---------------------------------------------------------------------------- errors
 
 
@@ -349,47 +359,6 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | Freeze | Frozen | NewView
     | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Piece | Lacking | Summed | Malformed
+    | Request | Reply | Probe | Nudge | Piece | Lacking | Summed | Left | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)
-
-
-def describe(message: Message) -> str:
-    """One line that a person reads, as in the transcripts."""
-    name = type(message).__name__
-    if isinstance(message, Request):
-        words = [f"#{message.seq}"]
-        words += [f"push {_part(part)}" for part in message.pushes]
-        if message.pushes:
-            words.append(f"at clock {message.clock}")
-        if message.advance >= 0:
-            words.append(
-                "advance " + ("forever" if message.advance == FOREVER else f"to {message.advance}")
-            )
-        words += [f"pull {_part(part)}" for part in message.pulls]
-        return " ".join([name, *words])
-    if isinstance(message, Reply):
-        words = [f"#{message.seq} {message.code}"]
-        if message.reason:
-            words.append(f"({message.reason})")
-        if message.payload:
-            words.append(f"{message.payload} bytes")
-        return " ".join([name, *words])
-    if isinstance(message, NewView):
-        view = message.view
-        who = " ".join(m.name for m in (*view.servers, *view.workers))
-        return f"{name} {view.term}.{view.number}: {who} ({view.reason})"
-    if isinstance(message, Frozen | Freeze):
-        return f"{name} for {message.view[0]}.{message.view[1]}"
-    if isinstance(message, Probe):
-        return f"{name} #{message.seq}" + (" urgent" if message.urgent else "")
-    shown = {f: getattr(message, f) for f in message.__struct_fields__ if f in _TELLING}
-    return " ".join([name, *(f"{value}" for value in shown.values() if value != "")])
-
-
-_TELLING = ("reason", "role", "rank", "name", "generation", "table", "error")
-
-
-def _part(part: Part) -> str:
-    keys = f" {part.keys} keys" if part.keys >= 0 else ""
-    return f"t{part.table}[{part.start}:{part.stop}){keys}"

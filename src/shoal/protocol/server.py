@@ -11,6 +11,7 @@ import msgspec
 from shoal.errors import AccessFailed, InvariantBroken, ShoalError
 from shoal.protocol.answers import Answers
 from shoal.protocol.consistency import NOW, VectorClock, needed, settles
+from shoal.protocol.describing import describe
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.machine import (
@@ -38,7 +39,6 @@ from shoal.protocol.messages import (
     Reply,
     Request,
     View,
-    describe,
 )
 from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.session import Session

@@ -21,6 +21,7 @@ from shoal.errors import (
     ShoalError,
     SyncTimeout,
 )
+from shoal.protocol.describing import describe
 from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import (
     Arrival,
@@ -49,7 +50,6 @@ from shoal.protocol.messages import (
     Reply,
     Request,
     View,
-    describe,
 )
 from shoal.protocol.pending import Pending, PendingRequests
 from shoal.protocol.requests import (

@@ -94,7 +94,7 @@ class Client:
         try:
             bound = self._driver.node.listen(transport_for(scheduler).beside(scheduler, name))
         except (ShoalError, OSError) as error:
-            log.warning("no worker can reach this one, so that it has no allreduce: %s", error)
+            log.info("no worker can reach this one, so that it has no allreduce: %s", error)
             return
         self._driver.machine.session.announce(bound)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.keys import tiles
+from shoal.protocol.describing import describe
 from shoal.protocol.messages import (
     NO_VIEW,
     End,
@@ -26,7 +27,6 @@ from shoal.protocol.messages import (
     Request,
     View,
     ViewId,
-    describe,
 )
 from shoal.protocol.record import Record
 from shoal.protocol.server import ServerMachine

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import ShoalError
+from shoal.protocol.describing import describe
 from shoal.protocol.machine import (
     Asked,
     Buffers,
@@ -37,7 +38,7 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import Message, NodeId, describe
+from shoal.protocol.messages import Message, NodeId
 from shoal.protocol.requests import Start, Wait
 from shoal.sim.network import Network, NetworkOptions
 from shoal.transport.wire import encode, message_of

@@ -49,8 +49,9 @@ EXAMPLES: list[m.Message] = [
     m.Reply(7, 9, (2, 5), "parked", "waits for worker-1 (clock 2)"),
     m.Probe((2, 5), 7, 9, True),
     m.Nudge("worker-1 waits for your push"),
-    m.Piece((1 << 32) - 1, 3, 0, True),
+    m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),
     m.Lacking(0, 7, (0, 5), (1 << 31,)),
     m.Summed(1, 1 << 62),
+    m.Left(1, "worker-3", 0),
     m.Malformed("not a message"),
 ]  # fmt: skip

@@ -6,6 +6,9 @@ the bare kernels in one process and one thread: look-up and AdaGrad, then look-u
 
     push_pull 10k x 16                 two calls under way, as a worker has that prefetches
     push_pull 10k x 16, one at a time  the next call begins when the last one has ended
+    own method 10k x 16                the update alone, in this process, by a user's access method:
+                                       AdaGrad with a decay and a count per row (`examples/
+                                       own_method.py`); the ceiling is the built-in AdaGrad
 """
 
 from __future__ import annotations
@@ -14,20 +17,23 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from shoal.apps.bench.rows import Row, by_turns, rate
+from shoal.apps.bench.rows import Row, Side, by_turns, rate
 from shoal.engines.joining import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.driver import Future
 from shoal.runtime.folder import RunFolder
+from shoal.tables.custom import access_method
 from shoal.tables.index import KeyIndex
-from shoal.tables.row_methods import row_method_of
+from shoal.tables.row_methods import RowMethod, row_method_of
 from shoal.tables.sparse import SparseShard
-from shoal.tables.spec import Access, TableSpec
+from shoal.tables.spec import Access, Options, TableSpec
 
 RESIDENT = 1_000_000
 KEYS = 10_000
@@ -38,7 +44,7 @@ SPEC = TableSpec("bench", 0, (WIDTH,), access=Access("adagrad", {"lr": 0.1}), ki
 
 UNDER_WAY = 2
 
-COUNT = 2
+COUNT = 3
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
@@ -62,6 +68,38 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
         engine.finish()
     yield rate("push_pull 10k x 16", KEYS, "M keys/s", two, bound)
     yield rate("push_pull 10k x 16, one at a time", KEYS, "M keys/s", one, bound)
+    yield _own_method(batches, rounds)
+
+
+def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> None:
+    """A user's access method."""
+    width = row.size
+    state[width] += 1
+    for j in range(width):
+        g = update[j]
+        s = decay * state[j] + g * g
+        state[j] = s
+        row[j] -= lr * g / (np.sqrt(s) + eps)
+
+
+def _own_method(batches: list[np.ndarray], rounds: int) -> Row:
+    """Updates by a user's method and by the built-in one, of records of the same memory."""
+    options: Options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
+    access_method("bench.fading", fading, state=lambda width: width + 1, options=options)
+    own = replace(SPEC, access=Access("bench.fading"))
+    stride = 2 * WIDTH + 1
+    memory = np.ones(RESIDENT * stride, np.float32)
+    updates = torch.randn(KEYS, WIDTH).numpy()
+    sides: list[Side] = []
+    for spec in (own, SPEC):
+        method, places = row_method_of(spec), cycle(batches)  # keys of residents are their places
+
+        def update(method: RowMethod = method, places: Iterator[np.ndarray] = places) -> None:
+            method.apply(memory, next(places), updates, stride, 0, None)
+
+        sides.append((update, {min(os.sched_getaffinity(0))}))
+    ours, built_in = by_turns(sides, CALLS, rounds)
+    return rate("own method 10k x 16", KEYS, "M keys/s", ours, built_in)
 
 
 class Caller:

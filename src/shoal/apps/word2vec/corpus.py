@@ -72,7 +72,8 @@ class Corpus:
         if not sample:
             return np.ones(len(self.words), np.float32)
         share = np.maximum(self.counts, 1) / (sample * max(self.total, 1))
-        return np.minimum(1.0, (np.sqrt(share) + 1) / share).astype(np.float32)
+        chances: np.ndarray = np.minimum(1.0, (np.sqrt(share) + 1) / share)
+        return chances.astype(np.float32)
 
 
 def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,56 @@
+"""Messages as lines that a person reads."""
+
+from __future__ import annotations
+
+from shoal.protocol.messages import (
+    FOREVER,
+    Freeze,
+    Frozen,
+    Message,
+    NewView,
+    Part,
+    Probe,
+    Reply,
+    Request,
+)
+
+
+def describe(message: Message) -> str:
+    """One line that a person reads, as in the transcripts."""
+    name = type(message).__name__
+    if isinstance(message, Request):
+        words = [f"#{message.seq}"]
+        words += [f"push {_part(part)}" for part in message.pushes]
+        if message.pushes:
+            words.append(f"at clock {message.clock}")
+        if message.advance >= 0:
+            words.append(
+                "advance " + ("forever" if message.advance == FOREVER else f"to {message.advance}")
+            )
+        words += [f"pull {_part(part)}" for part in message.pulls]
+        return " ".join([name, *words])
+    if isinstance(message, Reply):
+        words = [f"#{message.seq} {message.code}"]
+        if message.reason:
+            words.append(f"({message.reason})")
+        if message.payload:
+            words.append(f"{message.payload} bytes")
+        return " ".join([name, *words])
+    if isinstance(message, NewView):
+        view = message.view
+        who = " ".join(m.name for m in (*view.servers, *view.workers))
+        return f"{name} {view.term}.{view.number}: {who} ({view.reason})"
+    if isinstance(message, Frozen | Freeze):
+        return f"{name} for {message.view[0]}.{message.view[1]}"
+    if isinstance(message, Probe):
+        return f"{name} #{message.seq}" + (" urgent" if message.urgent else "")
+    shown = {f: getattr(message, f) for f in message.__struct_fields__ if f in _TELLING}
+    return " ".join([name, *(f"{value}" for value in shown.values() if value != "")])
+
+
+_TELLING = ("reason", "role", "rank", "name", "generation", "table", "error")
+
+
+def _part(part: Part) -> str:
+    keys = f" {part.keys} keys" if part.keys >= 0 else ""
+    return f"t{part.table}[{part.start}:{part.stop}){keys}"

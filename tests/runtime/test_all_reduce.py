@@ -1,0 +1,81 @@
+"""Sums over real worker processes' connections (here: clients of one process)."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from shoal.errors import InvalidValue, RingBroken
+
+pytestmark = pytest.mark.real
+
+
+def together(clients, call):
+    """Every client's `call(client)`, at once."""
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return [each.result(30) for each in [pool.submit(call, client) for client in clients]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("elements", [1, 7, 5000, 3_000_017])
+def test_sums(cluster, dtype, elements):
+    _, clients = cluster(0, 3)
+
+    def add(client):
+        tensor = torch.arange(elements).remainder(32).to(dtype) * (client.rank + 1)
+        client.blocking.all_reduce(tensor)
+        return tensor
+
+    found = together(clients, add)
+    for each in found:
+        assert torch.equal(each, torch.arange(elements).remainder(32).to(dtype) * 6)
+
+
+def test_means_several_under_way_and_one_worker_alone(cluster):
+    _, clients = cluster(1, 2)
+
+    def several(client):
+        tensors = [torch.full((n,), float(client.rank)) for n in (10, 200_000, 3)]
+        futures = [client.all_reduce(each, mean=True) for each in tensors]
+        for each in futures:
+            each.wait(30)
+        return [each.unique().tolist() for each in tensors]
+
+    assert together(clients, several) == [[[0.5]] * 3] * 2
+    _, [alone] = cluster(0, 1)
+    tensor = torch.tensor([4.0])
+    alone.blocking.all_reduce(tensor, mean=True)
+    assert tensor.item() == 4
+
+
+def test_what_cannot_be_summed_is_refused(cluster):
+    _, [client] = cluster(0, 1)
+    for wrong, words in [
+        (torch.ones(4, 4).T[:2], "contiguous"),
+        (torch.ones(3, dtype=torch.bool), "a tensor of numbers"),
+        ([1.0, 2.0], "a tensor of numbers, not of list"),
+    ]:
+        with pytest.raises(InvalidValue, match=words):
+            client.all_reduce(wrong)
+    with pytest.raises(InvalidValue, match=r"int64 has no mean"):
+        client.all_reduce(torch.ones(2, dtype=torch.int64), mean=True)
+
+
+def test_tensors_of_different_sizes_are_an_error_for_everybody(cluster):
+    _, clients = cluster(0, 2)
+
+    def add(client):
+        with pytest.raises(InvalidValue, match="all have to ask for the same sums"):
+            client.all_reduce(torch.ones(10 + client.rank)).wait(30)
+
+    together(clients, add)
+
+
+def test_a_worker_that_leaves_ends_the_sums_of_the_others(cluster):
+    _, clients = cluster(0, 3)
+    tensors = [torch.ones(10) for _ in clients[1:]]
+    waiting = [c.all_reduce(t) for c, t in zip(clients[1:], tensors, strict=True)]
+    clients[0].close()
+    for each in waiting:
+        with pytest.raises(RingBroken, match="worker-0 has ended its work without this allreduce"):
+            each.wait(30)

@@ -94,9 +94,21 @@ def check_job(job: JobSpec) -> None:
 
 
 def cluster_tasks(
-    engine: LocalEngine, servers: int, workers: int, transport: str, started_at: float
+    engine: LocalEngine,
+    servers: int,
+    workers: int,
+    transport: str,
+    started_at: float,
+    init: str = "",
 ) -> list[Task]:
-    """A run's processes but for its workers: a scheduler, and servers."""
+    """A run's processes but for its workers: a scheduler, and servers, which leave their shards.
+
+    init: the folder of a run whose rows their tables begin with
+    """
+    if init:
+        from shoal.runtime.shards import SavedShards
+
+        SavedShards(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
     tasks = [
@@ -114,7 +126,14 @@ def cluster_tasks(
             Task(
                 f"server-{rank}",
                 "shoal.engines.roles:run_server",
-                {"scheduler": scheduler, "listen": listen, "rank": rank, **common},
+                {
+                    "scheduler": scheduler,
+                    "listen": listen,
+                    "rank": rank,
+                    "save": str(engine.folder.shards.resolve()),
+                    "init": init,
+                    **common,
+                },
             )
         )
     return tasks

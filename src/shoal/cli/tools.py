@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -34,6 +35,25 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
 
 
 # ---------------------------------------------------------------------------- bench, list
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "text"]),
+    default="safetensors",
+    show_default=True,
+    help="one file, or a text file per table",
+)
+@click.option("--out", default="", help="the file, or the folder of text files")
+def export(run: str, form: str, out: str) -> None:
+    """Write the tables of the run in folder RUN, sparse ones with their keys."""
+    from shoal.apps.export import export as export_run
+
+    for path in export_run(Path(run), form, Path(out) if out else None):
+        click.echo(path)
 
 
 SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec"]

@@ -106,7 +106,8 @@ class Ring:
         number, self._asked = self._asked, self._asked + 1
         workers, nbytes = len(self._members), ask.values.nbytes
         if workers == 1 or not nbytes:
-            ask.finish(ask.values, workers)
+            if nbytes:
+                ask.finish(ask.values, workers)
             out.append(Resolve(request_id, Outcome()))
             return
         values, edges = ask.values, Cut.of(nbytes, workers, self._piece_bytes).edges

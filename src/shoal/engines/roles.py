@@ -73,15 +73,21 @@ def run_server(
     started_at: float = 0.0,
     threads: int = 1,
     imports: Sequence[str] = (),
+    save: str = "",
+    init: str = "",
 ) -> None:
     """Be a server until the run ends.
 
-    imports: modules of the user's, which define access methods
+    imports:  modules of the user's, which define access methods
+    save:     the folder that gets its shards when the run has ended in order
+    init:     the folder of a run whose rows tables begin with
     """
     import torch
 
     from shoal.protocol.server import ServerMachine
+    from shoal.protocol.shards import OpenShard
     from shoal.runtime.imports import load_module
+    from shoal.runtime.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
 
     configure_log()
@@ -97,7 +103,10 @@ def run_server(
         if each.kind == "joined" and log is not None:
             log.write("joined", role="server", rank=session.rank)
 
-    machine = ServerMachine(session, open_shard)
+    opened: OpenShard = open_shard
+    if init:
+        opened = SavedShards(Path(init)).beginning(open_shard)
+    machine = ServerMachine(session, opened)
     node = Node(
         machine,
         Identity(name, "server", token=token),
@@ -107,6 +116,8 @@ def run_server(
     try:
         session.announce(advertised(node.listen(listen), advertise))
         node.run()
+        if save:
+            save_shards(Path(save), session.rank, machine.shards)
     finally:
         if node.counters:
             logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))

@@ -4,6 +4,7 @@ events.jsonl        what happened, from all processes
 job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
+shards/server-N.safetensors    the tables' rows, as each server had them at the end
 workers/N/train.csv, eval.csv
 logs/NAME.log       standard output and error of each process
 logs/NAME.error     the typed error that ended it, where one did
@@ -61,6 +62,10 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def shards(self) -> Path:
+        return self.path / "shards"
 
     @property
     def pids(self) -> Path:

@@ -64,6 +64,29 @@ class DenseShard:
         """Rows that have made room for others: a dense table has room for all."""
         return 0
 
+    # ------------------------------------------------------------------ disk
+
+    def state(self) -> dict[str, Tensor]:
+        """What is written of it: `rows`, the method's `slot.NAME`, `updates` of each fragment."""
+        slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
+        return {"rows": self.rows, **slots, "updates": torch.tensor(self.updates)}
+
+    def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
+        """Take over the rows of another shard that belong here, and where it had the `same` access
+        method their slots; then all fragments have had as many updates as the one with most."""
+        start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
+        if start >= stop:
+            return
+        here = slice(start - self.held.start, stop - self.held.start)
+        there = slice(start - held.start, stop - held.start)
+        self.rows[here] = state["rows"][there]
+        for name, slot in self.slots.items():
+            if same and f"slot.{name}" in state:
+                slot[here] = state[f"slot.{name}"][there]
+        if same:
+            most = max(int(state["updates"].max()), *self.updates)
+            self.updates = [most] * len(self.updates)
+
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:

@@ -44,6 +44,24 @@ def outside(keys: np.ndarray, start: int, stop: int) -> int:
     return int(_outside(keys, U(start), U(stop)))
 
 
+def within(keys: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Which keys are in the slots `[start, stop)`.
+
+    >>> within(np.arange(4, dtype=np.uint64), 0, SLOTS).tolist()
+    [True, True, True, True]
+    """
+    found = np.empty(len(keys), np.bool_)
+    _within(keys, U(start), U(stop), found)
+    return found
+
+
+@kernel
+def _within(keys: Any, start: Any, stop: Any, found: Any) -> None:
+    for i in range(U(keys.size)):
+        slot = mixed(keys[i]) >> _SHIFT
+        found[i] = slot >= start and slot < stop
+
+
 @kernel
 def _distinct(keys: Any, seen: Any, chosen: Any, numbers: Any) -> Any:
     mask, count = U(seen.size - 1), U(0)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
-from shoal.tables.distinct import distinct, outside
+from shoal.tables.distinct import distinct, outside, within
 from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
@@ -79,6 +80,13 @@ class SparseShard:
             self._index = BoundedIndex(self._most, spec.evict)
         self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
+        self._load_loops()
+
+    def _load_loops(self) -> None:
+        """Have the loops compiled, or fetched from disk: no request is to wait for that."""
+        none, rows = np.empty(0, np.uint64), np.empty((0, self.spec.width), self.dtype)
+        self.method.apply(self.records, none, rows, self.stride, 0, None)
+        self.method.read(self.records, none, rows, self.stride)
 
     def __len__(self) -> int:
         """The rows that there are."""
@@ -191,6 +199,35 @@ class SparseShard:
         self.release(staged)
         view: memoryview = out.reshape(-1).view(np.uint8).data
         return view
+
+    # ------------------------------------------------------------------ disk
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is written of it: `keys` (int64 bits), `records` (n, stride), `updates`."""
+        count = len(self)
+        return {
+            "keys": torch.from_numpy(self.keys[:count].view(np.int64).copy()),
+            "records": torch.from_numpy(
+                self.records[: count * self.stride].reshape(count, self.stride).copy()
+            ),
+            "updates": torch.tensor([self.updates]),
+        }
+
+    def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
+        """Take over the rows of another shard that belong here, and where it had the `same` access
+        method their state."""
+        del held
+        keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
+        mine = within(keys, self.held.start, self.held.stop)
+        keys, records = keys[mine], records[mine]
+        width = self.stride if same and records.shape[1] == self.stride else self.spec.width
+        for some in self._slices(len(keys)):
+            places = self._places(keys[some])
+            scatter(
+                self.records, places, np.ascontiguousarray(records[some, :width]), U(self.stride)
+            )
+        if same:
+            self.updates = max(self.updates, int(state["updates"][0]))
 
     # ------------------------------------------------------------------ places
 

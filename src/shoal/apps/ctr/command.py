@@ -53,7 +53,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
 
 def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
     threads = max(1, (os.cpu_count() or 1) // spec.workers)
-    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at)
+    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at, spec.init)
     for rank in range(spec.workers):
         arguments = {
             "spec": msgspec.to_builtins(spec),

@@ -26,6 +26,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     factors: Annotated[int, Meta(ge=1, description="fm, deepfm: elements of a key's factor")] = 8
     factor_lr: Annotated[float, Meta(gt=0.0, description="fm, deepfm: AdaGrad's rate of the factors")] = 0.02
     dense_lr: Annotated[float, Meta(gt=0.0, description="deepfm: Adam's rate of the dense layers")] = 0.001
+    init: Annotated[str, Meta(description="the folder of a run whose weights are gone on with, on any number of servers")] = ""
     max_rows: Annotated[int, Meta(ge=0, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
     evict: Annotated[Literal["lru", "lfu"], Meta(description="which rows make room: used least recently, or least frequently")] = "lru"
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 1

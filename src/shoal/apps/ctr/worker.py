@@ -17,6 +17,7 @@ from shoal.apps.ctr.models import Clicks
 from shoal.apps.ctr.readers import INTEGERS, Batch, Reader
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.roles import configure_log
+from shoal.errors import InvalidValue
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.context import Context
 from shoal.runtime.embedding import push
@@ -24,7 +25,10 @@ from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
 from shoal.runtime.optimizer import Optimizer
+from shoal.runtime.params import FlatParams
+from shoal.runtime.shards import SavedShards
 
+LAYERS = "params.float32"  # the table of an Optimizer's parameters
 STEPS_A_LINE = 20  # of the event log
 
 
@@ -59,6 +63,14 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         before = batch
     if before is not None:
         yield before, None
+
+
+def saved_layers(run: Path) -> torch.Tensor:
+    """The dense layers of a deepfm's run, flat."""
+    saved = SavedShards(run)
+    if LAYERS not in saved.tables:
+        raise InvalidValue(f"{run} is no run of a deepfm: it has no dense layers")
+    return saved.merged(LAYERS)["rows"]
 
 
 class Scores:
@@ -98,6 +110,9 @@ class Trainer:
         self._model = Clicks(spec, context, self._fields())
         self._optimizer: Optimizer | None = None
         if self._model.deep is not None:
+            if spec.init:
+                flat = FlatParams(self._model.deep.parameters())
+                flat.values["float32"].copy_(saved_layers(Path(spec.init)))
             inner = torch.optim.Adam(self._model.deep.parameters(), lr=spec.dense_lr)
             self._optimizer = Optimizer(inner, "asgd", context=context)
         self._progressive = Scores()

@@ -131,13 +131,10 @@ class Trainer:
         load_kernels(spec.dim)
         self._words = self._seconds = 0.0
 
-    def _blocks(self, epoch: int) -> list[np.ndarray]:
-        """This worker's text in pieces, each with a number of its own."""
-        size = self._spec.block_words
-        return [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
-
     def train(self) -> None:
-        spec, pieces = self._spec, self._blocks(0)
+        """All epochs over this worker's text, a block at a time."""
+        spec, size = self._spec, self._spec.block_words
+        pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()

@@ -1,0 +1,55 @@
+"""`shoal export`: the tables that a run has left, in one file or as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.errors import InvalidValue
+from shoal.runtime.shards import SavedShards
+
+
+def export(run: Path, form: str, out: Path | None) -> list[Path]:
+    """Write a run's tables; returns the files.
+
+    form:  `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys (uint64
+           bits as int64) and NAME.rows; or `text`, a file per table: a key and its row in a line
+    out:   the file, or the folder of text files; in the run's folder by default
+
+    Raises:
+        DataMissing, DataCorrupt: no run that has left its shards
+        InvalidValue: a file that cannot be written
+    """
+    saved = SavedShards(run)
+    try:
+        if form == "safetensors":
+            return [_as_tensors(saved, out or run / "export.safetensors")]
+        folder = out or run / "export"
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_as_text(saved, name, folder / f"{name}.txt") for name in saved.tables]
+    except OSError as error:
+        raise InvalidValue(f"cannot write there: {error}") from None
+
+
+def _as_tensors(saved: SavedShards, path: Path) -> Path:
+    tensors: dict[str, Tensor] = {}
+    for name, spec in saved.tables.items():
+        table = saved.merged(name)
+        if spec.sparse:
+            tensors |= {f"{name}.{what}": each for what, each in table.items()}
+        else:
+            tensors[name] = table["rows"]
+    save_file(tensors, path)
+    return path
+
+
+def _as_text(saved: SavedShards, name: str, path: Path) -> Path:
+    table = saved.merged(name)
+    rows = table["rows"].reshape(len(table["rows"]), -1)
+    keys = table["keys"].numpy().view("uint64").tolist() if "keys" in table else range(len(rows))
+    with path.open("w") as file:
+        for key, row in zip(keys, rows.tolist(), strict=True):
+            file.write(f"{key} {' '.join(f'{value:.9g}' for value in row)}\n")
+    return path

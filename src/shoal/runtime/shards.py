@@ -1,0 +1,119 @@
+"""Shards on disk: what the servers of a run leave at its end, and what others begin with.
+
+A file per server, safetensors, with the specifications of its tables and the ranges that it held in
+the file's metadata. Ranges are put together again by whoever reads them, so that a run may be
+continued by any number of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.keys import KeyRange
+from shoal.protocol.shards import OpenShard, Shard
+from shoal.tables.spec import TableSpec
+
+Tables = list[tuple[TableSpec, tuple[int, int]]]
+
+
+def save_shards(folder: Path, rank: int, shards: Sequence[Shard]) -> None:
+    """Write a server's shards, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    tables: Tables = []
+    for number, shard in enumerate(shards):
+        tables.append((shard.spec, (shard.held.start, shard.held.stop)))
+        for name, tensor in shard.state().items():
+            tensors[f"{number}.{name}"] = tensor
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"server-{rank}.new"
+    save_file(tensors, fresh, {"tables": msgspec.json.encode(tables).decode()})
+    fresh.rename(folder / f"server-{rank}.safetensors")
+
+
+class SavedShards:
+    """The shards that a run has left.
+
+    folder: of the run, or of its shards
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        found = sorted((folder / "shards").glob("*.safetensors")) or sorted(
+            folder.glob("server-*.safetensors")
+        )
+        if not found:
+            raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
+        self._files: list[tuple[Path, Tables]] = [(path, _tables_of(path)) for path in found]
+
+    @property
+    def tables(self) -> dict[str, TableSpec]:
+        """The tables by name."""
+        return {spec.name: spec for _, tables in self._files for spec, _ in tables}
+
+    def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
+        """Each server's part of a table: the range that it held, and its state."""
+        for path, tables in self._files:
+            for number, (spec, held) in enumerate(tables):
+                if spec.name == table and held[0] < held[1]:
+                    yield KeyRange(*held), _read(path, number)
+
+    def merged(self, table: str) -> dict[str, Tensor]:
+        """A table's `rows`; of a sparse one its `keys` as well, in order."""
+        spec = self.tables[table]
+        parts = sorted(self.parts(table), key=lambda part: part[0].start)
+        if not spec.sparse:
+            rows = torch.cat([state["rows"] for _, state in parts])
+            return {"rows": rows.reshape(-1, *spec.row_shape)}
+        keys = torch.cat([state["keys"] for _, state in parts])
+        rows = torch.cat([state["records"][:, : spec.width] for _, state in parts])
+        order = torch.from_numpy(np.argsort(keys.numpy().view(np.uint64), kind="stable"))
+        return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
+
+    def beginning(self, open_shard: OpenShard) -> OpenShard:
+        """Open tables with the rows that they had in this run; others are opened as ever."""
+
+        def opened(spec: TableSpec, held: KeyRange) -> Shard:
+            shard = open_shard(spec, held)
+            saved = self.tables.get(spec.name)
+            if saved is None:
+                return shard
+            for what in ("kind", "row_shape", "dtype", "rows"):
+                if getattr(saved, what) != getattr(spec, what):
+                    raise InvalidValue(
+                        f"table {spec.name!r} has {what} {getattr(spec, what)!r} and in "
+                        f"{self.folder} {getattr(saved, what)!r}"
+                    )
+            same = saved.access.name == spec.access.name
+            for range_, state in self.parts(spec.name):
+                shard.restore(range_, state, same)
+            return shard
+
+        return opened
+
+
+def _tables_of(path: Path) -> Tables:
+    try:
+        with safe_open(path, "pt") as file:
+            return msgspec.json.decode((file.metadata() or {}).get("tables", ""), type=Tables)
+    except (SafetensorError, OSError, msgspec.DecodeError) as error:
+        raise DataCorrupt(f"{path} is no file of shards: {error}") from None
+
+
+def _read(path: Path, number: int) -> dict[str, Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            prefix = f"{number}."
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise DataCorrupt(f"{path} is no file of shards: {error}") from None

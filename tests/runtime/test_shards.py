@@ -1,0 +1,158 @@
+"""Shards on disk: written by some servers, taken over by others; exported."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shoal.apps.export import export
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.keys import SLOTS, KeyRange, split_evenly
+from shoal.runtime.shards import SavedShards, save_shards
+from shoal.tables.opening import open_shard
+from shoal.tables.spec import Access, Init, TableSpec
+
+DENSE = TableSpec("w", 20, (2,), access=Access("adam", {"lr": 0.1}), fragment_rows=3)
+SPARSE = TableSpec(
+    "e", 0, (3,), kind="sparse", access=Access("adagrad"), init=Init("normal"), fragment_rows=16
+)
+KEYS = np.random.default_rng(0).integers(0, 1 << 64, 500, dtype=np.uint64)
+
+
+def ranges(spec, servers):
+    if spec.sparse:
+        return split_evenly(SLOTS, servers)
+    edges = [20 * i // servers // 3 * 3 for i in range(servers)] + [20]
+    return [KeyRange(a, b) for a, b in pairwise(edges)]
+
+
+def pushed(shard, values, keys=None):
+    load = shard.stage(shard.held, -1 if keys is None else len(keys))
+    if keys is None:
+        load.values[:] = values
+    else:
+        load.keys[:], load.values[:] = keys, values
+    shard.apply(load, None)
+
+
+def mine(shard):
+    from shoal.tables.distinct import within
+
+    return KEYS[within(KEYS, shard.held.start, shard.held.stop)]
+
+
+def update(shards, step):
+    """The same updates, however many servers there are."""
+    dense, sparse = shards
+    for shard in dense:
+        rows = torch.arange(40.0).view(20, 2).sin() * step
+        pushed(shard, rows[shard.held.start : shard.held.stop])
+    for shard in sparse:
+        keys = mine(shard)
+        pushed(shard, np.stack([(keys % 7).astype(np.float32) * step] * 3, 1), keys)
+
+
+def opened(servers, open_=open_shard):
+    return [[open_(spec, held) for held in ranges(spec, servers)] for spec in (DENSE, SPARSE)]
+
+
+def rows_of(shards):
+    dense, sparse = shards
+    found = {}
+    for shard in sparse:
+        for number, key in enumerate(shard.keys.tolist()):
+            found[key] = shard.records[number * shard.stride :][: shard.stride].tolist()
+    return torch.cat([s.rows for s in dense]), found
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+def test_another_number_of_servers_goes_on_as_if_nothing_had_been(before, after, tmp_path):
+    shards = opened(before)
+    update(shards, 1.0)
+    for rank in range(before):
+        save_shards(tmp_path / "shards", rank, [shards[0][rank], shards[1][rank]])
+    again = opened(after, SavedShards(tmp_path).beginning(open_shard))
+    for each in (shards, again):
+        update(each, 0.5)
+    dense, sparse = rows_of(shards)
+    dense_again, sparse_again = rows_of(again)
+    assert torch.equal(dense, dense_again)
+    assert sparse == sparse_again
+    assert len(sparse) == 500
+
+
+def test_another_method_takes_the_rows_and_begins_its_state_anew(tmp_path):
+    shards = opened(1)
+    update(shards, 1.0)
+    save_shards(tmp_path / "shards", 0, [each[0] for each in shards])
+    saved = SavedShards(tmp_path)
+    other = TableSpec("e", 0, (3,), kind="sparse", access=Access("adam"))
+    shard = saved.beginning(open_shard)(other, KeyRange(0, SLOTS))
+    row, old = shard.records[: shard.stride], shards[1][0]
+    place = old.keys.tolist().index(int(shard.keys[0]))
+    assert row[:3].tolist() == old.records[place * old.stride :][:3].tolist()
+    assert row[3:].tolist() == [0.0] * 7
+    with pytest.raises(InvalidValue, match=r"table 'e' has row_shape \(4,\)"):
+        saved.beginning(open_shard)(TableSpec("e", 0, (4,), kind="sparse"), KeyRange(0, SLOTS))
+
+
+def test_export(tmp_path):
+    shards = opened(2)
+    update(shards, 1.0)
+    for rank in range(2):
+        save_shards(tmp_path / "shards", rank, [shards[0][rank], shards[1][rank]])
+    dense, sparse = rows_of(shards)
+    [path] = export(tmp_path, "safetensors", None)
+    tensors = load_file(path)
+    assert torch.equal(tensors["w"], dense)
+    keys = tensors["e.keys"].numpy().view(np.uint64)
+    assert keys.tolist() == sorted(KEYS.tolist())
+    assert tensors["e.rows"][5].tolist() == sparse[int(keys[5])][:3]
+    paths = export(tmp_path, "text", tmp_path / "text")
+    assert [path.name for path in paths] == ["w.txt", "e.txt"]
+    key, *row = paths[1].read_text().splitlines()[5].split()
+    assert int(key) == keys[5]
+    assert [np.float32(value) for value in row] == [np.float32(x) for x in sparse[int(key)][:3]]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(DataMissing, match="has no shards"):
+        SavedShards(tmp_path)
+    save_shards(tmp_path / "shards", 0, [each[0] for each in opened(1)])
+    path = tmp_path / "shards" / "server-0.safetensors"
+    whole = path.read_bytes()
+    for size in (0, 7, 100, len(whole) // 2):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataCorrupt, match=r"server-0.safetensors is no file of shards"):
+            SavedShards(tmp_path).merged("e")
+
+
+@pytest.mark.real
+def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
+    def shoal(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "shoal.cli", *arguments],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    losses, run = [], ""
+    for more in (("--servers", "2"), ("--servers", "3", "--workers", "1")):
+        init = ("--init", run) if run else ()
+        ended = shoal("train", "ctr", "--model", "deepfm", "--json", *more, *init)
+        assert ended.returncode == 0, ended.stderr
+        summary = json.loads(ended.stdout.splitlines()[-1])
+        run = summary["run_dir"]
+        losses.append(summary["progressive_log_loss"])
+    assert losses[1] < losses[0] - 0.01
+    exported = shoal("export", run)
+    assert exported.returncode == 0, exported.stderr
+    tensors = load_file(tmp_path / exported.stdout.strip())
+    assert {"linear.keys", "linear.rows", "params.float32"} <= set(tensors)
+    refused = shoal("train", "ctr", "--init", "nowhere")
+    assert refused.returncode == 2
+    assert "nowhere has no shards" in refused.stderr

@@ -293,6 +293,10 @@ class Ring:
         if payload is None or payload.revoked:
             if one.complete:
                 self._tell(out)
+            elif piece in (one.whole if message.whole else one.partial):
+                # It began to come before the sum was asked for, and was not kept.
+                again = ((), (piece,)) if message.whole else ((piece,), ())
+                out.append(Send(self._neighbours()[0].id, Lacking(self._name, number, *again)))
             return
         if message.whole:
             self._take_whole(number, one, piece, out)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from itertools import cycle
 
 import torch
 
 from shoal.apps.bench.ceilings import Echo
+from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
 from shoal.collective.process_group import ProcessGroup
-from shoal.engines.base import Task
-from shoal.engines.joining import start_cluster
-from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.memory import keep_memory
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": (4 * KIB, 200, 50), "64 MiB": (64 * MIB, 4, 2)}  # bytes, calls a batch, warm-up
@@ -33,37 +31,25 @@ COUNT = len(SIZES)
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, 0, 2)
-        rendezvous = f"file://{engine.sockets}/rendezvous"
-        given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
-        engine.start(Task("partner", f"{__name__}:partner", given))
-        with Client(scheduler, ClientOptions(rank=0)) as client:
-            group = ProcessGroup(0, 2, rendezvous)
-            for name, (nbytes, calls, warm_up) in SIZES.items():
-                ours, theirs = measured(client, group, name, rounds)
-                if nbytes < MIB:
-                    bare = Echo(engine, "bare", False, nbytes, nbytes, cores - one or cores)
-                    [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
-                    bare.close()
-                else:
-                    here, there = torch.ones(nbytes // 4), torch.zeros(nbytes // 4)
-                    [bound] = by_turns([(lambda: here.copy_(there), cores)], calls, rounds, warm_up)  # noqa: B023
-                row = latency(f"allreduce {name}", ours, bound)
-                yield beside(row, "gloo", microseconds(theirs))
-            group.close()
-        engine.finish()
+    with first_of_two(folder, 0, f"{__name__}:partner", rounds) as (engine, client, group):
+        for name, (nbytes, calls, warm_up) in SIZES.items():
+            ours, theirs = measured(client, group, name, rounds)
+            if nbytes < MIB:
+                bare = Echo(engine, "bare", False, nbytes, nbytes, cores - one or cores)
+                [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
+                bare.close()
+            else:
+                here, there = torch.ones(nbytes // 4), torch.zeros(nbytes // 4)
+                [bound] = by_turns([(partial(here.copy_, there), cores)], calls, rounds, warm_up)
+            row = latency(f"allreduce {name}", ours, bound)
+            yield beside(row, "gloo", microseconds(theirs))
 
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
-    """The other process: the same calls in the same order."""
-    torch.set_num_threads(1)
-    keep_memory()
-    with Client(scheduler, ClientOptions(rank=1)) as client:
-        group = ProcessGroup(1, 2, rendezvous)
+    """The other process."""
+    with second_of_two(scheduler, rendezvous) as (client, group):
         for name in SIZES:
             measured(client, group, name, rounds)
-        group.close()
 
 
 def measured(client: Client, group: ProcessGroup, name: str, rounds: int) -> list[Batches]:

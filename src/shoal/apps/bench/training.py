@@ -19,16 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
-from shoal.collective.process_group import ProcessGroup
-from shoal.engines.base import Task
-from shoal.engines.joining import start_cluster
-from shoal.engines.local import LocalEngine
 from shoal.protocol.requests import DeclareTable
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
-from shoal.runtime.memory import keep_memory
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 
@@ -43,31 +39,19 @@ ROUNDS = 7
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, 1, 2)
-        rendezvous = f"file://{engine.sockets}/rendezvous"
-        given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
-        engine.start(Task("partner", f"{__name__}:partner", given))
-        with Client(scheduler, ClientOptions(rank=0)) as client:
-            group = ProcessGroup(0, 2, rendezvous)
-            for size in SIZES:
-                sides, (alone, ddp, *ours) = measured(client, size, rounds)
-                for name, batches, side in zip(STRATEGIES, ours, sides[2:], strict=True):
-                    row = latency(f"{name} {size}", batches, alone, loss_gap=_gap(side, sides[1]))
-                    yield beside(row, "DDP, gloo", microseconds(ddp))
-            group.close()
-        engine.finish()
+    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (_, client, _):
+        for size in SIZES:
+            sides, (alone, ddp, *ours) = measured(client, size, rounds)
+            for name, batches, side in zip(STRATEGIES, ours, sides[2:], strict=True):
+                row = latency(f"{name} {size}", batches, alone, loss_gap=_gap(side, sides[1]))
+                yield beside(row, "DDP, gloo", microseconds(ddp))
 
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
-    """The other worker: the same steps in the same order."""
-    torch.set_num_threads(1)
-    keep_memory()
-    with Client(scheduler, ClientOptions(rank=1)) as client:
-        group = ProcessGroup(1, 2, rendezvous)
+    """The other worker."""
+    with second_of_two(scheduler, rendezvous) as (client, _):
         for size in SIZES:
             measured(client, size, rounds)
-        group.close()
 
 
 def measured(client: Client, size: str, rounds: int) -> tuple[list[Trained], list[Batches]]:

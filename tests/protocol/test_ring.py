@@ -1,0 +1,74 @@
+"""A worker in a ring by hand; `tests/sim/test_rings.py` has the rest."""
+
+import numpy as np
+import pytest
+
+from shoal.collective.worker import CollectiveWorker
+from shoal.errors import InvalidValue
+from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
+from shoal.protocol.messages import SCHEDULER, Joined, Lacking, Member, NewView, Piece, View
+from shoal.protocol.requests import Reduce
+from shoal.protocol.session import Session
+
+
+def add(into, other):
+    np.frombuffer(into, np.float32)[:] += np.frombuffer(other, np.float32)
+
+
+def reduce_of(values):
+    return Reduce(values.view(np.uint8).data, add)
+
+
+@pytest.fixture
+def machine():
+    """Worker 0 of two, which has met the other one."""
+    made = CollectiveWorker(Session("w-0", "worker"))
+    members = tuple(
+        Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(2)
+    )
+    made.handle(Received(SCHEDULER, Joined(11, 0)), 0.0)
+    made.handle(Received(SCHEDULER, NewView(View(1, 1, (), members))), 0.0)
+    made.handle(Received("w-1", Lacking(made.ring._name, 0)), 0.0)
+    return made
+
+
+def sent(effects, kind):
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def test_a_piece_that_began_to_come_before_it_was_asked_for_is_asked_for_at_once(machine):
+    values = np.ones(1 << 16, np.float32)
+    piece = Piece(machine.ring._name, 0, 1, False, values.nbytes)
+    assert isinstance(machine.arriving("w-1", piece, values.nbytes // 2), Discard)
+    machine.handle(Asked(1, reduce_of(values)), 1.0)
+    effects = machine.handle(Received("w-1", piece), 1.1)
+    assert sent(effects, Lacking) == [Lacking(machine.ring._name, 0, (1,), ())]
+
+
+def test_a_piece_that_came_before_is_asked_for_with_the_sum(machine):
+    piece = Piece(machine.ring._name, 0, 1, False, 1 << 18)
+    machine.handle(Received("w-1", piece), 1.0)
+    effects = machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 1.1)
+    assert sent(effects, Lacking) == [Lacking(machine.ring._name, 0, (1,), (0,))]
+    assert [p.piece for p in sent(effects, Piece)] == [0]
+
+
+def test_a_tensor_of_another_size_ends_the_sum(machine):
+    machine.handle(Asked(1, reduce_of(np.ones(8, np.float32))), 1.0)
+    effects = machine.handle(Received("w-1", Piece(machine.ring._name, 0, 0, True, 999)), 1.1)
+    [resolved] = [e for e in effects if isinstance(e, Resolve)]
+    assert isinstance(resolved.outcome.error, InvalidValue)
+    assert "999 bytes where this worker's has 32" in resolved.outcome.error.message
+
+
+def test_what_is_of_no_ring_of_ours_changes_nothing(machine):
+    values = np.ones(8, np.float32)
+    machine.handle(Asked(1, reduce_of(values)), 1.0)
+    for sender, message in [
+        ("w-1", Piece(1, 0, 0, True, 32)),
+        ("w-7", Piece(machine.ring._name, 0, 0, True, 32)),
+        ("w-1", Lacking(machine.ring._name, 0, (-1, 7, 1 << 40), (99,))),
+    ]:
+        effects = machine.handle(Received(sender, message), 1.1)
+        assert not sent(effects, Piece)
+        assert not [e for e in effects if isinstance(e, Resolve)]

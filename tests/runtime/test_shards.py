@@ -120,6 +120,16 @@ def test_export(tmp_path):
     assert [np.float32(value) for value in row] == [np.float32(x) for x in sparse[int(key)][:3]]
 
 
+def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
+    shard = open_shard(
+        TableSpec("../../up", 3, access=Access("sum"), fragment_rows=3), KeyRange(0, 3)
+    )
+    save_shards(tmp_path / "run" / "shards", 0, [shard])
+    [path] = export(tmp_path / "run", "text", None)
+    assert path == tmp_path / "run" / "export" / "_.._up.txt"
+    assert path.read_text() == "0 0\n1 0\n2 0\n"
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataMissing, match="has no shards"):
         SavedShards(tmp_path)

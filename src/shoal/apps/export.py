@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -28,9 +29,14 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
             return [_as_tensors(saved, out or run / "export.safetensors")]
         folder = out or run / "export"
         folder.mkdir(parents=True, exist_ok=True)
-        return [_as_text(saved, name, folder / f"{name}.txt") for name in saved.tables]
+        return [_as_text(saved, name, folder / f"{_plain(name)}.txt") for name in saved.tables]
     except OSError as error:
         raise InvalidValue(f"cannot write there: {error}") from None
+
+
+def _plain(name: str) -> str:
+    """A table's name as a file's: it may hold anything, and the file stays in its folder."""
+    return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "table"
 
 
 def _as_tensors(saved: SavedShards, path: Path) -> Path:

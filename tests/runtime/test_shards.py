@@ -142,6 +142,18 @@ def test_what_is_no_run_is_refused(tmp_path):
             SavedShards(tmp_path).merged("e")
 
 
+@pytest.mark.parametrize("spec", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_a_file_whose_contents_are_not_what_it_says_is_refused(spec, tmp_path):
+    held = spec.keys
+    shard = open_shard(spec, held)
+    state = shard.state()
+    for gone in ("keys", "records") if spec.sparse else ("rows",):
+        shard.state = lambda gone=gone: {k: v for k, v in state.items() if k != gone}
+        save_shards(tmp_path / gone, 0, [shard])
+        with pytest.raises(DataCorrupt, match="not what their specification says"):
+            SavedShards(tmp_path / gone).beginning(open_shard)(spec, held)
+
+
 @pytest.mark.real
 def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
     def shoal(*arguments):

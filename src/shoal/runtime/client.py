@@ -74,8 +74,8 @@ class Client:
             rank=self.options.rank,
             options=SessionOptions(join_timeout_s=self.options.init_timeout_s),
         )
-        options_ = WorkerOptions(sync_timeout_s=self.options.sync_timeout_s)
-        machine = CollectiveWorker(session, options_)
+        patience = WorkerOptions(sync_timeout_s=self.options.sync_timeout_s)
+        machine = CollectiveWorker(session, patience)
         me = Identity(name, "worker", token=self.options.token)
         self._driver = Driver(machine, me, address)
         self._exchanges = Exchanges(self.table, lambda: len(self.view.servers))

@@ -13,8 +13,8 @@ def keep_memory() -> None:
     """Have memory that was freed used again, instead of giving it back to the system.
 
     A large tensor's memory is otherwise returned when it is freed, and the next one's is zeroed
-    page by page when it is first touched: a third of a training step with matrices of 80 MB
-    (`shoal bench train`). Does nothing where the C library is not glibc.
+    page by page when it is first touched, at every training step. Does nothing where the C library
+    is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return

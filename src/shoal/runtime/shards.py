@@ -95,7 +95,13 @@ class SavedShards:
                     )
             same = saved.access.name == spec.access.name
             for range_, state in self.parts(spec.name):
-                shard.restore(range_, state, same)
+                try:
+                    shard.restore(range_, state, same)
+                except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+                    raise DataCorrupt(
+                        f"{self.folder}: its shards of table {spec.name!r} are not what their "
+                        f"specification says ({type(error).__name__}: {error})"
+                    ) from None
             return shard
 
         return opened

@@ -3,7 +3,7 @@
 The text is the novels of a data folder (SHOAL_DATA, text/novels_train.tar.gz), or else a sample
 made from the seed. Both train on the same words with the same parameters, gensim with as many
 threads as we have workers. The ceiling is our own loop in one thread and without an exchange, times
-the workers that have a core. Where the folder has text/eval, vectors of the whole text are compared
+the workers. Where the folder has text/eval, vectors of the whole text are compared
 as well: ours of two workers, and gensim's of two seeds, which shows its own spread.
 """
 

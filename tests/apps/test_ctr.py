@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import threading
 from itertools import combinations
 from math import exp
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from shoal.apps.ctr import sample
-from shoal.apps.ctr.models import Clicks
+from shoal.apps.ctr.logistic import gradients_of, logits_of
+from shoal.apps.ctr.models import Clicks, model_of
 from shoal.apps.ctr.readers import Reader, bucket, guess, hashed
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.ctr.worker import with_next
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
 from shoal.runtime.context import Context
@@ -154,7 +157,7 @@ def test_a_factorisation_machine_is_the_sum_over_all_pairs(cluster, tmp_path):
     _, [client] = cluster()
     reader = Reader(file_of(tmp_path, "1 3:0.5 7:2 9:1\n0 4:1\n1\n0 3:1 4:-1\n"), 10)
     [batch] = reader
-    model = Clicks(CtrSpec(model="fm", factors=3), Context(0, 1, client), 4)
+    model = Clicks(CtrSpec(model="fm", factors=3), Context(0, 1, client))
     keys = [3, 4, 7, 9]
     client.push("bias", torch.tensor([[0.25]]), keys=[0], assign=True).wait()
     client.push("linear", torch.tensor([[1.0], [2], [3], [4]]), keys=keys, assign=True).wait()
@@ -175,7 +178,7 @@ def test_a_factorisation_machine_is_the_sum_over_all_pairs(cluster, tmp_path):
 def test_deepfm_sees_the_fields_in_their_places(cluster, tmp_path):
     _, [client] = cluster()
     [batch] = Reader(file_of(tmp_path, "1 3 7 9\n0 4\n"), 10)
-    model = Clicks(CtrSpec(model="deepfm", factors=2), Context(0, 1, client), 2)
+    model = Clicks(CtrSpec(model="deepfm", factors=2, fields=2), Context(0, 1, client))
     seen = []
     model.deep.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     model(batch)
@@ -184,12 +187,81 @@ def test_deepfm_sees_the_fields_in_their_places(cluster, tmp_path):
     torch.testing.assert_close(seen[0], expected)
 
 
+def test_logistic_gradients_are_those_of_autograd():
+    random = np.random.default_rng(0)
+    numbers = random.integers(0, 7, 20).astype(np.uint64)
+    offsets, labels = np.array([0, 4, 4, 11]), np.array([1, 0, 1, 0], np.float32)
+    values, weights = (random.normal(size=size).astype(np.float32) for size in (20, 7))
+    logits, gradients = np.empty(4, np.float32), np.zeros(7, np.float32)
+    logits_of(weights, 0.25, numbers, values, offsets, logits)
+    loss, slope = gradients_of(logits, labels, numbers, values, offsets, gradients)
+    leaf, bias = torch.tensor(weights, requires_grad=True), torch.tensor(0.25, requires_grad=True)
+    ends = [*offsets[1:], 20]
+    rows = [slice(start, stop) for start, stop in zip(offsets, ends, strict=True)]
+    expected = torch.stack(
+        [bias + leaf[numbers[row].astype(int)] @ torch.from_numpy(values[row]) for row in rows]
+    )
+    total = torch.nn.functional.binary_cross_entropy_with_logits(
+        expected, torch.from_numpy(labels), reduction="sum"
+    )
+    total.backward()
+    torch.testing.assert_close(torch.from_numpy(logits), expected.detach())
+    torch.testing.assert_close(torch.from_numpy(gradients), leaf.grad)
+    torch.testing.assert_close(
+        torch.tensor([loss, slope]), torch.stack([total, bias.grad]).detach()
+    )
+
+
+@pytest.mark.real
+def test_synchronous_workers_are_one_process_with_all_their_rows(cluster, tmp_path):
+    """FTRL-proximal, McMahan et al. 2013, algorithm 1, to 1e-6."""
+    spec = CtrSpec(strategy="sync", l1=0.6, l2=0.5, batch_size=5)
+    random = np.random.default_rng(3)
+    text = "".join(
+        f"{random.integers(2)} {' '.join(map(str, random.choice(12, 4, replace=False)))}\n"
+        for _ in range(60)
+    )
+    path = file_of(tmp_path, text)
+    _, clients = cluster(workers=2)
+
+    def train(rank):
+        model = model_of(spec, Context(rank, 2, clients[rank]))
+        for batch, following in with_next(Reader(path, 5, share=(rank, 2))):
+            model.learn(batch, following)
+        clients[rank].advance(last=True).wait()
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    z, n, w = (np.zeros(13) for _ in range(3))  # the bias is the last
+    l1, l2 = (np.array([penalty] * 12 + [0.0]) for penalty in (spec.l1, spec.l2))
+    for batch in Reader(path, 10):
+        gradients = np.zeros(13)
+        for label, row in zip(batch.labels, batch.keys.reshape(-1, 4).astype(int), strict=True):
+            active = [*row, 12]
+            gradients[active] += 1 / (1 + np.exp(-w[active].sum())) - label
+        seen = [*np.unique(batch.keys).astype(int), 12]
+        g = gradients[seen]
+        sigma = (np.sqrt(n[seen] + g**2) - np.sqrt(n[seen])) / spec.lr
+        z[seen] += g - sigma * w[seen]
+        n[seen] += g**2
+        rate = (spec.beta + np.sqrt(n[seen])) / spec.lr + l2[seen]
+        shrunk = np.sign(z[seen]) * np.maximum(np.abs(z[seen]) - l1[seen], 0)
+        w[seen] = -shrunk / rate
+    found = clients[0].pull("linear", keys=np.arange(12)).wait()[:, 0]
+    bias = clients[0].pull("bias", keys=[0]).wait()[0, 0]
+    np.testing.assert_allclose([*found.tolist(), float(bias)], w, rtol=0, atol=1e-6)
+    assert (w == 0).any()
+
+
 # ---------------------------------------------------------------------------- runs
 
 
-def shoal(*arguments, folder):
+def shoal(*arguments, folder, command=("train", "ctr")):
     return subprocess.run(
-        [sys.executable, "-m", "shoal.cli", "train", "ctr", *map(str, arguments)],
+        [sys.executable, "-m", "shoal.cli", *command, *map(str, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -198,7 +270,7 @@ def shoal(*arguments, folder):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("model", ["lr", "fm", "deepfm"])
+@pytest.mark.parametrize("model", ["lr", "fm"])
 def test_a_run_on_the_sample(tmp_path, model):
     """The sample's own chances have an AUC of about 0.77; chance has 0.5."""
     ended = shoal("--model", model, "--servers", 2, "--json", folder=tmp_path)
@@ -206,8 +278,36 @@ def test_a_run_on_the_sample(tmp_path, model):
     summary = json.loads(ended.stdout.splitlines()[-1])
     assert summary["rows"] == sample.TRAIN
     assert summary["test"]["auc"] > 0.65
-    assert summary["test"]["log_loss"] < summary["by_worker"][0]["progressive"]["log_loss"] + 0.02
+    assert summary["test"]["log_loss"] < summary["progressive"]["log_loss"] + 0.02
     assert summary["skipped"] == 0
+
+
+@pytest.mark.real
+def test_predictions_are_those_of_the_run(tmp_path):
+    ended = shoal("--model", "deepfm", "--servers", 2, "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    run = tmp_path / summary["run_dir"]
+    predict = ("predict",)
+    told = shoal(run, run / "sample_test.txt", "--json", folder=tmp_path, command=predict)
+    assert told.returncode == 0, told.stderr
+    *chances, last = told.stdout.splitlines()
+    assert json.loads(last)["figures"] == pytest.approx(summary["test"])
+    test = np.load(run / "workers" / "0" / "test.npz")
+    expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
+    np.testing.assert_allclose([float(each) for each in chances], expected, rtol=1e-5)
+    before = (run / "sample_test.txt").read_text()
+    (run / "bad.txt").write_text(before + "x 3:1\n")
+    for given, says in (
+        ((tmp_path, run / "bad.txt"), "is no run of `shoal train ctr`"),
+        ((run, run / "none.txt"), "none.txt"),
+        ((run, run / "bad.txt"), "expected a label"),
+        ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
+    ):
+        refused = shoal(*given, folder=tmp_path, command=predict)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+        assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.real
@@ -228,7 +328,7 @@ def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
         )
         files.append(file_of(tmp_path, text, name))
         sets.append((x, y))
-    options = ("--l2", 1, "--epochs", 8, "--batch-size", 100, "--json")
+    options = ("--l2", 1, "--epochs", 20, "--batch-size", 50, "--strategy", "sync", "--json")
     ended = shoal(files[0], "--test", files[1], *options, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])["test"]["log_loss"]

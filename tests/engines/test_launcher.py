@@ -37,7 +37,8 @@ def command(tmp_path, name, entry, args):
 def read_reports(sock, count):
     data = b""
     while data.count(b"\n") < count:
-        data += sock.recv(1 << 16)
+        data += (more := sock.recv(1 << 16))
+        assert more, "the launcher has died"
     return [json.loads(line) for line in data.splitlines()]
 
 

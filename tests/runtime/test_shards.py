@@ -169,7 +169,7 @@ def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
         assert ended.returncode == 0, ended.stderr
         summary = json.loads(ended.stdout.splitlines()[-1])
         run = summary["run_dir"]
-        losses.append(summary["progressive_log_loss"])
+        losses.append(summary["progressive"]["log_loss"])
     assert losses[1] < losses[0] - 0.01
     exported = shoal("export", run)
     assert exported.returncode == 0, exported.stderr

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal.apps.catalogue import find_source
-from shoal.engines.base import Task
+from shoal.engines.base import DENSE, Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.runtime import imports
-from shoal.runtime.folder import RunFolder
+from shoal.runtime.folder import RunFolder, shard_files
 from shoal.strategies import strategies
 
 if TYPE_CHECKING:
@@ -99,16 +99,19 @@ def cluster_tasks(
     workers: int,
     transport: str,
     started_at: float,
+    *,
     init: str = "",
+    save: bool = True,
+    preload: tuple[str, ...] = DENSE,
 ) -> list[Task]:
-    """A run's processes but for its workers: a scheduler, and servers, which leave their shards.
+    """A run's processes but for its workers: a scheduler, and servers.
 
-    init: the folder of a run whose rows their tables begin with
+    init:     the folder of a run whose rows their tables begin with
+    save:     whether servers leave their shards
+    preload:  modules that servers and workers share
     """
     if init:
-        from shoal.runtime.shards import SavedShards
-
-        SavedShards(Path(init))  # or nothing is started
+        shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
     tasks = [
@@ -116,7 +119,7 @@ def cluster_tasks(
             "scheduler",
             "shoal.engines.roles:run_scheduler",
             {"listen": scheduler, "servers": servers, "workers": workers, **common},
-            preload=False,
+            preload=(),
         )
     ]
     for rank in range(servers):
@@ -130,10 +133,11 @@ def cluster_tasks(
                     "scheduler": scheduler,
                     "listen": listen,
                     "rank": rank,
-                    "save": str(engine.folder.shards.resolve()),
+                    "save": str(engine.folder.shards.resolve()) if save else "",
                     "init": init,
                     **common,
                 },
+                preload,
             )
         )
     return tasks

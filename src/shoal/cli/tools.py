@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cli.group import EXIT_FAILED, main
+from shoal.cli.group import EXIT_FAILED, ended_by_signals, main
 
 # ---------------------------------------------------------------------------- simulate
 
@@ -54,6 +56,37 @@ def export(run: str, form: str, out: str) -> None:
 
     for path in export_run(Path(run), form, Path(out) if out else None):
         click.echo(path)
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--out", default="", help="where predictions go  [standard output]")
+@click.option("--servers", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
+    """Write the chance of label 1 of each row of FILE, a line each.
+
+    RUN is the folder of a `shoal train ctr`. Figures, of FILE's labels, go to standard error, or
+    to standard output with --json.
+
+    \b
+    shoal predict shoal-runs/ctr-lr-20260101-120000 test.libsvm > chances.txt
+    """
+    from shoal.apps.ctr.command import predict as predict_rows
+
+    console = Console(stderr=True)
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="shoal-predict-") as folder:
+        path = Path(out) if out else Path(folder) / "predictions.txt"
+        with console.status("predicting"):
+            figures = predict_rows(Path(run), Path(file), path, servers)
+        if not out:
+            with path.open() as lines:
+                shutil.copyfileobj(lines, sys.stdout)
+    if as_json:
+        click.echo(json.dumps({"figures": figures, "out": out}))
+    else:
+        console.print(", ".join(f"{name} {value:.4f}" for name, value in figures.items() if value))
 
 
 SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec"]

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+DENSE = ("torch", "shoal.runtime.client", "shoal.tables.dense", "shoal.protocol.server")
+SPARSE = (*DENSE, "shoal.tables.sparse", "shoal.tables.kernels:warm")
+
 
 @dataclass(frozen=True)
 class Task:
-    """One process to start: "module:function" with keyword arguments that JSON can carry."""
+    """One process to start: "module:function" with keyword arguments that JSON can carry.
+
+    preload:  modules to import, and functions to call ("module:function"), before it is forked;
+              once, for it and all that come later
+    """
 
     name: str
     entry: str
     args: dict[str, Any] = field(default_factory=dict)
-    preload: bool = True
+    preload: tuple[str, ...] = DENSE
     env: dict[str, str] = field(default_factory=dict)
     inherit_output: bool = False
 

@@ -124,7 +124,7 @@ def start_cluster(
     """Start a scheduler and servers; returns the scheduler's address."""
     address = listen or engine.address("scheduler")
     arguments = {"listen": address, "servers": servers, "workers": workers, "token": token}
-    engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=False))
+    engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=()))
     for rank in range(servers):
         own = server_listen or engine.address(f"server-{rank}")
         engine.start(

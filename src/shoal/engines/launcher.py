@@ -1,9 +1,9 @@
 """The launcher: a small process that forks the run's others.
 
-It imports torch once and forks servers and workers from there, so that four processes start in the
-time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON lines
-on a socket pair; nothing is unpickled. When the process that started it dies, so do it and all of
-its children, and the run's sockets are removed.
+It imports once what they need (torch), and forks servers and workers from there, so that four start
+in the time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
+lines on a socket pair; nothing is unpickled. When the process that started it dies, so do it and
+all of its children, and the run's sockets are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-PRELOAD = ("torch", "shoal.runtime.client", "shoal.tables.dense", "shoal.protocol.server")
 
 
 def die_with_parent(number: int) -> None:
@@ -47,10 +46,10 @@ class Launcher:
         self._commands = commands
         self._sockets = sockets
         self._pending = b""
+        self._preloaded: set[str] = set()
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (name, pid)
         self._selector = selectors.DefaultSelector()
         self._selector.register(commands, selectors.EVENT_READ)
-        self._preloaded = False
 
     def run(self) -> None:
         die_with_parent(signal.SIGTERM)
@@ -73,11 +72,17 @@ class Launcher:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             command = json.loads(line)
-            if command.get("preload") and not self._preloaded:
-                self._preloaded = True
-                for module in PRELOAD:
-                    importlib.import_module(module)
+            for each in command.get("preload", ()):
+                self._preload(each)
             self._fork(command)
+
+    def _preload(self, name: str) -> None:
+        if name not in self._preloaded:
+            self._preloaded.add(name)
+            if ":" in name:
+                entry_point(name)()
+            else:
+                importlib.import_module(name)
 
     def _fork(self, command: dict[str, Any]) -> None:
         pid = os.fork()

@@ -131,11 +131,12 @@ def load_job(path: Path) -> dict[str, Any]:
         raise InvalidValue(f"{path} is not TOML: {error}") from None
 
 
-def dump_job(job: JobSpec) -> str:
-    """The resolved job as TOML."""
+def dump_job(job: msgspec.Struct, application: str = "") -> str:
+    """The resolved job as TOML; an application's says whose it is."""
     import tomli_w
 
-    return tomli_w.dumps(msgspec.to_builtins(job))
+    whose = {"application": application} if application else {}
+    return tomli_w.dumps({**whose, **msgspec.to_builtins(job)})
 
 
 def _readable(text: str) -> str:

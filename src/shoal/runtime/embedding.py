@@ -80,6 +80,7 @@ class Embedding(torch.nn.Module):
         access: the optimizer of the rows (`shoal list tables`).
         init: what new rows are; torch's default, normal(0, 1), with a seed of the table's name.
         consistency: asp(), or what the run's other tables have.
+        merge: how the gradients of one round are joined: "mean" (by weights) or "sum".
         dtype: torch.float32 or torch.float64.
         max_rows: rows in the servers' memory, 0 for no bound; `evict` says which make room for new
             ones: "lru", used least recently, or "lfu", used least frequently.
@@ -105,6 +106,7 @@ class Embedding(torch.nn.Module):
         access: Access | None = None,
         init: Init | None = None,
         consistency: Consistency | None = None,
+        merge: Literal["mean", "sum"] = "mean",
         dtype: torch.dtype = torch.float32,
         max_rows: int = 0,
         evict: Literal["lru", "lfu"] = "lru",
@@ -133,6 +135,7 @@ class Embedding(torch.nn.Module):
             init or Init("normal", 0.0, 1.0, zlib.crc32(table.encode())),
             access or Access("adagrad", {"lr": 0.01}),
             consistency or asp(),
+            merge,
             kind="sparse",
             max_rows=max_rows,
             evict=evict,

@@ -16,7 +16,7 @@ import re
 import time
 from pathlib import Path
 
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue
 
 
 class RunFolder:
@@ -81,3 +81,16 @@ class RunFolder:
 
     def error(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.error"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The shards that a run has left; `folder` is the run's, or that of its shards.
+
+    Raises:
+        DataMissing: there are none
+    """
+    found = sorted((folder / "shards").glob("*.safetensors"))
+    found = found or sorted(folder.glob("server-*.safetensors"))
+    if not found:
+        raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
+    return found

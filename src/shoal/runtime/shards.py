@@ -18,9 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.shards import OpenShard, Shard
+from shoal.runtime.folder import shard_files
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
@@ -48,12 +49,9 @@ class SavedShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = sorted((folder / "shards").glob("*.safetensors")) or sorted(
-            folder.glob("server-*.safetensors")
-        )
-        if not found:
-            raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
-        self._files: list[tuple[Path, Tables]] = [(path, _tables_of(path)) for path in found]
+        self._files: list[tuple[Path, Tables]] = [
+            (path, _tables_of(path)) for path in shard_files(folder)
+        ]
 
     @property
     def tables(self) -> dict[str, TableSpec]:

@@ -57,3 +57,8 @@ def mixed(key: Any) -> Any:
     key = (key ^ (key >> U(30))) * U(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> U(27))) * U(0x94D049BB133111EB)
     return key ^ (key >> U(31))
+
+
+def warm() -> None:
+    """Have numba ready: the first call of any kernel takes it half a second."""
+    mixed(U(0))

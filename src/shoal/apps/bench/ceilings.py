@@ -107,7 +107,7 @@ def _partner(
     listener.listen(1)
     address = list(listener.getsockname()) if tcp else path
     entry = f"shoal.apps.bench.ceilings:{entry}"
-    engine.start(Task(name, entry, {"address": address, **args}, preload=False))
+    engine.start(Task(name, entry, {"address": address, **args}, preload=()))
     connected, _ = listener.accept()
     if tcp:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,20 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.ctr.readers import guess, opened
+from shoal.apps.ctr.readers import CATEGORIES, INTEGERS, Reader, guess, opened
 from shoal.apps.ctr.sample import write_sample
+from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train import cluster_tasks
-from shoal.engines.base import Task
+from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine
+from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.spec import converted, dump_job, load_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.runtime.folder import RunFolder
+
+APPLICATION = "ctr"
 
 
 def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
@@ -40,9 +47,14 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
+    if spec.model == "deepfm" and not spec.fields:
+        spec = msgspec.structs.replace(spec, fields=_fields(spec))
+    folder.job.write_text(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
         for task in _tasks(spec, engine, started_at):
             engine.start(task)
+        import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
+
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
             engine.join(watcher.tick)
@@ -51,9 +63,41 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
     return summary
 
 
+def spec_of(run: Path) -> CtrSpec:
+    """What a run was asked.
+
+    Raises:
+        DataMissing: it is no run of `shoal train ctr`
+    """
+    job = RunFolder(run).job
+    values = load_job(job) if job.is_file() else {}
+    if values.pop("application", None) != APPLICATION:
+        raise DataMissing(f"{run} is no run of `shoal train ctr`: it has no {job.name} of one")
+    return converted(values, CtrSpec)
+
+
+def _fields(spec: CtrSpec) -> int:
+    """As many as the run had that is gone on with, or as the first rows of the file have."""
+    if spec.init:
+        return spec_of(Path(spec.init)).fields
+    reader = Reader(Path(spec.train), spec.batch_size, spec.format)
+    if reader.kind == "criteo":
+        return INTEGERS + CATEGORIES
+    first = next(iter(reader), None)
+    return 1 if first is None or not len(first.fields) else int(first.fields.max()) + 1
+
+
 def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
     threads = max(1, (os.cpu_count() or 1) // spec.workers)
-    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at, spec.init)
+    tasks = cluster_tasks(
+        engine,
+        spec.servers,
+        spec.workers,
+        spec.transport,
+        started_at,
+        init=spec.init,
+        preload=SPARSE,
+    )
     for rank in range(spec.workers):
         arguments = {
             "spec": msgspec.to_builtins(spec),
@@ -73,11 +117,13 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         for rank in range(spec.workers)
     ]
     rows = sum(result["rows"] for result in results)
-    losses = [(r["progressive"].get("log_loss", 0.0), r["rows"]) for r in results]
+    progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
+    for result, path in zip(results, progressive, strict=True):
+        result["progressive"] = figures([path])
     return {
         "model": spec.model,
-        "test": results[0].get("test"),
-        "progressive_log_loss": sum(loss * n for loss, n in losses) / max(rows, 1),
+        "test": figures([folder.worker(0) / TEST]) or None,
+        "progressive": figures(progressive),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
@@ -110,7 +156,7 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     for name, value in (
         ("test AUC", test.get("auc")),
         ("test log loss", test.get("log_loss")),
-        ("progressive log loss", summary["progressive_log_loss"]),
+        ("progressive log loss", summary["progressive"].get("log_loss")),
         ("rows/s", summary["rows_per_s"]),
         ("seconds", summary["wall_s"]),
     ):
@@ -125,3 +171,47 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])
     console.print(table)
+
+
+def predict(
+    run: Path, file: Path, out: Path, servers: int = 1, tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
+
+    A key that the run has not seen has the weight that it would begin with.
+
+    Raises:
+        DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
+        InvalidValue: `out` cannot be written
+    """
+    spec = msgspec.structs.replace(
+        spec_of(run), init=str(run.resolve()), strategy="asgd", skip_bad_lines=0
+    )
+    if spec.format == "auto":
+        guess(file)
+    else:
+        opened(file).close()
+    try:
+        out.open("w").close()
+    except OSError as error:
+        raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
+    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
+        folder = RunFolder.create(Path(path), "predict")
+        with LocalEngine(folder) as engine:
+            arguments = {
+                "spec": msgspec.to_builtins(spec),
+                "scheduler": engine.address("scheduler"),
+                "file": str(file.resolve()),
+                "out": str(out.resolve()),
+                "scores": str(folder.worker(0) / TEST),
+            }
+            worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
+            cluster = cluster_tasks(
+                engine, servers, 1, "unix", 0.0, init=spec.init, save=False, preload=SPARSE
+            )
+            for task in (*cluster, worker):
+                engine.start(task)
+            import sklearn.metrics  # noqa: F401  as in `run_ctr`
+
+            engine.join(tick)
+        return figures([folder.worker(0) / TEST])

@@ -1,6 +1,6 @@
 """Models of clicks: logits of rows of sparse features, from weights that live on servers.
 
-lr       w₀ + Σ wᵢ xᵢ                                          FTRL (McMahan et al. 2013)
+lr       w₀ + Σ wᵢ xᵢ                                          logistic.py, without torch's graph
 fm       ... + ½ Σ_f ((Σ vᵢ_f xᵢ)² - Σ vᵢ_f² xᵢ²)              Rendle 2010, equation 5
 deepfm   ... + a multi-layer perceptron of the fields' factors  Guo et al. 2017
 """
@@ -8,55 +8,127 @@ deepfm   ... + a multi-layer perceptron of the fields' factors  Guo et al. 2017
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from shoal.apps.ctr.logistic import Logistic
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.ctr.tables import bias_options, factor_options, linear_options
+from shoal.errors import InvalidValue
 from shoal.runtime.context import Context
-from shoal.runtime.embedding import Embedding, EmbeddingBag, Wanted, prefetch
-from shoal.tables.spec import Access, Init, Options
+from shoal.runtime.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
+from shoal.runtime.optimizer import Optimizer
+from shoal.runtime.params import FlatParams
+from shoal.runtime.shards import SavedShards
 
 HIDDEN = (64, 32)
-FACTOR_STD = 0.01
+LAYERS = "params.float32"  # the table of an Optimizer's parameters
 CONSTANT = torch.zeros(1, dtype=torch.int64)  # the bias has one row
 
 
-class Clicks(nn.Module):
-    """Logits, (n,), of a batch.
+class Model(Protocol):
+    """What a worker trains."""
 
-    fields: deepfm: what its perceptron sees of a row; later fields only count in the other terms
+    def score(self, batch: Batch) -> np.ndarray:
+        """Logits, (n,) float32."""
+
+    def learn(self, batch: Batch, following: Batch | None) -> tuple[np.ndarray, float]:
+        """The batch's logits before it is learnt, and its summed loss.
+
+        following: the next batch, whose rows come back with the answer
+        """
+
+    def finish(self) -> None:
+        """Everybody has learnt all: from now on score with what came of it."""
+
+
+def model_of(spec: CtrSpec, context: Context) -> Model:
+    """The model that a run asks for."""
+    return Logistic(spec, context) if spec.model == "lr" else Factored(spec, context)
+
+
+class Factored:
+    """A model with factors, by torch's autograd."""
+
+    def __init__(self, spec: CtrSpec, context: Context) -> None:
+        self._client = context.client
+        self._asynchronous = spec.consistency.name == "asp"
+        self.module = Clicks(spec, context)
+        self._optimizer: Optimizer | None = None
+        if self.module.deep is not None:
+            if spec.init:
+                flat = FlatParams(self.module.deep.parameters())
+                flat.values["float32"].copy_(saved_layers(Path(spec.init), flat))
+            inner = torch.optim.Adam(self.module.deep.parameters(), lr=spec.dense_lr)
+            self._optimizer = Optimizer(
+                inner, spec.strategy, staleness=spec.staleness, context=context
+            )
+
+    def score(self, batch: Batch) -> np.ndarray:
+        with torch.no_grad():
+            logits: np.ndarray = self.module(batch).numpy()
+        return logits
+
+    def learn(self, batch: Batch, following: Batch | None) -> tuple[np.ndarray, float]:
+        logits = self.module(batch)
+        labels = torch.from_numpy(batch.labels)
+        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        ahead: list[Wanted] = []
+        if self._asynchronous and following is not None:
+            ahead = self.module.wanted(following)
+        push(self.module, weight=len(batch), then=ahead)
+        if self._optimizer is not None:
+            self._optimizer.step(weight=len(batch))  # the end of a clock
+        elif not self._asynchronous:
+            self._client.advance().wait()
+        return logits.detach().numpy(), loss.item()
+
+    def finish(self) -> None:
+        if self._optimizer is not None:
+            self._client.blocking.pull(LAYERS, out=self._optimizer.flat["float32"])
+
+
+def saved_layers(run: Path, flat: FlatParams) -> Tensor:
+    """The dense layers of a deepfm's run, flat."""
+    saved = SavedShards(run)
+    if LAYERS not in saved.tables:
+        raise InvalidValue(f"{run} is no run of a deepfm: it has no dense layers")
+    layers = saved.merged(LAYERS)["rows"]
+    if layers.shape != flat.values["float32"].shape:
+        raise InvalidValue(f"{run} has dense layers for other --fields or --factors")
+    return layers
+
+
+class Clicks(nn.Module):
+    """Logits, (n,), of a batch, with factors.
+
+    Of a row deepfm's perceptron sees `spec.fields`; later fields only count in the other terms.
     """
 
-    def __init__(self, spec: CtrSpec, context: Context, fields: int) -> None:
+    def __init__(self, spec: CtrSpec, context: Context) -> None:
         super().__init__()
-        rate: Options = {"lr": spec.lr, "beta": spec.beta}
-        plain, sparse = Access("ftrl", rate), Access("ftrl", {**rate, "l1": spec.l1, "l2": spec.l2})
-        zeros = Init()
-        self.bias = Embedding(None, 1, table="bias", access=plain, init=zeros, context=context)
-        bound: dict[str, Any] = {"max_rows": spec.max_rows, "evict": spec.evict}
+        self.bias = Embedding(None, 1, table="bias", context=context, **bias_options(spec))
         self.linear = EmbeddingBag(
-            None, 1, mode="sum", table="linear", access=sparse, init=zeros, context=context, **bound
+            None, 1, mode="sum", table="linear", context=context, **linear_options(spec)
         )
-        self.factors: Embedding | None = None
+        self.factors = Embedding(
+            None, spec.factors, table="factors", context=context, **factor_options(spec)
+        )
         self.deep: nn.Module | None = None
         self._ahead: tuple[Batch, Tensor] | None = None
-        self._fields = fields
-        if spec.model != "lr":
-            self.factors = Embedding(
-                None,
-                spec.factors,
-                table="factors",
-                access=Access("adagrad", {"lr": spec.factor_lr, "initial_accumulator_value": 1.0}),
-                init=Init("normal", 0.0, FACTOR_STD, spec.seed),
-                context=context,
-                **bound,
-            )
+        self._fields = spec.fields
         if spec.model == "deepfm":
             torch.manual_seed(spec.seed)
-            sizes = (fields * spec.factors, *HIDDEN)
+            sizes = (spec.fields * spec.factors, *HIDDEN)
             layers: list[nn.Module] = []
             for before, after in pairwise(sizes):
                 layers += [nn.Linear(before, after), nn.ReLU()]
@@ -66,10 +138,7 @@ class Clicks(nn.Module):
         """The rows that a batch looks up; the tensors are those that `forward` uses."""
         keys = torch.from_numpy(batch.keys.view("int64"))
         self._ahead = batch, keys
-        found: list[Wanted] = [(self.bias, CONSTANT), (self.linear, keys)]
-        if self.factors is not None:
-            found.append((self.factors, keys))
-        return found
+        return [(self.bias, CONSTANT), (self.linear, keys), (self.factors, keys)]
 
     def forward(self, batch: Batch) -> Tensor:
         if self._ahead is None or self._ahead[0] is not batch:
@@ -80,9 +149,7 @@ class Clicks(nn.Module):
         logits: Tensor = self.bias(CONSTANT)[0] + self.linear(
             keys, torch.from_numpy(batch.offsets), per_sample_weights=values
         ).squeeze(1)
-        if self.factors is not None:
-            logits = logits + self._interactions(batch, self.factors(keys) * values.unsqueeze(1))
-        return logits
+        return logits + self._interactions(batch, self.factors(keys) * values.unsqueeze(1))
 
     def _interactions(self, batch: Batch, factors: Tensor) -> Tensor:
         """Of all pairs of a row's keys; and what the perceptron makes of its fields."""

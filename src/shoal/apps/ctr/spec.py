@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.errors import InvalidValue
+from shoal.tables.spec import Consistency, asp, bsp, ssp
+
 Format = Literal["auto", "libsvm", "criteo", "dummy"]
 
 
@@ -24,9 +27,12 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lr: Annotated[float, Meta(gt=0.0, description="FTRL's rate of the linear weights")] = 0.1
     beta: Annotated[float, Meta(ge=0.0, description="FTRL's beta")] = 1.0
     factors: Annotated[int, Meta(ge=1, description="fm, deepfm: elements of a key's factor")] = 8
+    fields: Annotated[int, Meta(ge=0, description="deepfm: fields that its layers see; 0: as many as the first rows have")] = 0
     factor_lr: Annotated[float, Meta(gt=0.0, description="fm, deepfm: AdaGrad's rate of the factors")] = 0.02
     dense_lr: Annotated[float, Meta(gt=0.0, description="deepfm: Adam's rate of the dense layers")] = 0.001
     init: Annotated[str, Meta(description="the folder of a run whose weights are gone on with, on any number of servers")] = ""
+    strategy: Annotated[Literal["asgd", "sync", "ssp"], Meta(description="who waits for whom: nobody, everybody each step, or for the slowest worker")] = "asgd"
+    staleness: Annotated[int, Meta(ge=0, description="ssp: steps that a worker may be ahead")] = 0
     max_rows: Annotated[int, Meta(ge=0, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
     evict: Annotated[Literal["lru", "lfu"], Meta(description="which rows make room: used least recently, or least frequently")] = "lru"
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 1
@@ -40,3 +46,13 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
     out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
     # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.staleness and self.strategy != "ssp":
+            raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of the tables."""
+        kinds = {"asgd": asp(), "sync": bsp(), "ssp": ssp(self.staleness)}
+        return kinds[self.strategy]

@@ -11,24 +11,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch.nn import functional
 
-from shoal.apps.ctr.models import Clicks
-from shoal.apps.ctr.readers import INTEGERS, Batch, Reader
+from shoal.apps.ctr.models import model_of
+from shoal.apps.ctr.readers import Batch, Reader
+from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.roles import configure_log
-from shoal.errors import InvalidValue
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.context import Context
-from shoal.runtime.embedding import push
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
-from shoal.runtime.optimizer import Optimizer
-from shoal.runtime.params import FlatParams
-from shoal.runtime.shards import SavedShards
 
-LAYERS = "params.float32"  # the table of an Optimizer's parameters
 STEPS_A_LINE = 20  # of the event log
 
 
@@ -46,12 +40,40 @@ def run_ctr_worker(
     with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log)
         trainer.train()
+        client.advance(last=True).wait()  # nobody waits for this worker any more
         client.barrier("trained")
-        result = trainer.result()
+        if rank == 0:
+            trainer.test().save(paths.worker(rank) / TEST)
         client.barrier("evaluated")
-        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+        trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
+        (paths.worker(rank) / "result.json").write_text(json.dumps(trainer.result()))
     log.write("end", rank=rank)
     log.close()
+
+
+def run_ctr_predictor(
+    spec: dict[str, Any], scheduler: str, file: str, out: str, scores: str
+) -> None:
+    """Write what the model says of each row, and leave scores."""
+    configure_log()
+    torch.set_num_threads(1)
+    options = msgspec.convert(spec, CtrSpec)
+    seen = Scores()
+    with Client(scheduler, ClientOptions(rank=0)) as client, Path(out).open("w") as lines:
+        model = model_of(options, Context(0, 1, client))
+        for batch in reader_of(options, file):
+            logits = model.score(batch)
+            seen.add(logits, batch.labels)
+            chances = torch.from_numpy(logits).double().sigmoid().tolist()
+            lines.writelines(f"{chance:.6g}\n" for chance in chances)
+    seen.save(Path(scores))
+
+
+def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Reader:
+    """The rows of a file, as the run's files are read."""
+    return Reader(
+        Path(path), spec.batch_size, spec.format, spec.hash_bits, share, spec.skip_bad_lines
+    )
 
 
 def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
@@ -65,40 +87,6 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         yield before, None
 
 
-def saved_layers(run: Path) -> torch.Tensor:
-    """The dense layers of a deepfm's run, flat."""
-    saved = SavedShards(run)
-    if LAYERS not in saved.tables:
-        raise InvalidValue(f"{run} is no run of a deepfm: it has no dense layers")
-    return saved.merged(LAYERS)["rows"]
-
-
-class Scores:
-    """Predictions and labels, as they come."""
-
-    def __init__(self) -> None:
-        self._logits: list[np.ndarray] = []
-        self._labels: list[np.ndarray] = []
-
-    def add(self, logits: torch.Tensor, labels: np.ndarray) -> None:
-        self._logits.append(logits.detach().numpy())
-        self._labels.append(labels)
-
-    def figures(self) -> dict[str, float | None]:
-        """AUC (None where all labels are the same) and log loss; nothing of no rows."""
-        if not self._labels:
-            return {}
-        from sklearn.metrics import log_loss, roc_auc_score
-
-        labels = np.concatenate(self._labels)
-        chances = 1 / (1 + np.exp(-np.concatenate(self._logits).astype(np.float64)))
-        both = 0 < labels.mean() < 1
-        return {
-            "auc": float(roc_auc_score(labels, chances)) if both else None,
-            "log_loss": float(log_loss(labels, chances, labels=[0, 1])),
-        }
-
-
 class Trainer:
     """One worker's rows, its model and its figures."""
 
@@ -106,31 +94,11 @@ class Trainer:
         self._spec = spec
         self._context = context
         self._log = log
-        self._reader = self._open(spec.train, (context.rank, spec.workers))
-        self._model = Clicks(spec, context, self._fields())
-        self._optimizer: Optimizer | None = None
-        if self._model.deep is not None:
-            if spec.init:
-                flat = FlatParams(self._model.deep.parameters())
-                flat.values["float32"].copy_(saved_layers(Path(spec.init)))
-            inner = torch.optim.Adam(self._model.deep.parameters(), lr=spec.dense_lr)
-            self._optimizer = Optimizer(inner, "asgd", context=context)
-        self._progressive = Scores()
+        self._reader = reader_of(spec, spec.train, (context.rank, spec.workers))
+        self._model = model_of(spec, context)
+        self.progressive = Scores()
         self._rows = self._steps = 0
         self._seconds = 0.0
-
-    def _open(self, path: str, share: tuple[int, int]) -> Reader:
-        spec = self._spec
-        return Reader(
-            Path(path), spec.batch_size, spec.format, spec.hash_bits, share, spec.skip_bad_lines
-        )
-
-    def _fields(self) -> int:
-        """What deepfm's perceptron sees: the fields of the first rows of the file."""
-        if self._reader.kind == "criteo":
-            return INTEGERS + 26
-        first = next(iter(self._open(self._spec.train, (0, 1))), None)
-        return 1 if first is None or not len(first.fields) else int(first.fields.max()) + 1
 
     def train(self) -> None:
         """All epochs. What was read once is kept where it is needed again."""
@@ -147,41 +115,33 @@ class Trainer:
             batches = [kept[at] for at in order.permutation(len(kept))]
 
     def _step(self, batch: Batch, following: Batch | None, epoch: int) -> None:
-        logits = self._model(batch)
+        logits, loss = self._model.learn(batch, following)
         if not epoch:  # before the model has seen them
-            self._progressive.add(logits, batch.labels)
-        labels = torch.from_numpy(batch.labels)
-        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        if self._optimizer is not None:
-            self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        then = self._model.wanted(following) if following is not None else ()
-        push(self._model, weight=len(batch), then=then)
-        if self._optimizer is not None:
-            self._optimizer.step(weight=len(batch))
+            self.progressive.add(logits, batch.labels)
         self._rows += len(batch)
         self._steps += 1
         if self._steps % STEPS_A_LINE == 1:
-            mean = loss.item() / len(batch)
+            mean = loss / len(batch)
             self._log.write(
                 "step", step=self._steps, epoch=epoch, loss=mean, samples=self._rows, staleness=0
             )
 
     def result(self) -> dict[str, Any]:
-        """This worker's figures; rank 0 has those of the test file."""
-        result = {
+        """This worker's counts."""
+        return {
             "rows": self._rows,
             "steps": self._steps,
             "seconds": self._seconds,
             "skipped": self._reader.skipped,
-            "progressive": self._progressive.figures(),
             "bytes_pushed": self._context.client.bytes_pushed,
             "bytes_pulled": self._context.client.bytes_pulled,
         }
-        if self._context.rank == 0 and self._spec.test:
-            scores, reader = Scores(), self._open(self._spec.test, (0, 1))
-            with torch.no_grad():
-                for batch in reader:
-                    scores.add(self._model(batch), batch.labels)
-            result["test"] = scores.figures()
-        return result
+
+    def test(self) -> Scores:
+        """Of the test file; empty where there is none."""
+        scores = Scores()
+        if self._spec.test:
+            self._model.finish()
+            for batch in reader_of(self._spec, self._spec.test):
+                scores.add(self._model.score(batch), batch.labels)
+        return scores

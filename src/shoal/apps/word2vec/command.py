@@ -16,9 +16,10 @@ from shoal.apps.train import cluster_tasks
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.engines.base import Task
+from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
 from shoal.runtime.folder import RunFolder
 
@@ -49,6 +50,7 @@ def run_words(
             "use a longer one, or a lower --min-count"
         )
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
+    folder.job.write_text(dump_job(spec, "word2vec"))
     (folder.path / "vocabulary.txt").write_text("\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
@@ -64,7 +66,9 @@ def run_words(
 
 
 def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
-    tasks = cluster_tasks(engine, spec.servers, spec.workers, spec.transport, started_at)
+    tasks = cluster_tasks(
+        engine, spec.servers, spec.workers, spec.transport, started_at, preload=SPARSE
+    )
     for rank in range(spec.workers):
         arguments = {
             "spec": msgspec.to_builtins(spec),

@@ -29,7 +29,7 @@ demo: $(READY)
 	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 30 --batch-size 32 --title demo --next-steps
 
 test: $(READY)
-	@echo "shoal: running the tests (about five minutes)"
+	@echo "shoal: running the tests (about a quarter of an hour)"
 	@$(BIN)/python -m pytest -q
 
 lint: $(READY)

@@ -30,7 +30,9 @@ WORDS = ["skip-gram 1 worker", "skip-gram 2 workers"]
 TRAIN = [f"{what} {size}" for size in ("118k", "24.4M") for what in ("allreduce", "sync")]
 ALLREDUCE = ["allreduce 4 KiB", "allreduce 64 MiB"]
 UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s", "train": "us", "allreduce": "us"}
-UNITS["word2vec"] = "M words/s"
+UNITS |= {"word2vec": "M words/s", "ctr": "M rows/s"}
+OPTIONS = ("--rounds", "1", "--json", "--plot", "rows.svg")
+CLICKS = ["lr 1 worker", "lr 2 workers"]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +44,23 @@ UNITS["word2vec"] = "M words/s"
         ("train", TRAIN),
         ("allreduce", ALLREDUCE),
         ("word2vec", WORDS),
+        ("ctr", CLICKS),
     ],
 )
 def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "shoal.cli", "bench", suite, "--rounds", "3", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "bench",
+            suite,
+            "--rounds",
+            "1",
+            "--json",
+            "--plot",
+            "rows.svg",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -63,14 +77,16 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
         assert isclose(row["ratio"], row["value"] / row["ceiling"])
         assert row["p50"] <= row["p99"]
         assert ("together" in row) == small
-        if suite in ("train", "allreduce"):
+        if suite in ("train", "allreduce", "ctr"):
             assert isclose(row["peer_ratio"], row["value"] / row["peer"])
         if suite == "train":
             assert row["loss_gap"] < 1e-5
     if suite == "wire":
         assert len(report["rooms"]) == 7
         assert all(microseconds > 0 for microseconds in report["rooms"].values())
-    assert not list(tmp_path.iterdir())
+    [picture] = tmp_path.iterdir()
+    drawn = picture.read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in names)
 
 
 def test_a_batch_runs_where_it_is_told_to_and_nothing_after_it_does():

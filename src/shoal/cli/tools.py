@@ -89,14 +89,17 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         console.print(", ".join(f"{name} {value:.4f}" for name, value in figures.items() if value))
 
 
-SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec"]
+SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr"]
 
 
 @main.command()
 @click.argument("suite", type=click.Choice(SUITES))
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-@click.option("--rounds", type=click.IntRange(3), help="batches  [25; 7 of train, 3 of word2vec]")
-def bench(suite: str, as_json: bool, rounds: int | None) -> None:
+@click.option(
+    "--rounds", type=click.IntRange(1), help="batches  [25; 7 of train, 3 of word2vec and ctr]"
+)
+@click.option("--plot", default="", help="a picture of the rows: FILE.png, .svg or .pdf")
+def bench(suite: str, as_json: bool, rounds: int | None, plot: str) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
     \b
@@ -106,13 +109,17 @@ def bench(suite: str, as_json: bool, rounds: int | None) -> None:
     train      steps of two workers beside torch's DDP over gloo
     allreduce  sums of two processes beside gloo's
     word2vec   skip-gram beside gensim (pip install 'shoal[bench]'); on the text of SHOAL_DATA
+    ctr        logistic regression and its kin beside scikit-learn; on the rows of SHOAL_DATA
     """
+    from shoal.apps.bench.plot import plot_rows
     from shoal.apps.bench.suites import run_suite, show_rows
     from shoal.apps.places import search_path
 
     console = Console(stderr=as_json)
     report = run_suite(suite, rounds, console, search_path(None, os.environ))
     show_rows(console, report)
+    if plot:
+        plot_rows(report, Path(plot))
     if as_json:
         click.echo(json.dumps(report))
 

@@ -74,6 +74,25 @@ def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches, **more: 
     return _row(name, ours, value, bound, "GB/s", "higher", more)
 
 
+def quality(
+    name: str, value: float, unit: str, ceiling: float, better: str = "higher", **more: Any
+) -> Row:
+    """A figure that is no time: how good a model has become."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "better": better,
+        "p50": None,
+        "p99": None,
+        "ceiling": ceiling,
+        "ratio": value / ceiling,
+        "peer": None,
+        "peer_ratio": None,
+        **more,
+    }
+
+
 def microseconds(batches: Batches) -> float:
     return median(median(batch) for batch in batches) * 1e6
 
@@ -87,7 +106,8 @@ def _row(
     better: str,
     more: dict[str, Any],
 ) -> Row:
-    cuts = quantiles((second * 1e6 for batch in ours for second in batch), n=100)
+    calls = [second * 1e6 for batch in ours for second in batch]
+    cuts = quantiles(calls, n=100) if len(calls) > 1 else calls * 99
     return {
         "name": name,
         "value": value,

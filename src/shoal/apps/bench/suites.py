@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, dense, sparse, training, wire, words
+from shoal.apps.bench import allreduce, clicks, dense, sparse, training, wire, words
 from shoal.apps.bench.rooms import rooms
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
@@ -25,6 +25,7 @@ SUITES = {
     "sparse": sparse,
     "train": training,
     "word2vec": words,
+    "ctr": clicks,
     "allreduce": allreduce,
 }
 
@@ -35,14 +36,14 @@ def run_suite(
     """Measure a suite; returns the object that `--json` prints.
 
     rounds:     batches; the suite's own number where it is None
-    data_dirs:  where a suite looks for text
+    data_dirs:  where a suite looks for text and clicks
     """
     torch.set_num_threads(1)
     keep_memory()
     chosen = SUITES[suite]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         folder = RunFolder.create(Path(path), suite)
-        given = (data_dirs,) if chosen is words else ()
+        given = (data_dirs,) if chosen in (words, clicks) else ()
         measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}
@@ -66,21 +67,22 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
     """The rows as a table."""
     rows = report["rows"]
     more = {
-        "together": lambda row: f"{row['together']:.2f} {row['unit']}",
-        "peer": lambda row: f"{row['peer']:.2f} {row['unit']} ({row['peer_name']})",
+        "together": lambda row: f"{figure(row['together'])} {row['unit']}",
+        "peer": lambda row: f"{figure(row['peer'])} {row['unit']}",
         "peer_ratio": lambda row: f"{row['peer_ratio']:.2f}",
     }
     shown = [key for key in more if any(row.get(key) is not None for row in rows)]
     columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
-    headings = [key.replace("_", " ") for key in shown]
+    peers = sorted({row["peer_name"] for row in rows if row.get("peer") is not None})
+    named = {"peer": ", ".join(peers), "peer_ratio": "ratio"}
+    headings = [named.get(key, key) for key in shown]
     table = Table(*columns, *headings, box=None, header_style="bold")
     for row in rows:
         table.add_row(
             row["name"],
-            f"{row['value']:.2f} {row['unit']}",
-            f"{row['p50']:.0f}",
-            f"{row['p99']:.0f}",
-            f"{row['ceiling']:.2f} {row['unit']}",
+            f"{figure(row['value'])} {row['unit']}",
+            *("" if row[each] is None else f"{row[each]:.0f}" for each in ("p50", "p99")),
+            f"{figure(row['ceiling'])} {row['unit']}",
             f"{row['ratio']:.2f}",
             *(more[key](row) if row.get(key) is not None else "" for key in shown),
         )
@@ -89,6 +91,14 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
         show_rooms(console, report["rooms"])
     box = report["machine"]
     console.print(f"{box['cores']} cores, Python {box['python']}, torch {box['torch']}")
+
+
+def figure(value: float) -> str:
+    """
+    >>> figure(0.91449), figure(1.0713), figure(64.55)
+    ('0.9145', '1.07', '64.55')
+    """
+    return f"{value:.4f}" if value < 1 else f"{value:.2f}"
 
 
 def show_rooms(console: Console, spent: dict[str, float]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
 
-from shoal.apps.bench.rows import Batches, Row, beside, rate
+from shoal.apps.bench.rows import Batches, Row, beside, quality, rate
 from shoal.apps.word2vec.command import run_words
 from shoal.apps.word2vec.corpus import BREAK, Corpus, read_lines
 from shoal.apps.word2vec.model import noise_pool, running_sum, subsampled, train_block
@@ -86,21 +86,8 @@ def _quality(spec: WordsSpec, corpus: Corpus, folder: Path) -> Iterator[Row]:
     }
     for name, figure in (("analogies", "accuracy"), ("similarities", "spearman")):
         value, others = summary[name][figure], theirs[name]
-        peer = median(others) if others else None
-        yield {
-            "name": f"{name}, {spec.workers} workers",
-            "value": value,
-            "unit": figure,
-            "better": "higher",
-            "p50": 0.0,
-            "p99": 0.0,
-            "ceiling": max(others, default=1.0),
-            "ratio": value / max(others, default=1.0),
-            "peer_name": "gensim",
-            "peer": peer,
-            "peer_ratio": value / peer if peer else None,
-            "peer_runs": others,
-        }
+        row = quality(f"{name}, {spec.workers} workers", value, figure, max(others, default=1.0))
+        yield beside(row, "gensim", median(others)) | {"peer_runs": others} if others else row
 
 
 def _alone(spec: WordsSpec, corpus: Corpus) -> float:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.reports.events import Run, load_run
-    from shoal.runtime.client import Client, connect
+    from shoal.runtime.client import Client
+    from shoal.runtime.connecting import connect
     from shoal.runtime.context import Context
     from shoal.runtime.data import Sampler
     from shoal.runtime.driver import Future
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
+    from shoal.tables.calls import Pairs
     from shoal.tables.custom import access_method
+    from shoal.tables.handled import handler
     from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
 
 _HOME = {
@@ -36,6 +39,7 @@ _HOME = {
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Optimizer": "shoal.runtime.optimizer",
+    "Pairs": "shoal.tables.calls",
     "Run": "shoal.reports.events",
     "Sampler": "shoal.runtime.data",
     "TableSpec": "shoal.tables.spec",
@@ -43,7 +47,8 @@ _HOME = {
     "access_method": "shoal.tables.custom",
     "asp": "shoal.tables.spec",
     "bsp": "shoal.tables.spec",
-    "connect": "shoal.runtime.client",
+    "connect": "shoal.runtime.connecting",
+    "handler": "shoal.tables.handled",
     "init": "shoal.engines.joining",
     "load_run": "shoal.reports.events",
     "ssp": "shoal.tables.spec",
@@ -59,6 +64,7 @@ __all__ = [
     "Init",
     "KeyRange",
     "Optimizer",
+    "Pairs",
     "Run",
     "Sampler",
     "TableSpec",
@@ -67,6 +73,7 @@ __all__ = [
     "asp",
     "bsp",
     "connect",
+    "handler",
     "init",
     "load_run",
     "nn",

@@ -18,6 +18,7 @@ from shoal.protocol.server import ServerMachine
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim import world as world_module
 from shoal.sim.world import World
+from shoal.tables.handled import Answered
 from shoal.tables.sparse import SparseShard
 
 
@@ -145,6 +146,18 @@ def keys_reused_before_they_are_read():
         self._staging.give(staged.memory)
 
     with patch.object(SparseShard, "release", release):
+        yield
+
+
+@contextmanager
+def call_done_whenever_it_comes():
+    """A handled table forgets a client's calls as soon as they are settled, late copies too."""
+
+    def settle(self, below):
+        for number in [each for each in self.answers if each < below]:
+            del self.answers[number]
+
+    with patch.object(Answered, "settle", settle):
         yield
 
 

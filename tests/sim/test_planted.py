@@ -27,6 +27,7 @@ BUGS = [
     ("rows_change_on_their_way", "torn", 0),
     ("fragment_applied_twice", "exactly once", 13),
     ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 0),
+    ("call_done_whenever_it_comes", "called once", 0),
     ("key_on_two_servers", "invariant", 0),
     ("dead_worker_counts_on_one_server_only", "split round", 0),
     ("timed_out_push_dropped", "split round", 16),

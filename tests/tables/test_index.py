@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.keys import SLOTS, hash_of, slot_of
-from shoal.tables import index as module
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import by_slot, distinct, outside
-from shoal.tables.index import MISSING, KeyIndex
+from shoal.tables.index import MISSING, SEGMENTS, KeyIndex
 from shoal.tables.kernels import mixed
+from shoal.tables.segments import Segments
 
 settings.register_profile("compiling", deadline=None)  # the first call compiles
 settings.load_profile("compiling")
@@ -52,28 +52,49 @@ def test_it_is_a_dictionary_that_counts(batches):
 
 @pytest.mark.parametrize("batch", [1, 100, 10_000])
 def test_growth_moves_a_few_pairs_a_call(batch, monkeypatch):
-    """No call moves more than its share, and nothing is lost while a key may be in either."""
+    """No call moves more than its share of the table, and nothing is lost."""
     moved = []
 
-    def watched(old, pairs, start, stop):
-        moved.append(int(stop - start))
-        original(old, pairs, start, stop)
+    def watched(self, number, pairs):
+        moved[-1] += int(self.counts[number])
+        original(self, number, pairs)
 
-    original = module._move
-    monkeypatch.setattr(module, "_move", watched)
     total = 300 * batch if batch > 1 else 20_000
     keys = np.random.default_rng(0).integers(0, 1 << 63, total).astype(np.uint64)
-    index, created, between = KeyIndex(), np.empty(batch, np.uint64), 0
+    index, created = KeyIndex(), np.empty(batch, np.uint64)
+    original = Segments.resize
+    monkeypatch.setattr(Segments, "resize", watched)
     for start in range(0, total, batch):
+        moved.append(0)
         index.find_or_add(keys[start : start + batch], created)
-        between += bool(index._old.size)
+        if start > 50 * batch:  # log(1 + b / n, GROWTH) of the segments, and as many by chance
+            assert moved[-1] <= 10 * batch + start / SEGMENTS * 4
         if start % (50 * batch) == 0:
             found = index.find(keys[: start + batch])
             assert found.tolist() == list(range(start + batch))
-    assert between > 1
-    assert max(moved) <= module.MOVED_PER_KEY * batch + module.LEAST_PAIRS
+    assert sum(moved) > total
     assert index.find(keys).tolist() == list(range(total))
-    assert 0.1 < len(index) / (index._pairs.size / 2) <= 0.6
+    assert 0.45 < 16 * len(index) / index.nbytes <= 0.65
+
+
+def test_no_memory_for_more_keys_leaves_the_index_as_it_was(monkeypatch):
+    index, keys = KeyIndex(), np.arange(20_000, dtype=np.uint64)
+    created = np.empty(len(keys), np.uint64)
+    index.find_or_add(keys[:10_000], created)
+    original = Segments.resize
+
+    def refused(self, number, pairs):
+        if number == 100:
+            raise MemoryError
+        original(self, number, pairs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Segments, "resize", refused)
+        with pytest.raises(MemoryError):
+            index.find_or_add(keys, created)
+    assert len(index) == 10_000
+    assert (index.find(keys[10_000:]) == MISSING).all()
+    assert index.find_or_add(keys, created)[0].tolist() == list(range(20_000))
 
 
 def test_a_batch_larger_than_the_table_finds_room():
@@ -82,13 +103,6 @@ def test_a_batch_larger_than_the_table_finds_room():
     _, added = index.find_or_add(keys, np.empty(len(keys), np.uint64))
     assert added == len(keys)
     assert index.find(keys[::-1]).tolist() == keys[::-1].tolist()
-
-
-def test_expected_keys_find_room_without_growth():
-    index = KeyIndex(expected=100_000)
-    before = index.nbytes
-    index.find_or_add(np.arange(100_000, dtype=np.uint64), np.empty(100_000, np.uint64))
-    assert index.nbytes == before
 
 
 @given(KEYS)

@@ -42,7 +42,7 @@ class Gate:
     view, promised:  the view that it is in, and the newest that it has promised to be in
     windows:         the view's workers, each with the requests of its that were seen
     held:            for each table, the rows that are here
-    sparse:          for each table, whether those are hash slots, which any number of keys is in
+    hashed:          for each table, whether those are hash slots, which any number of keys is in
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Gate:
         self.promised: ViewId = NO_VIEW
         self.windows: dict[NodeId, Window] = {}
         self.held: list[KeyRange] = []
-        self.sparse: list[bool] = []
+        self.hashed: list[bool] = []
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
@@ -61,7 +61,7 @@ class Gate:
     def open(self, spec: TableSpec, held: KeyRange) -> None:
         """The next table is here, with these of its rows."""
         self.held.append(held)
-        self.sparse.append(spec.sparse)
+        self.hashed.append(spec.hashed)
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
@@ -136,7 +136,7 @@ class Gate:
             held, start, stop = self.held[part.table], part.start, part.stop
             if not held.start <= start <= stop <= held.stop:
                 return None
-            if self.sparse[part.table]:
+            if self.hashed[part.table]:
                 if not 0 <= part.keys <= KEYS_MAX:
                     return None
             elif part.keys > stop - start:

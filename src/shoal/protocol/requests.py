@@ -25,12 +25,25 @@ class PushOp(msgspec.Struct, frozen=True):
     keys: memoryview | None = None
 
 
+class Answer:
+    """Where an answer of any size goes: `data`, memory of its own, once it has come."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self) -> None:
+        self.data = memoryview(b"")
+
+
 class PullOp(msgspec.Struct, frozen=True):
-    """Rows of a table into `out` (bytes)."""
+    """Rows of a table into `out` (bytes).
+
+    Of a handled table: a call (`tables.calls`) in place of the keys, to the server whose slots
+    `rows` are, and an `Answer`.
+    """
 
     table: str
     rows: KeyRange
-    out: memoryview
+    out: memoryview | Answer
     keys: memoryview | None = None
 
 

@@ -16,7 +16,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, NodeId, Part, View
-from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 
 PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
@@ -27,6 +27,7 @@ class Share(msgspec.Struct, frozen=True):
 
     buffers:  what is pushed, then the keys of keyed pulls
     outs:     where the rows that are pulled go
+    answer:   ... or what comes, of any size; `nbytes_out` is -1 then
     """
 
     server: NodeId
@@ -36,6 +37,7 @@ class Share(msgspec.Struct, frozen=True):
     outs: list[memoryview]
     nbytes: int
     nbytes_out: int
+    answer: Answer | None = None
 
     def without_push(self) -> Share:
         """The same pulls, of the same keys."""
@@ -55,6 +57,15 @@ class Share(msgspec.Struct, frozen=True):
         # `nbytes` stays: it is the credit that is given back when the answer comes
         return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
 
+    def destination(self, nbytes: int) -> list[memoryview]:
+        """Where an answer of so many bytes goes."""
+        return self.outs if self.answer is None else [memoryview(bytearray(nbytes))]
+
+    def answered(self, views: list[memoryview]) -> None:
+        """It has come there."""
+        if self.answer is not None:
+            self.answer.data = views[0]
+
     def emptied(self) -> Share:
         """A message to the same server that pushes and pulls nothing."""
         return Share(self.server, (), (), (), [], 0, 0)
@@ -64,7 +75,7 @@ class Share(msgspec.Struct, frozen=True):
         buffers = self.buffers
         if copied:
             buffers = tuple(memoryview(bytes(each)) for each in buffers)
-        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0)
+        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answer=None)
 
 
 class LegPlan(msgspec.Struct, frozen=True):
@@ -166,6 +177,8 @@ class Router:
         for op in pushes:
             self._check(op.table, op.rows, op.keys, op.values)
         for pull in pulls:
+            if isinstance(pull.out, Answer):
+                continue
             self._check(pull.table, pull.rows, pull.keys, pull.out)
             if pull.out.readonly:
                 raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
@@ -176,8 +189,8 @@ class Router:
                 keys = pulls[index].keys
                 assert keys is not None
                 buffers.append(keys[first:last].cast("B"))
-            outs = [pulls[index].out[first:last] for index, first, last in each.pull_cuts]
-            nbytes = nbytes_out = 0
+            outs, answer = self._pulled(pulls, each)
+            nbytes, nbytes_out = 0, 0 if answer is None else -1
             for buffer in buffers:
                 nbytes += buffer.nbytes
             for out in outs:
@@ -191,9 +204,25 @@ class Router:
                     outs,
                     nbytes,
                     nbytes_out,
+                    answer,
                 )
             )
         return plan, shares
+
+    def _pulled(
+        self, pulls: Sequence[PullOp], share: _Server
+    ) -> tuple[list[memoryview], Answer | None]:
+        outs: list[memoryview] = []
+        answer: Answer | None = None
+        for index, first, last in share.pull_cuts:
+            out = pulls[index].out
+            if not isinstance(out, Answer):
+                outs.append(out[first:last])
+            elif len(share.pull_cuts) > 1:
+                raise InvalidValue("a call travels without other pulls from its server")
+            else:
+                answer = out
+        return outs, answer
 
     def _pushed(self, pushes: Sequence[PushOp], share: _Server) -> list[memoryview]:
         buffers: list[memoryview] = []
@@ -261,20 +290,23 @@ class Router:
         number = self._number(op.table)
         size = self._sizes[number]
         spec = self.view.tables[number]
-        if spec.sparse and (op.keys is None or len(op.keys) > KEYS_MAX):
+        if spec.hashed and (op.keys is None or len(op.keys) > KEYS_MAX):
             raise InvalidValue(
-                f"table {op.table!r} is sparse: its rows are named by keys, {KEYS_MAX} at most"
+                f"table {op.table!r} is {spec.kind}: its rows are named by keys, and a call is of "
+                f"words: {KEYS_MAX} at most"
             )
+        if (spec.kind == "handled") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
+            raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
         cuts = []
         for at, rows in self._route(number, op.rows):
             if op.keys is None:
                 first, last = rows.start - op.rows.start, rows.stop - op.rows.start
                 cuts.append((at, rows, first * size, last * size, -1))
                 continue
-            if not spec.sparse:
+            if not spec.hashed:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
-            elif len(self.view.servers) == 1:
+            elif spec.kind == "handled" or len(self.view.servers) == 1:
                 first, last = 0, len(op.keys)
             else:
                 first = bisect_left(op.keys, rows.start, key=slot_of)

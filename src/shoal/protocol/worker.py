@@ -99,12 +99,12 @@ class WorkerMachine:
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         leg = self._leg_of(message)
         part = leg.parts.get(sender) if leg is not None else None
-        if part is None or part.done or nbytes != part.share.nbytes_out:
+        if part is None or part.done or part.share.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
         if part.sink is not None:
             part.revoke()
-        sink = part.sink = Sink(part.share.outs)
-        return sink
+        part.sink = Sink(part.share.destination(nbytes))
+        return part.sink
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -357,7 +357,9 @@ class WorkerMachine:
             return
         self._flight.land(leg, part)
         part.done = True
-        self.bytes_pulled += part.share.nbytes_out
+        if payload is not None:
+            self.bytes_pulled += payload.nbytes
+            part.share.answered(payload.views)
         pending = self._requests.get(leg.request_id)
         if pending is not None:
             pending.heard(reply)

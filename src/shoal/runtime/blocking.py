@@ -25,9 +25,12 @@ class Blocking:
     def push(self, *args: Any, **options: Any) -> None:
         self._run(self._exchanges.push(*args, **options))
 
-    def pull(self, *args: Any, **options: Any) -> Tensor:
-        rows: Tensor = self._run(*self._exchanges.pull(*args, **options))
-        return rows
+    def pull(self, *args: Any, **options: Any) -> Any:
+        return self._run(*self._exchanges.pull(*args, **options))
+
+    def request(self, group: str, head: int, body: bytes = b"", *, table: str) -> list[bytes]:
+        answers: list[bytes] = self._run(*self._exchanges.request(table, group, head, body))
+        return answers
 
     def push_pull(self, *args: Any, **options: Any) -> Tensor:
         rows: Tensor = self._run(*self._exchanges.push_pull(*args, **options))

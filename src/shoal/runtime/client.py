@@ -30,7 +30,7 @@ from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerOptions
 from shoal.runtime.blocking import Blocking
 from shoal.runtime.driver import Driver, Finish, Future
-from shoal.runtime.exchanges import After, Exchanges, Keys, ids_of, watch_buffers
+from shoal.runtime.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
 from shoal.runtime.reducing import reduce_of
 from shoal.tables.opening import check
 from shoal.tables.spec import TableSpec
@@ -78,7 +78,7 @@ class Client:
         machine = CollectiveWorker(session, patience)
         me = Identity(name, "worker", token=self.options.token)
         self._driver = Driver(machine, me, address)
-        self._exchanges = Exchanges(self.table, lambda: len(self.view.servers))
+        self._exchanges = Exchanges(self.table, lambda: self.view)
         self.collective: Collective | None = None
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
@@ -174,6 +174,8 @@ class Client:
         weight: float = 1.0,
         lr: float | None = None,
         assign: bool = False,
+        lens: Lens = None,
+        cmd: int = 0,
         after: After = (),
         timeout_s: float | None = None,
     ) -> Future:
@@ -188,6 +190,8 @@ class Client:
         weight:  among the round's pushes, such as the batch size
         lr:      overrides the table's learning rate
         assign:  write the rows as they are, past the access method
+        lens:    of a handled table: how many of the values each of the sorted keys has
+        cmd:     ... and what its handler is told
         """
         return self.exchange(
             self._exchanges.push(
@@ -198,6 +202,8 @@ class Client:
                 weight=weight,
                 lr=lr,
                 assign=assign,
+                lens=lens,
+                cmd=cmd,
                 after=after,
                 timeout_s=timeout_s,
             )
@@ -209,13 +215,25 @@ class Client:
         keys: Keys = None,
         out: Tensor | None = None,
         *,
+        cmd: int = 0,
         after: After = (),
         timeout_s: float | None = None,
     ) -> Future:
-        """Fetch rows; the future's result is a tensor (n, *row_shape), `out` where given."""
+        """Fetch rows; the future's result is a tensor (n, *row_shape), `out` where given.
+
+        Of a handled table it is (values, lens), of sorted keys; `cmd` is what its handler is told.
+        """
         return self._begin(
-            *self._exchanges.pull(table, keys, out, after=after, timeout_s=timeout_s)
+            *self._exchanges.pull(table, keys, out, cmd=cmd, after=after, timeout_s=timeout_s)
         )
+
+    def request(self, group: str, head: int, body: bytes = b"", *, table: str) -> Future:
+        """A message of one's own to a handled table's handlers; the result is a list of bytes.
+
+        group:  "servers", or one of them, such as "server-1"
+        head:   a whole number, and `body` any bytes: handlers get both
+        """
+        return self._begin(*self._exchanges.request(table, group, head, body))
 
     def push_pull(
         self,
@@ -355,30 +373,3 @@ class Client:
             self.close()
         else:
             self.abort(f"worker-{self.rank} failed: {kind.__name__}: {error}"[:500])
-
-
-def connect(address: str, **options: Any) -> Client:
-    """Join the cluster whose scheduler is at `address`, as a worker.
-
-    address:  unix:///PATH or tcp://HOST:PORT
-    options:  fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug
-
-    Raises:
-        JoinTimeout: the cluster was not complete in time
-        JoinRefused: the scheduler said no, with its reason
-
-    >>> with shoal.connect("tcp://127.0.0.1:4000") as client:      # doctest: +SKIP
-    ...     client.create_table(shoal.TableSpec("w", 1000))
-    ...     client.push("w", torch.ones(1000)).wait()
-    """
-    try:
-        chosen = msgspec.convert(options, ClientOptions)
-    except msgspec.ValidationError as error:
-        raise InvalidValue(f"connect: {error}") from None
-    unknown_options = sorted(set(options) - set(ClientOptions.__struct_fields__))
-    if unknown_options:
-        raise InvalidValue(
-            f"connect has no option {', '.join(unknown_options)} "
-            f"(known: {', '.join(ClientOptions.__struct_fields__)})"
-        )
-    return Client(address, chosen)

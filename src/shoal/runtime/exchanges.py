@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -19,15 +19,20 @@ from torch import Tensor
 
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
+from shoal.protocol.messages import View
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runtime.driver import Future
 from shoal.runtime.finite import Finite
 from shoal.tables.dense import DTYPES
 from shoal.tables.spec import TableSpec
 
+if TYPE_CHECKING:
+    from shoal.runtime.calls import Calls
+
+Lens = Tensor | np.ndarray | Sequence[int] | None
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
 After = Sequence[Future] | Future
-Finish = Callable[[], Tensor]
+Finish = Callable[[], Any]
 Key = tuple[Any, ...]
 Memory = tuple[int, int, torch.dtype, bool]  # address, elements, their type, contiguous
 KEPT = 256
@@ -51,9 +56,10 @@ class _Kept(msgspec.Struct, eq=False):
 class Exchanges:
     """Makes them. The arguments are those of `Client.push`, `pull` and `push_pull`."""
 
-    def __init__(self, table: Callable[[str], TableSpec], servers: Callable[[], int]) -> None:
+    def __init__(self, table: Callable[[str], TableSpec], view: Callable[[], View]) -> None:
         self._table = table
-        self._servers = servers
+        self._view = view
+        self._calls: Calls | None = None
         self.finite = Finite(table)
         self._kept: dict[Key, _Kept] = {}
 
@@ -67,6 +73,8 @@ class Exchanges:
         weight: float = 1.0,
         lr: float | None = None,
         assign: bool = False,
+        lens: Lens = None,
+        cmd: int = 0,
         after: After = (),
         timeout_s: float | None = None,
     ) -> Exchange:
@@ -76,6 +84,12 @@ class Exchanges:
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, values):
                 return self.finite.checked(kept.ask)
+        spec = self._handled(table, lens is not None or bool(cmd))
+        if spec is not None:
+            if assign or within is not None or lr is not None or weight != 1.0:
+                raise InvalidValue(f"table {table!r} is handled: a push to it has lens and a cmd")
+            ask = self.calls.push(spec, values, keys, lens, cmd)
+            return msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
         op = self._push_op(table, values, keys, within, assign)
         ask = Exchange(
             (op,),
@@ -95,6 +109,7 @@ class Exchanges:
         keys: Keys = None,
         out: Tensor | None = None,
         *,
+        cmd: int = 0,
         after: After = (),
         timeout_s: float | None = None,
     ) -> tuple[Exchange, Finish]:
@@ -106,6 +121,13 @@ class Exchanges:
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
                 kept = self._keep(key, ask, (out,))
             return kept.ask, lambda: out
+        spec = self._handled(table, bool(cmd))
+        if spec is not None:
+            if out is not None:
+                raise InvalidValue(f"table {table!r} is handled: what a pull brings has any size")
+            ask, called = self.calls.pull(spec, keys, cmd)
+            ask = msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
+            return ask, called
         op, finish = self._pull_op(table, keys, out)
         return Exchange(pulls=(op,), after=ids_of(after), timeout_s=timeout_s), finish
 
@@ -148,6 +170,30 @@ class Exchanges:
 
     # ------------------------------------------------------------------ operations
 
+    @property
+    def calls(self) -> Calls:
+        """Of handled tables; only whoever has one pays for what they need."""
+        if self._calls is None:
+            from shoal.runtime.calls import Calls
+
+            self._calls = Calls(self._view)
+        return self._calls
+
+    def request(self, table: str, group: str, head: int, body: bytes) -> tuple[Exchange, Finish]:
+        spec = self._table(table)
+        if spec.kind != "handled":
+            raise InvalidValue(f"table {table!r} is {spec.kind}: it has no handler to ask")
+        return self.calls.request(spec, group, head, body)
+
+    def _handled(self, table: str, called: bool) -> TableSpec | None:
+        """A table's specification if it is handled; if not, nothing may be `called` of it."""
+        spec = self._table(table)
+        if spec.kind == "handled":
+            return spec
+        if called:
+            raise InvalidValue(f"table {table!r} is {spec.kind}: lens and cmd are for handled ones")
+        return None
+
     def _push_op(
         self, table: str, values: Tensor, keys: Keys, within: KeyRange | None, assign: bool
     ) -> PushOp:
@@ -157,7 +203,7 @@ class Exchanges:
 
             if within is not None:
                 raise InvalidValue(f"table {table!r} is sparse: it has no ranges of rows (within)")
-            return push_op(spec, Batch(spec, keys, self._servers()), values, assign)
+            return push_op(spec, Batch(spec, keys, len(self._view().servers)), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
             return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
@@ -177,10 +223,12 @@ class Exchanges:
         self, table: str, values: Tensor, keys: Keys, out: Tensor | None
     ) -> tuple[PushOp, PullOp, Finish]:
         spec = self._table(table)
+        if spec.kind == "handled":
+            raise InvalidValue(f"table {table!r} is handled: push to it and pull from it apart")
         if spec.sparse:
             from shoal.runtime.sparse import Batch, pull_op, push_op
 
-            batch = Batch(spec, keys, self._servers())
+            batch = Batch(spec, keys, len(self._view().servers))
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
         return self._push_op(table, values, keys, None, False), *self._pull_op(table, keys, out)
 
@@ -189,7 +237,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.runtime.sparse import Batch, pull_op
 
-            return pull_op(spec, Batch(spec, keys, self._servers()), out)
+            return pull_op(spec, Batch(spec, keys, len(self._view().servers)), out)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:

@@ -69,7 +69,7 @@ class SavedShards:
         """A table's `rows`; of a sparse one its `keys` as well, in order."""
         spec = self.tables[table]
         parts = sorted(self.parts(table), key=lambda part: part[0].start)
-        if not spec.sparse:
+        if spec.kind == "dense":
             rows = torch.cat([state["rows"] for _, state in parts])
             return {"rows": rows.reshape(-1, *spec.row_shape)}
         keys = torch.cat([state["keys"] for _, state in parts])

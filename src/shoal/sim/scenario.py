@@ -32,6 +32,7 @@ from shoal.sim.network import NetworkOptions
 from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
 from shoal.sim.world import SimNode, World
 from shoal.tables.dense import DenseShard
+from shoal.tables.handled import HandledShard
 from shoal.tables.opening import open_shard
 from shoal.tables.sparse import SparseShard
 from shoal.tables.spec import Consistency, asp, bsp, ssp
@@ -72,6 +73,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "failed Cancelled",
     "insisted",
     "sparse ledger",
+    "handled table",
     "note late",
     "note parked",
     "note closed",
@@ -146,6 +148,8 @@ class Scenario:
         self.work = Workload(self.world, seed, plan.consistency, plan.clocks)
         if self.work.sparse:
             self.world.coverage["sparse ledger"] += 1
+        if self.work.calls is not None:
+            self.world.coverage["handled table"] += 1
         self.faults = Faults(self.world, self, random)
         self._views = Views()
         self._durability = Durability()
@@ -284,9 +288,12 @@ class Scenario:
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
         ledger = np.zeros(INCARNATIONS * self.plan.clocks, np.float32)
-        stamps = []
+        stamps, handled = [], []
         for machine in self._servers.values():
             for shard in machine.shards:
+                if isinstance(shard, HandledShard):
+                    handled.append(shard)
+                    continue
                 if isinstance(shard, SparseShard):
                     rows = shard.records[: len(shard) * shard.stride]
                     check_untorn(rows, shard.stride)
@@ -299,6 +306,8 @@ class Scenario:
                 else:
                     ledger[shard.held.start : shard.held.stop] = rows.ravel()
         self.work.ledger.check_end(ledger)
+        if self.work.calls is not None:
+            self.work.calls.check_end(handled)
         for each in stamps:
             check_untorn(each.ravel(), STAMP_FRAGMENT)
         if self.plan.consistency.settles == "close":

@@ -1,7 +1,8 @@
 """What the workers of a simulated cluster do: a program that is made to be checkable.
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
-`stamp` gets the same number on every element, so that a torn or half-counted push shows.
+`stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
+have a handled table as well (sim.calls).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shoal.protocol.requests import (
     Wait,
 )
 from shoal.protocol.worker import WorkerMachine
+from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn
 from shoal.sim.world import Program, Sleep, World
 from shoal.tables.spec import Access, Consistency, TableSpec
@@ -35,7 +37,7 @@ INCARNATIONS = 24
 STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
-SPARSE = 0.25  # of the seeds
+SPARSE, HANDLED = 0.25, 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 PATIENCE_S = 0.3  # of an impatient request, twice
@@ -50,6 +52,7 @@ class Workload:
         self.ledger = Ledger(consistency, clocks)
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
+        self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
@@ -62,10 +65,8 @@ class Workload:
         ledger = TableSpec("ledger", rows, fragment_rows=rows // 6, **common)
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
-        return [
-            ledger,
-            TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common),
-        ]
+        stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
+        return [ledger, stamp, *([SPEC] if self.calls is not None else [])]
 
     def check_buffers(self, node: NodeId) -> None:
         """Nothing has landed where a pull was given up."""
@@ -86,6 +87,9 @@ class Workload:
             self._world.coverage["join during training"] += 1
         random = Random(self._seed * 31 + session.incarnation)
         while machine.clock < self.clocks and not session.ended:
+            if self.calls is not None:
+                key = self.ledger.key(session.incarnation, machine.clock)
+                yield from self.calls.push(machine, key, random.choice([None, PATIENCE_S]))
             yield from self._clock(node, machine, random)
             yield Sleep(random.choice([0.0, 0.01, 0.05, 0.3]) * random.random())
         while not session.ended:

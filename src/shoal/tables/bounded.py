@@ -12,12 +12,13 @@ Draws are a function of the requests alone, so that replicas agree.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 
-from shoal.tables.index import fresh_pairs, pairs_for, place_of, probe
-from shoal.tables.kernels import AHEAD, U, kernel, mixed, prefetch
+from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
+from shoal.tables.segments import FULL, PAIR, PLACE, Segments, find, home, probe
 
 DRAWN = U(8)
 FORGET = U(64)
@@ -40,7 +41,8 @@ class BoundedIndex:
         self.at_once = max(1, most // 2)
         self.keys = np.zeros(most, np.uint64)[:0]
         self._keys = np.zeros(most, np.uint64)
-        self._pairs = fresh_pairs(pairs_for(most))
+        self._segments = Segments(1)
+        self._segments.resize(0, ceil(most / FULL) + 1)
         self._uses = np.zeros(most, np.uint32)
         self._last = np.zeros(most, np.uint64)
         self._lfu = policy == "lfu"
@@ -56,11 +58,13 @@ class BoundedIndex:
 
     @property
     def nbytes(self) -> int:
-        return self._pairs.nbytes + self._keys.nbytes + self._uses.nbytes + self._last.nbytes
+        return self._segments.nbytes + self._keys.nbytes + self._uses.nbytes + self._last.nbytes
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key, or MISSING."""
-        return place_of(self._pairs, keys)
+        places, missing = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint64)
+        find(self._segments.table, keys, places, missing, np.zeros(1, np.uint64))
+        return places
 
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
         """The place of each key, and how many are new: `created` says which (indices of `keys`).
@@ -70,7 +74,7 @@ class BoundedIndex:
         assert len(keys) <= self.at_once
         places = np.empty(len(keys), np.uint64)
         added = _find_or_add(
-            self._pairs,
+            self._segments.table,
             keys,
             places,
             created,
@@ -85,21 +89,25 @@ class BoundedIndex:
 
 
 @kernel
-def _remove(pairs: Any, key: Any) -> None:
+def _remove(base: Any, pairs: Any, key: Any) -> None:
     """Take a key out; those behind it in its chain move up, so that no gap breaks a probe."""
-    mask = U(pairs.size // 2 - 1)
-    hole = probe(pairs, key, mixed(key)) >> U(1)
+    size = pairs * PAIR
+    hole = probe(base, pairs, key, mixed(key))
     at = hole
     while True:
-        at = (at + U(1)) & mask
-        if pairs[at * U(2) + U(1)] == U(0):
+        at += PAIR
+        if at == base + size:
+            at = base
+        if word(at + PLACE) == U(0):
             break
-        home = mixed(pairs[at * U(2)]) & mask
-        if (at - home) & mask >= (at - hole) & mask:  # its home is not between the hole and it
-            pairs[hole * U(2)] = pairs[at * U(2)]
-            pairs[hole * U(2) + U(1)] = pairs[at * U(2) + U(1)]
+        first = home(base, pairs, mixed(word(at)))
+        from_home = at - first if at >= first else at + size - first
+        from_hole = at - hole if at >= hole else at + size - hole
+        if from_home >= from_hole:  # its home is not between the hole and it
+            put(hole, word(at))
+            put(hole + PLACE, word(at + PLACE))
             hole = at
-    pairs[hole * U(2) + U(1)] = U(0)
+    put(hole + PLACE, U(0))
 
 
 @kernel
@@ -128,7 +136,7 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
 
 @kernel
 def _find_or_add(
-    pairs: Any,
+    table: Any,
     keys: Any,
     places: Any,
     created: Any,
@@ -138,12 +146,12 @@ def _find_or_add(
     state: Any,
     lfu: Any,
 ) -> Any:
-    mask, count, added = U(pairs.size // 2 - 1), U(keys.size), U(0)
+    base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
     state[2] += U(1)
     for i in range(count):  # what is here is kept, whatever comes before it in the list
         if i + AHEAD < count:
-            prefetch(pairs, (mixed(keys[i + AHEAD]) & mask) * U(2))
-        found = pairs[probe(pairs, keys[i], mixed(keys[i])) + U(1)]
+            fetch(home(base, pairs, mixed(keys[i + AHEAD])))
+        found = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
         places[i] = found - U(1)
         if found != U(0):
             last[found - U(1)] = state[2]
@@ -151,7 +159,7 @@ def _find_or_add(
     for i in range(count):
         if places[i] != ~U(0):
             continue
-        twin = pairs[probe(pairs, keys[i], mixed(keys[i])) + U(1)]
+        twin = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
         if twin != U(0):  # a key that is there twice, from somebody who did not look
             places[i] = twin - U(1)
             continue
@@ -160,11 +168,11 @@ def _find_or_add(
             state[0] += U(1)
         else:
             place = _victim(uses, last, state, lfu)
-            _remove(pairs, owners[place])
+            _remove(base, pairs, owners[place])
             state[1] += U(1)
-        at = probe(pairs, keys[i], mixed(keys[i]))
-        pairs[at] = keys[i]
-        pairs[at + U(1)] = place + U(1)
+        at = probe(base, pairs, keys[i], mixed(keys[i]))
+        put(at, keys[i])
+        put(at + PLACE, place + U(1))
         owners[place] = keys[i]
         last[place] = state[2]
         uses[place] = 1

@@ -32,23 +32,61 @@ def kernel_of(function: F) -> F:
     return cast(F, njit(nogil=True, error_model="numpy")(function))
 
 
+def _call_prefetch(builder: Any, place: Any) -> None:
+    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    insert: Any = cgutils.get_or_insert_function
+    call = insert(builder.module, kind, "llvm.prefetch.p0")
+    place = builder.bitcast(place, pointer)
+    builder.call(call, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
+
+
 def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
     """Have the cache line of `array[index]` fetched; nothing happens where there is none."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        insert: Any = cgutils.get_or_insert_function
-        call = insert(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(data, [arguments[1]]), pointer)
-        builder.call(call, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
+        _call_prefetch(builder, builder.gep(data, [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(array, index), generate
 
 
 prefetch: Any = intrinsic(_prefetch)
+
+
+def _fetch(_typing: Any, address: Any) -> Any:
+    """Have the cache line at an address fetched."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _call_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
+def _word(_typing: Any, address: Any) -> Any:
+    """The uint64 at an address. Nobody checks that there is one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+
+    return types.uint64(types.uint64), generate
+
+
+def _put(_typing: Any, address: Any, value: Any) -> Any:
+    """Write a uint64 to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+fetch: Any = intrinsic(_fetch)
+word: Any = intrinsic(_word)
+put: Any = intrinsic(_put)
 
 
 @kernel

@@ -14,18 +14,23 @@ from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
+    from shoal.tables.handled import HandledShard
     from shoal.tables.sparse import SparseShard
 
 
-def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard:
+def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | HandledShard:
     """A server's part of a table.
 
     Raises:
         UnknownName, InvalidValue: as `check`
     """
     try:
-        if not spec.sparse:
+        if spec.kind == "dense":
             return DenseShard(spec, held)
+        if spec.kind == "handled":
+            from shoal.tables.handled import HandledShard
+
+            return HandledShard(spec, held)
         from shoal.tables.sparse import SparseShard
 
         return SparseShard(spec, held)
@@ -37,11 +42,16 @@ def check(spec: TableSpec) -> None:
     """Refuse what no server could open.
 
     Raises:
-        UnknownName: no such access method, or it has no such option.
+        UnknownName: no such access method or handler, or it has no such option.
         InvalidValue: an option out of its range, or rows that the method cannot work on.
     """
-    if not spec.sparse:
+    if spec.kind == "dense":
         method_of(spec)
+        return
+    if spec.kind == "handled":
+        from shoal.tables.handled import made
+
+        made(spec)
         return
     from shoal.tables.row_methods import row_method_of
 

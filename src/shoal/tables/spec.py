@@ -129,7 +129,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     dtype:          one of ITEM_SIZES
     merge:          how the pushes of one round are joined: `mean` is sum(w_i u_i) / sum(w_i)
     fragment_rows:  rows in a fragment, fixed for the table's life; 0 lets `cut` choose
-    kind:           `dense` or `sparse`
+    kind:           `dense`, `sparse`, or `handled`: a handler that `access` names, on each server,
+                    says what its pushes and pulls mean (tables.handled); keys are placed as those
+                    of a sparse table
     nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
                     key, `zero` takes it as 0, `allow` looks at nothing
     max_rows:       of a sparse table, on all servers together; 0 for no bound. A new key then takes
@@ -146,7 +148,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     consistency: Consistency = Consistency()
     merge: Literal["mean", "sum"] = "mean"
     fragment_rows: int = 0
-    kind: Literal["dense", "sparse"] = "dense"
+    kind: Literal["dense", "sparse", "handled"] = "dense"
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
     max_rows: int = 0
     evict: Literal["lru", "lfu"] = "lru"
@@ -161,16 +163,21 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 )
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
-        _require_one_of("kind", self.kind, ("dense", "sparse"))
+        _require_one_of("kind", self.kind, ("dense", "sparse", "handled"))
         _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
         _require_one_of("evict", self.evict, ("lru", "lfu"))
-        if self.max_rows < 0 or (self.max_rows and self.kind == "dense"):
+        if self.max_rows < 0 or (self.max_rows and not self.sparse):
             raise InvalidValue(
                 f"table {self.name!r}: max_rows bounds a sparse table, and is 0 (no bound) or more"
             )
-        if self.kind == "sparse" and self.rows:
+        if self.hashed and self.rows:
             raise InvalidValue(
-                f"table {self.name!r} is sparse: it has a row for any 64-bit key, not {self.rows}"
+                f"table {self.name!r} is {self.kind}: it has a row for any 64-bit key, not "
+                f"{self.rows}"
+            )
+        if self.kind == "handled" and (self.row_shape or self.consistency != Consistency()):
+            raise InvalidValue(
+                f"table {self.name!r} is handled: it has no row_shape, and asp() consistency"
             )
         if self.kind == "dense" and self.rows < 1:
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
@@ -201,6 +208,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return self.kind == "sparse"
 
     @property
+    def hashed(self) -> bool:
+        """Whether its keys are any 64 bits, and its ranges those of hash slots."""
+        return self.kind != "dense"
+
+    @property
     def nbytes(self) -> int:
         """Of a dense table's rows."""
         return self.rows * self.row_bytes
@@ -208,7 +220,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     @property
     def keys(self) -> KeyRange:
         """The rows of a dense table, the hash slots of a sparse one: what is cut and placed."""
-        return KeyRange(0, SLOTS if self.sparse else self.rows)
+        return KeyRange(0, SLOTS if self.hashed else self.rows)
 
     def factors(self, weights: Sequence[float]) -> list[float]:
         """What the pushes of one round are multiplied with before they are added up."""
@@ -225,7 +237,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         """
         if self.fragment_rows:
             return self
-        if self.sparse:
+        if self.hashed:
             size = max(1, min(SLOTS_PER_FRAGMENT, SLOTS // servers))
             return msgspec.structs.replace(self, fragment_rows=size)
         spread = min(servers, max(1, self.nbytes // SMALLEST_FRAGMENT_BYTES))

@@ -139,7 +139,7 @@ class Bare:
         self._updates = torch.randn(KEYS, WIDTH).numpy()
         self._out = np.empty((KEYS, WIDTH), np.float32)
         self._shard = SparseShard(SPEC, SPEC.keys)
-        self._index = KeyIndex(len(resident))
+        self._index = KeyIndex()
         self._index.find_or_add(resident, np.empty_like(resident))
         for start in range(0, len(resident), KEYS):
             load = self._shard.stage_keys(SPEC.keys, KEYS)

@@ -1,0 +1,175 @@
+"""Calls of handled tables: keys with values of any lengths, and messages of one's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.errors import InvalidValue, NotFinite
+from shoal.keys import KeyRange
+from shoal.protocol.messages import View
+from shoal.protocol.requests import Answer, Exchange, PullOp
+from shoal.runtime.exchanges import Lens, check_values
+from shoal.runtime.sparse import keys_of
+from shoal.tables.calls import Call, Pairs, What, elements, read_answer
+from shoal.tables.distinct import within
+from shoal.tables.spec import TableSpec
+
+
+class Calls:
+    """Makes exchanges of calls. A server does each once: they are numbered, and say how far all are
+    settled, which is when nobody holds their answers any more."""
+
+    def __init__(self, view: Callable[[], View]) -> None:
+        self._view = view
+        self._client = int.from_bytes(os.urandom(8))
+        self._lock = Lock()
+        self._number = 0
+        self._open: WeakValueDictionary[int, Answer] = WeakValueDictionary()
+
+    def push(self, spec: TableSpec, values: Tensor, keys: object, lens: Lens, cmd: int) -> Exchange:
+        """Values for sorted keys: `lens` of them each, or equally many."""
+        check_values(spec, values)
+        chosen = _sorted(spec, keys)
+        flat = _finite(spec, values.detach().cpu().reshape(-1), chosen)
+        pairs = Pairs(chosen, flat.numpy(), _lens(spec, lens, len(chosen), len(flat)))
+        ops = []
+        for held, which in self._places(spec, chosen):
+            mine = pairs.chosen(which)
+            view = mine.values.view(np.uint8).data
+            op, _ = self._op(spec, held, "push", cmd, keys=mine.keys, lens=mine.lens, values=view)
+            ops.append(op)
+        return Exchange(pulls=tuple(ops))
+
+    def pull(
+        self, spec: TableSpec, keys: object, cmd: int
+    ) -> tuple[Exchange, Callable[[], tuple[Tensor, Tensor]]]:
+        """(values, lens) of sorted keys."""
+        chosen = _sorted(spec, keys)
+        ops, parts = [], []
+        for held, which in self._places(spec, chosen):
+            op, answer = self._op(spec, held, "pull", cmd, keys=chosen[which])
+            ops.append(op)
+            parts.append((which, answer))
+
+        def finish() -> tuple[Tensor, Tensor]:
+            lens, found = np.zeros(len(chosen), np.int64), []
+            for which, answer in parts:
+                lens[which], rows_of = read_answer(answer.data)
+                found.append(np.frombuffer(rows_of, spec.dtype))
+            rows = np.empty(int(lens.sum()), spec.dtype)
+            for (which, _), values in zip(parts, found, strict=True):
+                rows[elements(lens, which)] = values
+            return torch.from_numpy(rows), torch.from_numpy(lens)
+
+        return Exchange(pulls=tuple(ops)), finish
+
+    def request(
+        self, spec: TableSpec, group: str, head: int, body: bytes
+    ) -> tuple[Exchange, Callable[[], list[bytes]]]:
+        """What each server of the group answers, in their order."""
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise InvalidValue(f"a request's body is bytes, not a {type(body).__name__}")
+        view = self._view()
+        names = [member.name for member in view.servers]
+        if group not in ("servers", *names):
+            raise InvalidValue(
+                f"a request goes to 'servers' or to one of them (known: {', '.join(names)}), not "
+                f"to {group!r}"
+            )
+        ops, answers = [], []
+        for at, name in enumerate(names):
+            if group in ("servers", name):
+                held = self._held(spec, at)
+                op, answer = self._op(spec, held, "request", head, values=memoryview(body))
+                ops.append(op)
+                answers.append(answer)
+        return Exchange(pulls=tuple(ops)), lambda: [
+            bytes(read_answer(answer.data)[1]) for answer in answers
+        ]
+
+    def _op(
+        self, spec: TableSpec, held: KeyRange, what: What, cmd: int, **parts: Any
+    ) -> tuple[PullOp, Answer]:
+        """`parts`: fields of a call."""
+        if not isinstance(cmd, int) or not -(1 << 63) <= cmd < 1 << 63:
+            raise InvalidValue(f"a cmd or head is a whole number of 64 bits, not {cmd!r}")
+        answer = Answer()
+        with self._lock:
+            number = self._number = self._number + 1
+            self._open[number] = answer
+            settled = min(self._open.keys())
+        call = Call(self._client, number, settled, what, cmd, **parts)
+        return PullOp(spec.name, held, answer, call.words().data), answer
+
+    def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
+        """Each server that holds some of the keys, by its slots, with which."""
+        found = []
+        for at in range(len(self._view().servers)):
+            held = self._held(spec, at)
+            which = np.flatnonzero(within(keys, held.start, held.stop))
+            if len(which):
+                found.append((held, which))
+        return found
+
+    def _held(self, spec: TableSpec, server: int) -> KeyRange:
+        view = self._view()
+        number = view.named(spec.name)
+        assert number is not None
+        return view.rows_of(number, server)
+
+
+def _sorted(spec: TableSpec, keys: object) -> np.ndarray:
+    """Keys as (n,) uint64, strictly increasing, which they have to be."""
+    chosen = keys_of(spec, keys)
+    wrong = np.flatnonzero(chosen[1:] <= chosen[:-1])
+    if len(wrong):
+        at = int(wrong[0])
+        raise InvalidValue(
+            f"table {spec.name!r}: keys are sorted, each once; {chosen[at + 1]} comes after "
+            f"{chosen[at]}"
+        )
+    return chosen
+
+
+def _lens(spec: TableSpec, lens: Lens, keys: int, values: int) -> np.ndarray:
+    if lens is None:
+        if keys == 0 or values % keys:
+            raise InvalidValue(
+                f"table {spec.name!r}: {values} values cannot be shared by {keys} keys equally; "
+                "say their lens"
+            )
+        return np.full(keys, values // keys, np.int64)
+    given = np.asarray(lens)
+    if given.shape != (keys,) or given.dtype.kind not in "iu" or (given < 0).any():
+        raise InvalidValue(
+            f"table {spec.name!r}: lens are {keys} whole numbers, 0 or more: one a key"
+        )
+    if given.sum() != values:
+        raise InvalidValue(
+            f"table {spec.name!r}: lens add up to {given.sum()}, and there are {values} values"
+        )
+    return given.astype(np.int64)
+
+
+def _finite(spec: TableSpec, values: Tensor, keys: np.ndarray) -> Tensor:
+    """The values, by the table's policy."""
+    if spec.nonfinite == "allow" or not values.is_floating_point():
+        return values.contiguous()
+    bad = ~torch.isfinite(values)
+    if not bool(bad.any()):
+        return values.contiguous()
+    if spec.nonfinite == "reject":
+        at = int(bad.nonzero()[0])
+        raise NotFinite(
+            f"table {spec.name!r}: value {at} of the push (of keys {keys[0]} ...) is "
+            f"{values[at].item()}. Nothing was sent."
+        )
+    return torch.where(bad, torch.zeros_like(values), values)

@@ -1,0 +1,135 @@
+"""Calls: what a handled table's server is asked, and answers, as words of 64 bits.
+
+    call     client, number, settled below, what, cmd, keys, bytes | keys | lengths | values
+    answer   lengths, bytes                                        | lengths | values
+
+`number` counts a client's calls, so that one which comes twice is done once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+
+What = Literal["push", "pull", "request"]
+KINDS = get_args(What)
+HEAD, ANSWER_HEAD = 7, 2  # words
+_NONE = np.empty(0, np.uint64)
+
+
+class Pairs(msgspec.Struct, frozen=True, eq=False):
+    """Keys, each with some values.
+
+    keys:    (n,) uint64, strictly increasing
+    values:  (m,), one key's after the other's
+    lens:    (n,) int64, how many are whose
+
+    >>> pairs = Pairs(np.array([3, 8], np.uint64), np.array([1.0, 2.0, 5.0]), np.array([2, 1]))
+    >>> [(key, values.tolist()) for key, values in pairs]
+    [(3, [1.0, 2.0]), (8, [5.0])]
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    lens: np.ndarray
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        stops = np.cumsum(self.lens).tolist()
+        starts = [0, *stops[:-1]]
+        for key, start, stop in zip(self.keys.tolist(), starts, stops, strict=True):
+            yield key, self.values[start:stop]
+
+    def chosen(self, which: np.ndarray) -> Pairs:
+        """Those of the keys that `which` (numbers, in order) names."""
+        return Pairs(self.keys[which], self.values[elements(self.lens, which)], self.lens[which])
+
+    @classmethod
+    def of(cls, keys: np.ndarray, rows: Sequence[np.ndarray], dtype: str) -> Pairs:
+        lens = np.array([len(row) for row in rows], np.int64)
+        values = np.concatenate([np.asarray(row, dtype) for row in rows] or [np.empty(0, dtype)])
+        return cls(keys, values, lens)
+
+
+def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Where the values of some keys are among all.
+
+    >>> elements(np.array([2, 1, 3]), np.array([2, 0]))
+    array([3, 4, 5, 0, 1])
+    """
+    starts, counts = (np.cumsum(lens) - lens)[which], lens[which]
+    first = np.cumsum(counts) - counts
+    found: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - first, counts)
+    return found
+
+
+class Call(msgspec.Struct, frozen=True, eq=False):
+    """`values` are bytes: of a push's values, or a request's body."""
+
+    client: int
+    number: int
+    settled: int
+    what: What
+    cmd: int
+    keys: np.ndarray = _NONE
+    lens: np.ndarray = _NONE
+    values: memoryview = memoryview(b"")
+
+    def words(self) -> np.ndarray:
+        """(n,) uint64."""
+        count, nbytes = len(self.keys), self.values.nbytes
+        lens = len(self.lens)
+        words = np.zeros(HEAD + count + lens + -(-nbytes // 8), np.uint64)
+        kind, cmd = KINDS.index(self.what), self.cmd % (1 << 64)
+        words[:HEAD] = self.client, self.number, self.settled, kind, cmd, count, nbytes
+        words[HEAD : HEAD + count] = self.keys
+        words[HEAD + count : HEAD + count + lens] = self.lens
+        words.view(np.uint8)[8 * (HEAD + count + lens) :][:nbytes] = self.values.cast("B")
+        return words
+
+    @classmethod
+    def read(cls, words: np.ndarray) -> Call:
+        """
+        Raises:
+            ValueError: it is none
+        """
+        if len(words) < HEAD:
+            raise ValueError("it is too short")
+        client, number, settled, kind, cmd, count, nbytes = words[:HEAD].tolist()
+        if kind >= len(KINDS):
+            raise ValueError(f"it is of kind {kind}")
+        what = KINDS[kind]
+        lens = count if what == "push" else 0
+        if what == "request" and count:
+            raise ValueError("a request has keys")
+        if len(words) != HEAD + count + lens + -(-nbytes // 8):
+            raise ValueError(f"{len(words)} words where {count} keys and {nbytes} bytes are said")
+        keys = words[HEAD : HEAD + count]
+        if (keys[1:] <= keys[:-1]).any():
+            raise ValueError("its keys do not increase")
+        lengths = words[HEAD + count : HEAD + count + lens].view(np.int64)
+        values = words.view(np.uint8)[8 * (HEAD + count + lens) :][:nbytes].data
+        return cls(client, number, settled, what, cmd - (cmd >> 63 << 64), keys, lengths, values)
+
+
+def answer_of(lens: np.ndarray, values: memoryview) -> bytes:
+    """What a server says to a call."""
+    head = np.array([len(lens), values.nbytes], np.uint64)
+    return head.tobytes() + lens.astype(np.int64).tobytes() + values.tobytes()
+
+
+def read_answer(answer: memoryview) -> tuple[np.ndarray, memoryview]:
+    """Its lengths, and its values as bytes.
+
+    Raises:
+        ValueError: it is none
+    """
+    if answer.nbytes < 8 * ANSWER_HEAD:
+        raise ValueError("it is too short")
+    count, nbytes = np.frombuffer(answer[: 8 * ANSWER_HEAD], np.uint64).tolist()
+    start = 8 * (ANSWER_HEAD + count)
+    if answer.nbytes != start + nbytes:
+        raise ValueError(f"{answer.nbytes} bytes where {start + nbytes} are said")
+    return np.frombuffer(answer[8 * ANSWER_HEAD : start], np.int64), answer[start:]

@@ -1,0 +1,244 @@
+"""Handled tables: a handler of the user's, on each server, is what pushes and pulls mean.
+
+    class Handler:
+        def push(self, pairs: Pairs, cmd: int) -> None
+        def pull(self, keys, cmd: int) -> list of arrays, one a key, of any lengths
+        def request(self, head: int, body: bytes) -> bytes
+        def save(self) -> Pairs            what a run's end leaves of it
+        def load(self, pairs: Pairs)       ... and another run begins with
+
+A handler has those of them that it needs. Each server has one of its own, for the keys whose hash
+slots it holds; each call is done once, however often it is sent. What a handler does before it
+raises stays done: a table cannot put back what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.errors import AccessFailed, InvalidValue
+from shoal.keys import KeyRange
+from shoal.registry import Registry
+from shoal.tables.calls import Call, Pairs, answer_of
+from shoal.tables.spec import TableSpec
+
+SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
+
+NO_LENS = np.empty(0, np.int64)
+NOTHING = answer_of(NO_LENS, memoryview(b""))
+
+handlers: Registry[Callable[..., Any]] = Registry("handler")
+
+
+def handler(name: str, factory: Callable[..., Any]) -> None:
+    """Name a handler for tables of kind "handled".
+
+    factory:  makes one, on each server, with the options of the table's `Access`
+
+    Call it at the top level of a module: servers import that, as `shoal run --import MODULE` and
+    `shoal.init(imports=[MODULE])` say.
+
+    >>> class Longest:
+    ...     def __init__(self):
+    ...         self.rows = {}
+    ...     def push(self, pairs, cmd):
+    ...         for key, values in pairs:
+    ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
+    ...     def pull(self, keys, cmd):
+    ...         return [self.rows.get(key, ()) for key in keys.tolist()]
+    >>> handler("longest", Longest)
+    >>> spec = TableSpec("names", kind="handled", access=Access("longest"))
+    """
+    handlers.add(name, factory, again=True)
+
+
+class Lists:
+    """The handler `lists`: a list of numbers for each key.
+
+    push   cmd 0 adds to the list that is there, which is as long; cmd 1 puts another in its place
+    pull   lists as they are; empty ones of keys that nobody has pushed
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, np.ndarray] = {}
+
+    def push(self, pairs: Pairs, cmd: int) -> None:
+        if cmd not in (SUM, ASSIGN):
+            raise ValueError(f"cmd is {SUM} (add) or {ASSIGN} (assign), not {cmd}")
+        for key, values in pairs:
+            known = self.rows.get(key)
+            if cmd == SUM and known is not None and len(known) != len(values):
+                raise ValueError(f"key {key} has {len(known)} values, and {len(values)} came")
+        for key, values in pairs:
+            if cmd == SUM and key in self.rows:
+                self.rows[key] += values
+            else:
+                self.rows[key] = values.copy()
+
+    def pull(self, keys: np.ndarray, cmd: int) -> list[Any]:
+        return [self.rows.get(key, ()) for key in keys.tolist()]
+
+    def save(self) -> Pairs:
+        keys = np.array(sorted(self.rows), np.uint64)
+        rows = [self.rows[key] for key in keys.tolist()]
+        return Pairs.of(keys, rows, str(rows[0].dtype) if rows else "float32")
+
+    def load(self, pairs: Pairs) -> None:
+        self.push(pairs, ASSIGN)
+
+
+handlers.add("lists", Lists)
+
+
+class StagedCall:
+    """A call as it comes in."""
+
+    __slots__ = ("kept", "views", "words")
+
+    def __init__(self, words: int) -> None:
+        self.words = np.empty(words, np.uint64)
+        self.views: list[memoryview] = [self.words.view(np.uint8).data] if words else []
+        self.kept = False
+
+    def problem(self) -> str:
+        return ""
+
+
+class StagedRows(StagedCall):
+    """A push of rows, which nobody who asked the table's specification sends."""
+
+    def problem(self) -> str:
+        return "its table has a handler, which is called"
+
+
+class Answered:
+    """What a client was answered: each call is done once, also if it comes when it is settled."""
+
+    def __init__(self) -> None:
+        self.below = 0  # all of its calls below this number are settled
+        self.answers: dict[int, bytes] = {}
+
+    def settle(self, below: int) -> None:
+        if below > self.below:
+            self.below = below
+            for number in [each for each in self.answers if each < below]:
+                del self.answers[number]
+
+
+class HandledShard:
+    """One server's handler of a table, and what it has answered."""
+
+    evicted = 0
+
+    def __init__(self, spec: TableSpec, held: KeyRange) -> None:
+        self.spec = spec
+        self.held = held
+        self.handler = made(spec)
+        self._answered: dict[int, Answered] = {}  # by client
+
+    def __len__(self) -> int:
+        rows = getattr(self.handler, "rows", ())
+        return len(rows)
+
+    def stage(self, rows: KeyRange, keys: int) -> StagedCall:
+        return StagedRows(keys + -(-keys * self.spec.row_bytes // 8))
+
+    def stage_keys(self, rows: KeyRange, keys: int) -> StagedCall:
+        return StagedCall(keys)
+
+    def read_keys(self, staged: StagedCall) -> memoryview:
+        """Do a call, unless that was done, and answer it."""
+        try:
+            call = Call.read(staged.words)
+        except ValueError as error:
+            raise AccessFailed(f"table {self.spec.name!r}: a malformed call: {error}") from None
+        answered = self._answered.setdefault(call.client, Answered())
+        answered.settle(call.settled)
+        if call.number < answered.below:  # a copy that comes late: nobody waits for it
+            return memoryview(NOTHING)
+        if call.number not in answered.answers:
+            answered.answers[call.number] = self._done(call)
+        return memoryview(answered.answers[call.number])
+
+    def _done(self, call: Call) -> bytes:
+        do = getattr(self.handler, call.what, None)
+        try:
+            if do is None:
+                raise TypeError(f"it has no {call.what}()")
+            if call.what == "request":
+                return answer_of(NO_LENS, memoryview(do(call.cmd, bytes(call.values))))
+            if call.what == "push":
+                do(self._pairs(call), call.cmd)
+                return NOTHING
+            found = do(call.keys, call.cmd)
+            if len(found) != len(call.keys):
+                raise TypeError(f"pull() returned {len(found)} rows of {len(call.keys)} keys")
+            pairs = Pairs.of(call.keys, found, self.spec.dtype)
+            return answer_of(pairs.lens, pairs.values.view(np.uint8).data)
+        except Exception as error:
+            raise AccessFailed(
+                f"table {self.spec.name!r}: its handler {self.spec.access.name!r} failed in "
+                f"{call.what}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _pairs(self, call: Call) -> Pairs:
+        size = np.dtype(self.spec.dtype).itemsize
+        if (call.lens < 0).any() or int(call.lens.sum()) * size != call.values.nbytes:
+            raise ValueError(f"lengths of {call.lens.sum()} and {call.values.nbytes} bytes")
+        return Pairs(call.keys, np.frombuffer(call.values, self.spec.dtype), call.lens)
+
+    # ------------------------------------------------------------------ what no call is
+
+    def apply(self, staged: StagedCall, lr: float | None) -> None:
+        raise AccessFailed(staged.problem())
+
+    def write(self, staged: StagedCall) -> None:
+        raise AccessFailed(staged.problem())
+
+    def merge(self, contributions: Sequence[tuple[float, float | None, StagedCall]]) -> None:
+        raise AccessFailed("a handled table has no rounds")
+
+    # ------------------------------------------------------------------ disk
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """`keys` (int64 bits), `values`, `lens`; nothing of a handler that does not save."""
+        save = getattr(self.handler, "save", None)
+        pairs: Pairs = save() if save is not None else Pairs.of(np.empty(0, np.uint64), (), "f4")
+        return {
+            "keys": torch.from_numpy(pairs.keys.view(np.int64).copy()),
+            "values": torch.from_numpy(pairs.values.copy()),
+            "lens": torch.from_numpy(pairs.lens.copy()),
+        }
+
+    def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
+        """Have the handler take over the pairs of another shard that belong here."""
+        del held, same
+        from shoal.tables.distinct import within
+
+        keys = state["keys"].numpy().view(np.uint64)
+        mine = np.flatnonzero(within(keys, self.held.start, self.held.stop))
+        pairs = Pairs(keys, state["values"].numpy(), state["lens"].numpy()).chosen(mine)
+        load = getattr(self.handler, "load", None)
+        if load is not None and len(mine):
+            load(pairs)
+
+
+def made(spec: TableSpec) -> Any:
+    """A table's handler.
+
+    Raises:
+        UnknownName: there is none of that name
+        InvalidValue: it cannot be made with these options
+    """
+    factory = handlers[spec.access.name]
+    try:
+        return factory(**spec.access.options)
+    except Exception as error:
+        raise InvalidValue(
+            f"table {spec.name!r}: handler {spec.access.name!r} cannot be made: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,152 @@
+"""Segments: open-addressing tables of (key, place + 1) pairs, in memory of their own.
+
+A key's hash says which segment it is in, and where in it its pair is looked for first; from there
+on by linear probing, until it or an empty pair is found. Segments have any number of pairs, so that
+each may grow when it likes; kernels know them by (address, pairs), two numbers a segment.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
+
+FULL = 0.65  # pairs that are taken, at most
+PAIR = U(16)  # bytes
+PLACE = U(8)  # of a pair: where its second number is
+LOW = U((1 << 32) - 1)
+MAPPED = 1 << 16  # bytes from which on a segment's memory is mapped, and given back to the system
+HUGE = 1 << 21
+
+
+def pages(nbytes: int, large: bool) -> mmap.mmap:
+    """Fresh zeroed memory of this process, in large pages where the system has them.
+
+    Rows are read at random: with small pages most reads would also miss the TLB. But a large page
+    is zeroed when it is first touched, all of it: much memory that is touched at random from its
+    beginning has small ones, or one request would wait until everything is zeroed.
+    """
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if large:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class Segments:
+    """The memory of some segments, a power of two of them.
+
+    table:   (2 n,) uint64: address and pairs of each
+    counts:  (n,) uint64, pairs taken
+    """
+
+    def __init__(self, count: int) -> None:
+        self.table = np.zeros(2 * count, np.uint64)
+        self.counts = np.zeros(count, np.uint64)
+        self._memory: list[np.ndarray] = [np.empty(0, np.uint64)] * count
+
+    @property
+    def pairs(self) -> np.ndarray:
+        return self.table[1::2]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.pairs.sum()) * int(PAIR)
+
+    def resize(self, number: int, pairs: int) -> None:
+        """Give a segment other memory; its pairs move there."""
+        nbytes = int(PAIR) * pairs
+        if nbytes < MAPPED:
+            memory = np.zeros(2 * pairs, np.uint64)
+        else:
+            memory = np.frombuffer(pages(nbytes, large=nbytes >= HUGE), np.uint64)
+        address, before = U(memory.ctypes.data), self.table[2 * number : 2 * number + 2]
+        _move(before[0], before[1], address, U(pairs))
+        before[:] = address, pairs
+        self._memory[number] = memory
+
+
+@kernel
+def home(base: Any, pairs: Any, hashed: Any) -> Any:
+    """The address where a key's pair is looked for first."""
+    return base + (((hashed & LOW) * pairs) >> U(32)) * PAIR
+
+
+@kernel
+def segment_of(table: Any, hashed: Any) -> Any:
+    """Whose number comes from the middle of a hash: all of a server's keys may begin alike."""
+    return (hashed >> U(32)) & U(table.size // 2 - 1)
+
+
+@kernel
+def probe(base: Any, pairs: Any, key: Any, hashed: Any) -> Any:
+    """The address of the key's pair, or of the empty one where it would be."""
+    at, end = home(base, pairs, hashed), base + pairs * PAIR
+    while word(at + PLACE) != U(0) and word(at) != key:
+        at += PAIR
+        if at == end:
+            at = base
+    return at
+
+
+@kernel
+def find(table: Any, keys: Any, places: Any, missing: Any, wanted: Any) -> Any:
+    """The place of each key, or all ones, whose numbers `missing` gets; returns how many they are.
+
+    wanted: counts them by segment
+    """
+    count, absent = U(keys.size), U(0)
+    for i in range(count):
+        if i + AHEAD < count:
+            hashed = mixed(keys[i + AHEAD])
+            s = segment_of(table, hashed) * U(2)
+            fetch(home(table[s], table[s + U(1)], hashed))
+        hashed = mixed(keys[i])
+        s = segment_of(table, hashed)
+        at = probe(table[s * U(2)], table[s * U(2) + U(1)], keys[i], hashed)
+        found = word(at + PLACE)
+        places[i] = found - U(1)
+        if found == U(0):
+            missing[absent] = i
+            absent += U(1)
+            wanted[s] += U(1)
+    return absent
+
+
+@kernel
+def add(
+    table: Any, counts: Any, keys: Any, places: Any, missing: Any, absent: Any, first: Any
+) -> Any:
+    """Add the keys that were missing, at places from `first` on; returns how many they were.
+
+    A key that is missing twice is added once. `missing` keeps the numbers of those that were added.
+    """
+    added = U(0)
+    for n in range(absent):
+        i = U(missing[n])
+        hashed = mixed(keys[i])
+        s = segment_of(table, hashed)
+        at = probe(table[s * U(2)], table[s * U(2) + U(1)], keys[i], hashed)
+        found = word(at + PLACE)
+        if found == U(0):
+            missing[added] = i
+            added += U(1)
+            found = first + added
+            put(at, keys[i])
+            put(at + PLACE, found)
+            counts[s] += U(1)
+        places[i] = found - U(1)
+    return int(added)
+
+
+@kernel
+def _move(old: Any, old_pairs: Any, base: Any, pairs: Any) -> None:
+    for i in range(old_pairs):
+        place = word(old + i * PAIR + PLACE)
+        if place != U(0):
+            key = word(old + i * PAIR)
+            at = probe(base, pairs, key, mixed(key))
+            put(at, key)
+            put(at + PLACE, place)

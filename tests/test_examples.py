@@ -54,6 +54,14 @@ def test_own_method(how, tmp_path):
     assert "one step of size lr" in text
 
 
+@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN], ids=["python", "run"])
+def test_own_handler(how, tmp_path):
+    script = str(EXAMPLES / "own_handler.py")
+    given = ["--import", script] if how is SHOAL_RUN else []
+    text = output_of([*how, *given, script], tmp_path)
+    assert "[4, 2] items" in text
+
+
 def test_a_method_that_servers_do_not_know_is_explained(tmp_path):
     done = subprocess.run(
         [*SHOAL_RUN, str(EXAMPLES / "own_method.py")], cwd=tmp_path, capture_output=True, text=True,

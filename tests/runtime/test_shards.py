@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from shoal.apps.export import export
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
-from shoal.keys import SLOTS, KeyRange, split_evenly
+from shoal.keys import SLOTS, KeyRange, slot_of, split_evenly
 from shoal.runtime.shards import SavedShards, save_shards
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, Init, TableSpec
@@ -128,6 +128,20 @@ def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
     [path] = export(tmp_path / "run", "text", None)
     assert path == tmp_path / "run" / "export" / "_.._up.txt"
     assert path.read_text() == "0 0\n1 0\n2 0\n"
+
+
+def test_a_handled_table_is_exported(tmp_path):
+    spec = TableSpec("kv", kind="handled", access=Access("lists"))
+    for rank, held in enumerate((KeyRange(0, SLOTS // 2), KeyRange(SLOTS // 2, SLOTS))):
+        shard = open_shard(spec, held)
+        mine = [key for key in range(20) if slot_of(key) in held]
+        shard.handler.rows = {key: np.arange(key % 3, dtype=np.float32) for key in mine}
+        save_shards(tmp_path / "shards", rank, [shard])
+    [path] = export(tmp_path, "text", None)
+    lines = [line.split() for line in path.read_text().splitlines()]
+    assert lines == [[str(key), *map(str, range(key % 3))] for key in range(20)]
+    tensors = load_file(export(tmp_path, "safetensors", None)[0])
+    assert tensors["kv.lens"].tolist() == [key % 3 for key in range(20)]
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue
 from shoal.runtime.shards import SavedShards
+from shoal.tables.calls import Pairs
 
 
 def export(run: Path, form: str, out: Path | None) -> list[Path]:
     """Write a run's tables; returns the files.
 
     form:  `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys (uint64
-           bits as int64) and NAME.rows; or `text`, a file per table: a key and its row in a line
+           bits as int64) and NAME.rows, a handled one as NAME.keys, .values and .lens; or `text`,
+           a file per table: a key and its row in a line
     out:   the file, or the folder of text files; in the run's folder by default
 
     Raises:
@@ -43,7 +46,7 @@ def _as_tensors(saved: SavedShards, path: Path) -> Path:
     tensors: dict[str, Tensor] = {}
     for name, spec in saved.tables.items():
         table = saved.merged(name)
-        if spec.sparse:
+        if spec.hashed:
             tensors |= {f"{name}.{what}": each for what, each in table.items()}
         else:
             tensors[name] = table["rows"]
@@ -52,10 +55,18 @@ def _as_tensors(saved: SavedShards, path: Path) -> Path:
 
 
 def _as_text(saved: SavedShards, name: str, path: Path) -> Path:
-    table = saved.merged(name)
-    rows = table["rows"].reshape(len(table["rows"]), -1)
-    keys = table["keys"].numpy().view("uint64").tolist() if "keys" in table else range(len(rows))
     with path.open("w") as file:
-        for key, row in zip(keys, rows.tolist(), strict=True):
+        for key, row in _rows(saved.merged(name)):
             file.write(f"{key} {' '.join(f'{value:.9g}' for value in row)}\n")
     return path
+
+
+def _rows(table: dict[str, Tensor]) -> Iterator[tuple[int, list[float]]]:
+    """Keys with their values."""
+    keys = table["keys"].numpy().view("uint64") if "keys" in table else None
+    if keys is not None and "lens" in table:
+        pairs = Pairs(keys, table["values"].numpy(), table["lens"].numpy())
+        yield from ((key, values.tolist()) for key, values in pairs)
+        return
+    rows = table["rows"].reshape(len(table["rows"]), -1).tolist()
+    yield from zip(range(len(rows)) if keys is None else keys.tolist(), rows, strict=True)

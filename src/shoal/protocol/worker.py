@@ -167,7 +167,7 @@ class WorkerMachine:
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything unanswered."""
         return [
-            (self._described(leg, part), f"{self._name(part.share.server)}: {part.reason}")
+            (describe(self._message(leg, part)), f"{self._name(part.share.server)}: {part.reason}")
             for leg in self._flight.legs.values()
             for part in leg.open_parts()
         ]
@@ -374,7 +374,7 @@ class WorkerMachine:
     def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who = self._name(part.share.server)
-        error = kind(f"{who} refused {self._described(leg, part)}: {reply.reason}")
+        error = kind(f"{who} refused {describe(self._message(leg, part))}: {reply.reason}")
         self._flight.land(leg, part)
         part.done = True  # this server has said its last word on it
         if leg.request_id:
@@ -442,9 +442,6 @@ class WorkerMachine:
         for request_id in self._requests:
             if request_id in self._requests:
                 self._resolve(request_id, error, out)
-
-    def _described(self, leg: Leg, part: LegPart) -> str:
-        return describe(self._message(leg, part))
 
     def _name(self, node: NodeId) -> str:
         member = self.session.view.member(node) if self.session.view else None

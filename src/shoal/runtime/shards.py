@@ -22,6 +22,7 @@ from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.shards import OpenShard, Shard
 from shoal.runtime.folder import shard_files
+from shoal.tables.calls import elements
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
@@ -66,15 +67,20 @@ class SavedShards:
                     yield KeyRange(*held), _read(path, number)
 
     def merged(self, table: str) -> dict[str, Tensor]:
-        """A table's `rows`; of a sparse one its `keys` as well, in order."""
+        """A table's `rows`; of a sparse one its `keys` as well, in order; of a handled one its
+        `keys`, `values` and `lens`."""
         spec = self.tables[table]
         parts = sorted(self.parts(table), key=lambda part: part[0].start)
         if spec.kind == "dense":
             rows = torch.cat([state["rows"] for _, state in parts])
             return {"rows": rows.reshape(-1, *spec.row_shape)}
         keys = torch.cat([state["keys"] for _, state in parts])
-        rows = torch.cat([state["records"][:, : spec.width] for _, state in parts])
         order = torch.from_numpy(np.argsort(keys.numpy().view(np.uint64), kind="stable"))
+        if spec.kind == "handled":
+            values, lens = (torch.cat([s[what] for _, s in parts]) for what in ("values", "lens"))
+            places = torch.from_numpy(elements(lens.numpy(), order.numpy()))
+            return {"keys": keys[order], "values": values[places], "lens": lens[order]}
+        rows = torch.cat([state["records"][:, : spec.width] for _, state in parts])
         return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
 
     def beginning(self, open_shard: OpenShard) -> OpenShard:

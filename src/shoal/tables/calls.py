@@ -37,9 +37,9 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
     lens: np.ndarray
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        stops = np.cumsum(self.lens).tolist()
-        starts = [0, *stops[:-1]]
-        for key, start, stop in zip(self.keys.tolist(), starts, stops, strict=True):
+        stop = 0
+        for key, count in zip(self.keys.tolist(), self.lens.tolist(), strict=True):
+            start, stop = stop, stop + count
             yield key, self.values[start:stop]
 
     def chosen(self, which: np.ndarray) -> Pairs:

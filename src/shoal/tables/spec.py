@@ -189,7 +189,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
         _require_one_of("dtype", self.dtype, ITEM_SIZES)
         _require_one_of("merge", self.merge, ("mean", "sum"))
-        if self.merge == "mean" and "int" in self.dtype:
+        if self.merge == "mean" and "int" in self.dtype and self.kind != "handled":
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
         if self.fragment_rows < 0:
             raise InvalidValue(f"table {self.name!r}: fragment_rows {self.fragment_rows} < 0")

@@ -1,0 +1,167 @@
+"""Handled tables: calls as words, and a server's part."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import AccessFailed, InvalidValue, UnknownName
+from shoal.keys import SLOTS, KeyRange, slot_of
+from shoal.tables.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
+from shoal.tables.handled import HandledShard, handler, made
+from shoal.tables.opening import check
+from shoal.tables.spec import Access, TableSpec, bsp
+
+SPEC = TableSpec("kv", kind="handled", access=Access("lists"))
+EVERYTHING = KeyRange(0, SLOTS)
+
+
+def call(number, what, keys=(), values=(), lens=None, cmd=0, settled=0, client=1):
+    flat = np.asarray(values, np.float32)
+    if lens is None:
+        lens = [len(flat) // max(1, len(keys))] * len(keys)
+    lens = np.array(lens if what == "push" else [], np.int64)
+    keys = np.array(keys, np.uint64)
+    return Call(client, number, settled, what, cmd, keys, lens, flat.view(np.uint8).data)
+
+
+def asked(shard, *arguments, **options):
+    words = call(*arguments, **options).words()
+    staged = shard.stage_keys(EVERYTHING, len(words))
+    staged.words[:] = words
+    lens, values = read_answer(shard.read_keys(staged))
+    return lens.tolist(), np.frombuffer(values, np.float32).tolist()
+
+
+lists = st.dictionaries(
+    st.integers(0, (1 << 64) - 1), st.lists(st.integers(-9, 9), max_size=4), max_size=6
+)
+
+
+@given(lists, st.integers(-(1 << 63), (1 << 63) - 1))
+def test_a_call_is_read_as_it_was_written(rows, cmd):
+    keys = sorted(rows)
+    pairs = Pairs.of(np.array(keys, np.uint64), [np.array(rows[k]) for k in keys], "float32")
+    values = pairs.values.view(np.uint8).data
+    read = Call.read(Call(7, 8, 6, "push", cmd, pairs.keys, pairs.lens, values).words())
+    assert (read.client, read.number, read.settled, read.what, read.cmd) == (7, 8, 6, "push", cmd)
+    again = Pairs(read.keys, np.frombuffer(read.values, np.float32), read.lens)
+    assert {key: values.tolist() for key, values in again} == rows
+    back = read_answer(memoryview(answer_of(pairs.lens, values)))
+    assert back[0].tolist() == pairs.lens.tolist()
+    assert back[1] == values
+
+
+@given(lists, st.randoms())
+def test_chosen_pairs(rows, random):
+    keys = sorted(rows)
+    pairs = Pairs.of(np.array(keys, np.uint64), [np.array(rows[k]) for k in keys], "float32")
+    which = np.array(sorted(random.sample(range(len(keys)), len(keys) // 2)), np.int64)
+    found = {key: values.tolist() for key, values in pairs.chosen(which)}
+    assert found == {keys[at]: rows[keys[at]] for at in which.tolist()}
+    assert len(elements(pairs.lens, which)) == sum(map(len, found.values()))
+
+
+@given(st.data())
+def test_whatever_comes_is_a_call_or_refused(data):
+    words = call(1, "push", [3, 8], [1, 2, 3], [2, 1]).words()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at] = data.draw(st.sampled_from([0, 1, 2, 3, 12, 1 << 40, (1 << 64) - 1]))
+    words = words[: data.draw(st.integers(0, len(words)))]
+    shard = HandledShard(SPEC, EVERYTHING)
+    staged = shard.stage_keys(EVERYTHING, len(words))
+    staged.words[:] = words
+    try:
+        read_answer(shard.read_keys(staged))
+    except AccessFailed:
+        assert not shard.handler.rows
+
+
+def test_lists():
+    shard = HandledShard(SPEC, EVERYTHING)
+    asked(shard, 1, "push", [3, 8], [1, 2, 5], [2, 1])
+    asked(shard, 2, "push", [3], [10, 20])
+    assert asked(shard, 3, "pull", [3, 5, 8]) == ([2, 0, 1], [11, 22, 5])
+    asked(shard, 4, "push", [3], [7], cmd=1)
+    assert asked(shard, 5, "pull", [3]) == ([1], [7])
+    assert len(shard) == 2
+    with pytest.raises(AccessFailed, match="key 3 has 1 values, and 2 came"):
+        asked(shard, 6, "push", [2, 3], [1, 1, 2], [1, 2])
+    assert asked(shard, 7, "pull", [2, 3]) == ([0, 1], [7])  # nothing of it was done
+    with pytest.raises(AccessFailed, match="lists' failed in request: TypeError: it has no req"):
+        asked(shard, 8, "request")
+
+
+def test_a_call_is_done_once_however_often_it_comes():
+    shard = HandledShard(SPEC, EVERYTHING)
+    for _ in range(3):
+        asked(shard, 1, "push", [3], [1])
+    asked(shard, 1, "push", [3], [1], client=2)
+    assert asked(shard, 2, "pull", [3]) == ([1], [2])
+    asked(shard, 3, "push", [3], [1], settled=3)
+    assert asked(shard, 2, "pull", [3]) == ([], [])  # late: nobody waits for it
+    asked(shard, 1, "push", [3], [1])
+    assert asked(shard, 4, "pull", [3]) == ([1], [3])
+    assert len(shard._answered[1].answers) == 2
+
+
+class Picky:
+    def __init__(self, least=0):
+        self.least = least
+
+    def push(self, pairs, cmd):
+        raise OSError("no disk")
+
+    def pull(self, keys, cmd):
+        return [[1.0]]
+
+    def request(self, head, body):
+        return body[::-1] if head else "text"
+
+
+def test_a_handler_of_ones_own_and_what_it_does_wrong():
+    handler("picky", Picky)
+    spec = TableSpec("own", kind="handled", access=Access("picky", {"least": 3}))
+    check(spec)
+    shard = HandledShard(spec, EVERYTHING)
+    assert shard.handler.least == 3
+    assert asked(shard, 1, "pull", [5]) == ([1], [1])
+    with pytest.raises(AccessFailed, match="'picky' failed in push: OSError: no disk"):
+        asked(shard, 2, "push", [5], [1])
+    with pytest.raises(AccessFailed, match=r"pull\(\) returned 1 rows of 2 keys"):
+        asked(shard, 3, "pull", [5, 6])
+    with pytest.raises(AccessFailed, match="failed in request: TypeError"):
+        asked(shard, 4, "request")
+    words = Call(1, 5, 0, "request", 1, values=memoryview(b"abc")).words()
+    staged = shard.stage_keys(EVERYTHING, len(words))
+    staged.words[:] = words
+    assert bytes(read_answer(shard.read_keys(staged))[1]) == b"cba"
+    assert shard.state()["keys"].numel() == 0  # it does not save
+
+
+def test_what_is_refused():
+    with pytest.raises(UnknownName, match=r"unknown handler 'list'.*did you mean 'lists'"):
+        made(TableSpec("t", kind="handled", access=Access("list")))
+    with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be made: TypeError.*size"):
+        check(TableSpec("t", kind="handled", access=Access("lists", {"size": 1})))
+    for options in ({"row_shape": (3,)}, {"consistency": bsp()}, {"rows": 3}, {"max_rows": 3}):
+        with pytest.raises(InvalidValue, match="table 't'"):
+            TableSpec("t", kind="handled", access=Access("lists"), **options)
+    shard = HandledShard(SPEC, EVERYTHING)
+    assert "handler" in shard.stage(EVERYTHING, 3).problem()
+
+
+def test_what_is_left_is_taken_over_by_others():
+    shard = HandledShard(SPEC, EVERYTHING)
+    keys = list(range(100))
+    asked(shard, 1, "push", keys, range(200))
+    halves = [KeyRange(0, SLOTS // 2), KeyRange(SLOTS // 2, SLOTS)]
+    found = {}
+    for held in halves:
+        other = HandledShard(SPEC, held)
+        other.restore(EVERYTHING, shard.state(), True)
+        assert all(slot_of(key) in held for key in other.handler.rows)
+        found |= {key: row.tolist() for key, row in other.handler.rows.items()}
+    assert found == {key: [2 * key, 2 * key + 1] for key in keys}
+    assert HEAD == 7

@@ -62,8 +62,8 @@ def test_growth_moves_a_few_pairs_a_call(batch, monkeypatch):
     total = 300 * batch if batch > 1 else 20_000
     keys = np.random.default_rng(0).integers(0, 1 << 63, total).astype(np.uint64)
     index, created = KeyIndex(), np.empty(batch, np.uint64)
-    original = Segments.resize
-    monkeypatch.setattr(Segments, "resize", watched)
+    original = Segments.grow
+    monkeypatch.setattr(Segments, "grow", watched)
     for start in range(0, total, batch):
         moved.append(0)
         index.find_or_add(keys[start : start + batch], created)
@@ -81,7 +81,7 @@ def test_no_memory_for_more_keys_leaves_the_index_as_it_was(monkeypatch):
     index, keys = KeyIndex(), np.arange(20_000, dtype=np.uint64)
     created = np.empty(len(keys), np.uint64)
     index.find_or_add(keys[:10_000], created)
-    original = Segments.resize
+    original = Segments.grow
 
     def refused(self, number, pairs):
         if number == 100:
@@ -89,7 +89,7 @@ def test_no_memory_for_more_keys_leaves_the_index_as_it_was(monkeypatch):
         original(self, number, pairs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Segments, "resize", refused)
+        patched.setattr(Segments, "grow", refused)
         with pytest.raises(MemoryError):
             index.find_or_add(keys, created)
     assert len(index) == 10_000

@@ -42,7 +42,7 @@ class BoundedIndex:
         self.keys = np.zeros(most, np.uint64)[:0]
         self._keys = np.zeros(most, np.uint64)
         self._segments = Segments(1)
-        self._segments.resize(0, ceil(most / FULL) + 1)
+        self._segments.grow(0, ceil(most / FULL) + 1)
         self._uses = np.zeros(most, np.uint32)
         self._last = np.zeros(most, np.uint64)
         self._lfu = policy == "lfu"

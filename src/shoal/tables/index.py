@@ -19,7 +19,7 @@ from shoal.tables.segments import FULL, Segments, add, find, pages
 
 MISSING = np.uint64((1 << 64) - 1)
 SEGMENTS = 256
-GROWTH = 1.25
+GROWTH = 1.5
 LEAST_PAIRS = 8
 LEAST_PLACES = 1 << 10
 
@@ -30,7 +30,7 @@ class Growing:
     def __init__(self, dtype: np.dtype[Any], stride: int) -> None:
         self._size = dtype.itemsize * stride
         self._dtype = dtype
-        self._memory = pages(LEAST_PLACES * self._size, large=True)
+        self._memory = pages(LEAST_PLACES * self._size)
         self.array = np.frombuffer(self._memory, dtype)
 
     def reserve(self, places: int) -> None:
@@ -61,7 +61,7 @@ class KeyIndex:
     def __init__(self) -> None:
         self._segments = Segments(SEGMENTS)
         for number in range(SEGMENTS):
-            self._segments.resize(number, pairs_for(number, 0))
+            self._segments.grow(number, pairs_for(number, 0))
         self._wanted = np.zeros(SEGMENTS, np.uint64)
         self._count = 0
         self._keys = Growing(np.dtype(np.uint64), 1)
@@ -109,7 +109,7 @@ class KeyIndex:
         self._wanted[:] = 0
         self._keys.reserve(self._count + absent)
         for number in np.flatnonzero(needed > FULL * segments.pairs).tolist():
-            segments.resize(number, pairs_for(number, int(needed[number])))
+            segments.grow(number, pairs_for(number, int(needed[number])))
 
 
 def pairs_for(number: int, keys: int) -> int:

@@ -14,25 +14,21 @@ import numpy as np
 
 from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
 
-FULL = 0.65  # pairs that are taken, at most
+FULL = 0.7  # pairs that are taken, at most
 PAIR = U(16)  # bytes
 PLACE = U(8)  # of a pair: where its second number is
 LOW = U((1 << 32) - 1)
 MAPPED = 1 << 16  # bytes from which on a segment's memory is mapped, and given back to the system
-HUGE = 1 << 21
+_NOTHING = np.empty(0, np.uint64)
 
 
-def pages(nbytes: int, large: bool) -> mmap.mmap:
-    """Fresh zeroed memory of this process, in large pages where the system has them.
+def pages(nbytes: int) -> mmap.mmap:
+    """Fresh zeroed memory of this process, which grows in place.
 
-    Rows are read at random: with small pages most reads would also miss the TLB. But a large page
-    is zeroed when it is first touched, all of it: much memory that is touched at random from its
-    beginning has small ones, or one request would wait until everything is zeroed.
+    In small pages: a large one is found and zeroed as a whole when it is first touched, for which
+    one request would wait (20 ms, at times). What large ones save, kernels hide that fetch ahead.
     """
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if large:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Segments:
@@ -45,7 +41,9 @@ class Segments:
     def __init__(self, count: int) -> None:
         self.table = np.zeros(2 * count, np.uint64)
         self.counts = np.zeros(count, np.uint64)
-        self._memory: list[np.ndarray] = [np.empty(0, np.uint64)] * count
+        self._memory: list[np.ndarray | mmap.mmap] = [_NOTHING] * count
+        self._scratch = _NOTHING
+        _spread(U(0), U(0), U(1), _NOTHING)  # compiled, or fetched from disk, before it is needed
 
     @property
     def pairs(self) -> np.ndarray:
@@ -55,17 +53,31 @@ class Segments:
     def nbytes(self) -> int:
         return int(self.pairs.sum()) * int(PAIR)
 
-    def resize(self, number: int, pairs: int) -> None:
-        """Give a segment other memory; its pairs move there."""
-        nbytes = int(PAIR) * pairs
-        if nbytes < MAPPED:
-            memory = np.zeros(2 * pairs, np.uint64)
-        else:
-            memory = np.frombuffer(pages(nbytes, large=nbytes >= HUGE), np.uint64)
-        address, before = U(memory.ctypes.data), self.table[2 * number : 2 * number + 2]
+    def grow(self, number: int, pairs: int) -> None:
+        """Give a segment more memory; its pairs find their places in it.
+
+        Large ones stay where they are (their pages may be moved, uncopied): memory that was never
+        touched costs more than all else that is done here.
+        """
+        before = self.table[2 * number : 2 * number + 2]
+        memory, nbytes, taken = self._memory[number], int(PAIR) * pairs, int(before[1])
+        if isinstance(memory, mmap.mmap):
+            if self._scratch.size < 2 * taken:
+                self._scratch = np.empty(4 * taken, np.uint64)
+            memory.resize(nbytes)
+            before[:] = _address(memory), pairs
+            _spread(before[0], U(taken), U(pairs), self._scratch)
+            return
+        larger = np.zeros(2 * pairs, np.uint64) if nbytes < MAPPED else pages(nbytes)
+        address = _address(larger)
         _move(before[0], before[1], address, U(pairs))
         before[:] = address, pairs
-        self._memory[number] = memory
+        self._memory[number] = larger
+
+
+def _address(memory: np.ndarray | mmap.mmap) -> int:
+    array = np.frombuffer(memory, np.uint64) if isinstance(memory, mmap.mmap) else memory
+    return array.ctypes.data
 
 
 @kernel
@@ -147,6 +159,21 @@ def _move(old: Any, old_pairs: Any, base: Any, pairs: Any) -> None:
         place = word(old + i * PAIR + PLACE)
         if place != U(0):
             key = word(old + i * PAIR)
+            at = probe(base, pairs, key, mixed(key))
+            put(at, key)
+            put(at + PLACE, place)
+
+
+@kernel
+def _spread(base: Any, taken: Any, pairs: Any, scratch: Any) -> None:
+    """Put the first `taken` pairs of a segment where they are looked for among `pairs`."""
+    for i in range(U(2) * taken):
+        scratch[i] = word(base + i * U(8))
+        put(base + i * U(8), U(0))
+    for i in range(taken):
+        place = scratch[U(2) * i + U(1)]
+        if place != U(0):
+            key = scratch[U(2) * i]
             at = probe(base, pairs, key, mixed(key))
             put(at, key)
             put(at + PLACE, place)

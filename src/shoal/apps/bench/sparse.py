@@ -9,6 +9,8 @@ the bare kernels in one process and one thread: look-up and AdaGrad, then look-u
     own method 10k x 16                the update alone, in this process, by a user's access method:
                                        AdaGrad with a decay and a count per row (`examples/
                                        own_method.py`); the ceiling is the built-in AdaGrad
+
+`growing.py` has two more.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from shoal.apps.bench import growing
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
 from shoal.engines.joining import start_cluster
 from shoal.engines.local import LocalEngine
@@ -44,7 +47,7 @@ SPEC = TableSpec("bench", 0, (WIDTH,), access=Access("adagrad", {"lr": 0.1}), ki
 
 UNDER_WAY = 2
 
-COUNT = 3
+COUNT = 3 + growing.COUNT
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
@@ -69,6 +72,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     yield rate("push_pull 10k x 16", KEYS, "M keys/s", two, bound)
     yield rate("push_pull 10k x 16, one at a time", KEYS, "M keys/s", one, bound)
     yield _own_method(batches, rounds)
+    yield from growing.rows(folder, rounds)
 
 
 def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> None:

@@ -1,0 +1,78 @@
+"""What growth of a sparse table costs: the longest wait, and memory.
+
+longest wait, growing   of pulls that make 10,000 rows each, until there are ten million of 16
+                        float32, and of pulls of 1,000 that are there, by turns. Ceiling: of the
+                        same pulls when nothing grows any more
+memory per row          by which the server's process has grown. Ceiling: a row and its key
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.apps.bench.rows import Row, latency, quality
+from shoal.engines.joining import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Init, TableSpec
+
+KEYS, KNOWN = 10_000, 1_000
+WIDTH = 16
+BATCHES = 1_000
+FEW = 100  # where less than LEAST_ROUNDS are asked for
+LEAST_ROUNDS = 3
+SPEC = TableSpec("growing", 0, (WIDTH,), kind="sparse", init=Init("uniform"))
+
+COUNT = 2
+
+
+def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
+    batches = BATCHES if rounds >= LEAST_ROUNDS else FEW
+    with LocalEngine(folder) as engine:
+        client = Client(start_cluster(engine, 1, 1), ClientOptions())
+        try:
+            client.create_table(SPEC)
+            _waits(client, range(1))  # what is loaded at the first call is no growth
+            while not engine.running["server-0"]:  # until its start is reported
+                engine.exits(0.1)
+            server = engine.running["server-0"]
+            before = _resident(server)
+            growing = _waits(client, range(1, batches))
+            grown = _resident(server) - before
+            settled = _waits(client, range(1, batches))
+        finally:
+            client.close()
+        engine.finish()
+    row = latency("longest wait, growing", [growing], [settled])
+    longest, bound = max(growing) * 1e3, max(settled) * 1e3
+    yield {**row, "value": longest, "ceiling": bound, "ratio": longest / bound, "unit": "ms"}
+    bare = SPEC.row_bytes + 8
+    value = grown / ((batches - 1) * KEYS)
+    yield quality("memory per row", value, "bytes", bare, "lower")
+
+
+def _waits(client: Client, batches: range) -> list[float]:
+    """Seconds of each pull: of a batch's rows, then of some that were there before it."""
+    random = np.random.default_rng(0)
+    out, some = torch.empty(KEYS, WIDTH), torch.empty(KNOWN, WIDTH)
+    waits = []
+    for number in batches:
+        keys = np.arange(number * KEYS, (number + 1) * KEYS, dtype=np.uint64)
+        known = random.integers(0, max(1, number) * KEYS, KNOWN).astype(np.uint64)
+        for asked, into in ((keys, out), (known, some)):
+            begin = time.perf_counter()
+            client.blocking.pull(SPEC.name, asked, into)
+            waits.append(time.perf_counter() - begin)
+    return waits
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process that are in memory."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) * 1024

@@ -54,11 +54,9 @@ def test_own_method(how, tmp_path):
     assert "one step of size lr" in text
 
 
-@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN], ids=["python", "run"])
-def test_own_handler(how, tmp_path):
+def test_own_handler(tmp_path):
     script = str(EXAMPLES / "own_handler.py")
-    given = ["--import", script] if how is SHOAL_RUN else []
-    text = output_of([*how, *given, script], tmp_path)
+    text = output_of([*SHOAL_RUN, "--import", script, script], tmp_path)
     assert "[4, 2] items" in text
 
 

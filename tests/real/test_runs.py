@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -154,8 +155,9 @@ def test_bad_input_says_what_to_do(tmp_path):
         ("train", "digits", "--global-batch-size", "33"): "cannot be divided",
         ("train", "digits", "--out", "/proc/nowhere"): "name another with --out",
     }
-    for words, text in cases.items():
-        done = command(*words, cwd=tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda words: command(*words, cwd=tmp_path), cases))
+    for (words, text), done in zip(cases.items(), ended, strict=True):
         assert done.returncode != 0, words
         assert text in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr, (words, done.stderr)

@@ -244,15 +244,17 @@ def test_a_ring_cannot_be_cut_or_written_to_by_its_reader():
     outlet.close()
 
 
-def test_an_interruption_within_what_was_put_loses_nothing(liar):
+@pytest.mark.parametrize("lends", [False, True])
+def test_an_interruption_within_what_was_put_loses_nothing(liar, lends):
     """Ctrl-C, or a machine that fails, while the third of eight views is delivered."""
     size = 16 << 10
     data = b"".join(bytes([number]) * size for number in range(8))
     view, seen = memoryview(bytearray(size)), []
-    liar.end.sinks = lambda nbytes: Sink([view] * 8, None, by_view=True)
+    liar.end.sinks = lambda nbytes: Sink([view] * 8, None, by_view=True, lends=lends)
 
     def interrupted(sink):
-        seen.append(view[0])
+        seen.append(sink.views[sink.landed - 1][0])
+        assert (sink.views[sink.landed - 1] is not view) == lends
         if len(seen) == 3:
             raise KeyboardInterrupt
 

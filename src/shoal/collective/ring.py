@@ -211,7 +211,7 @@ class Ring:
         scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
         memory = memoryview(scratch)
         sizes = [min(most, nbytes - at) for at in range(0, nbytes, most)]
-        return Sink([memory[:size] for size in sizes], scratch, True)
+        return Sink([memory[:size] for size in sizes], scratch, True, True)
 
     def handle(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message

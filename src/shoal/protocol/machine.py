@@ -157,11 +157,20 @@ class Sink:
     by_view:  who gave it wants to see each view when it is full, before the next is begun: they may
               be the same memory
     landed:   how many are full, where it is filled by view
+    lends:    ... and while one is seen it may be other memory, in which its bytes have come: of a
+              peer that may write there, so nothing but values is to be read from it
     """
 
-    __slots__ = ("by_view", "context", "landed", "nbytes", "revoked", "views")
+    __slots__ = ("by_view", "context", "landed", "lends", "nbytes", "revoked", "views")
 
-    def __init__(self, views: list[memoryview], context: Any = None, by_view: bool = False) -> None:
+    def __init__(
+        self,
+        views: list[memoryview],
+        context: Any = None,
+        by_view: bool = False,
+        lends: bool = False,
+    ) -> None:
+        self.lends = lends
         self.views = views
         self.nbytes = 0
         for view in views:

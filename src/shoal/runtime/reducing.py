@@ -47,5 +47,10 @@ def _array_of(dtype: torch.dtype) -> Array:
     try:
         numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
-        return lambda memory: torch.frombuffer(memory, dtype=dtype)
+        return lambda memory: torch.frombuffer(_writable(memory), dtype=dtype)
     return lambda memory: np.frombuffer(memory, numpy_dtype)
+
+
+def _writable(memory: memoryview) -> memoryview | bytearray:
+    """Torch warns of memory that it may not write, such as a peer's."""
+    return bytearray(memory) if memory.readonly else memory

@@ -178,30 +178,37 @@ def a_revoked_sink_is_not_written_to(make: Make) -> None:
 def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
     """Each view when it is full and before the next is begun: they are the same memory."""
     for size, step in ((7, 3), (100 * KIB, 30_001), (9 * MIB, MIB)):
-        with connected(make) as pair:
-            _one_by_view(pair, noise(size), step)
+        for lends in (False, True):
+            with connected(make) as pair:
+                _one_by_view(pair, noise(size), step, lends)
 
 
-def _one_by_view(pair: Pair, data: bytes, step: int) -> None:
+def _one_by_view(pair: Pair, data: bytes, step: int, lends: bool) -> None:
     memory = _memory(step)
     views = [memory[: min(step, len(data) - start)] for start in range(0, len(data), step)]
-    sink = Sink(views, by_view=True)
-    seen: list[bytes] = []
+    sink = Sink(views, by_view=True, lends=lends)
+    own, seen = list(views), []
     pair.callee.sinks = lambda nbytes: sink
-    pair.callee.on_deliver = lambda sink: seen.append(views[sink.landed - 1].tobytes())
+    pair.callee.on_deliver = lambda sink: seen.append(sink.views[sink.landed - 1].tobytes())
     pair.caller.send(nudge(1), memoryview(data))
     pair.caller.send(nudge(2))
     pair.pump(lambda: nudge(2) in pair.callee.messages)
     assert len(seen) == len(views), f"{len(views)} views, delivered {len(seen)} times"
     assert b"".join(seen) == data
     assert sink.whole
+    assert all(view is mine for view, mine in zip(sink.views, own, strict=True)), "still lent"
 
 
 def a_sink_by_view_may_be_revoked_between_two(make: Make) -> None:
     """The rest goes nowhere, it is delivered once more, and what follows is intact."""
+    for lends in (False, True):
+        _one_revoked(make, lends)
+
+
+def _one_revoked(make: Make, lends: bool) -> None:
     with connected(make) as pair:
         memory = memoryview(bytearray(MIB))
-        sink = Sink([memory] * 9, by_view=True)
+        sink = Sink([memory] * 9, by_view=True, lends=lends)
         pair.callee.sinks = lambda nbytes: sink if nbytes == 9 * MIB else Sink([_memory(nbytes)])
 
         def revoke(sink: Sink) -> None:

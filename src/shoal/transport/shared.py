@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import socket
+from contextlib import suppress
 
 from shoal.errors import BadLength, BadSharedMemory
 from shoal.transport.wire import LINE_BYTES
@@ -115,6 +116,14 @@ class Inlet:
             into[first:] = self._ring[: count - first]
         self._at = (at + count) % RING_BYTES
 
+    def look(self, count: int) -> memoryview | None:
+        """The next bytes where they are; None where the ring ends within them."""
+        at = self._at
+        if at + count > RING_BYTES:
+            return None
+        self._at = (at + count) % RING_BYTES
+        return self._ring[at : at + count]
+
     def end_chunk(self) -> int:
         """The next chunk begins on a cache line's edge, so many bytes further."""
         skipped = -self._at % LINE_BYTES
@@ -122,8 +131,9 @@ class Inlet:
         return skipped
 
     def close(self) -> None:
-        self._ring.release()
-        self._map.close()
+        with suppress(BufferError):  # somebody looks at it: it goes with them
+            self._ring.release()
+            self._map.close()
 
 
 def send_with(sock: socket.socket, data: bytes, outlet: Outlet | None) -> None:

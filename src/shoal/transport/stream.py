@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
-from shoal.protocol.machine import Loan, Sink
+from shoal.protocol.machine import Loan
 from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -27,6 +27,7 @@ from shoal.transport.base import (
     sink_for,
 )
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
+from shoal.transport.payload import STRAIGHT_BYTES, Payload
 from shoal.transport.shared import (
     RING_BYTES,
     SHARED_BYTES,
@@ -36,16 +37,13 @@ from shoal.transport.shared import (
     receive_with,
     send_with,
 )
-from shoal.transport.wire import LINE_BYTES, PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
+from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
 
 INBOX_BYTES = 64 << 10
-SCRATCH_BYTES = 64 << 10
-STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
 TURN_BYTES = 4 << 20  # then the other connections have theirs
 HANDSHAKE_BYTES_MAX = 4 << 10
 
-_scratch = memoryview(bytearray(SCRATCH_BYTES))
 _NOWHERE = memoryview(b"")
 
 
@@ -67,24 +65,15 @@ class StreamConnection(Connection):
         self._asked = asked
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         self._start = self._stop = 0  # of what is in the inbox and not taken yet
-        # The payload underway: its message (None where that could not be understood), its sink
-        # (None where it is discarded), its bytes read and in all, and the view to fill next with
-        # the place in the payload where that begins.
-        self._message: Message | None = None
-        self._sink: Sink | None = None
-        self._read = self._expected = 0
-        self._view = self._edge = 0
-        self._shared = False  # it comes through `_inlet`
-        self._inlet: Inlet | None = None
-        self._put = self._left = 0  # bytes that the peer says are in it: all, and not taken yet
         self._greeted_with: list[int] = []  # the descriptor of the caller's ring
         self._outbox = Outbox()
+        self._payload = Payload(self._outbox)
         if asked is not None:
             self.send(asked, ())
 
     def share(self, outlet: Outlet | None, inlet: Inlet | None) -> None:
         """Have large payloads go through rings: those that are sent, and those that come."""
-        self._outbox.outlet, self._inlet = outlet, inlet
+        self._outbox.outlet, self._payload.inlet = outlet, inlet
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -152,14 +141,14 @@ class StreamConnection(Connection):
     # ------------------------------------------------------------------ receiving
 
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
-        turn = 0
-        if self._stop or self._left:  # whole messages, where the last call was interrupted
+        turn, payload = 0, self._payload
+        if self._stop or payload.put:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
         while turn < TURN_BYTES:
-            target = self._target() if self._expected and not self._shared else _NOWHERE
+            target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
             if straight:
-                into = self._up_to_line(target)
+                into = payload.up_to_line(target)
             else:
                 into = self._inbox[self._stop :] if self._stop else self._inbox
             try:
@@ -171,7 +160,7 @@ class StreamConnection(Connection):
             if not count:
                 return False
             if straight:
-                self._wrote(count, deliver)
+                payload.wrote(count, deliver)
             else:
                 self._stop += count
             self._take(arriving, deliver, malformed)
@@ -193,11 +182,11 @@ class StreamConnection(Connection):
 
     def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
         """... and say how much room the next frame's beginning needs."""
-        needed = PREFIX.size
-        if self._left:
-            self._take_put(deliver)
+        needed, payload = PREFIX.size, self._payload
+        if payload.put:
+            payload.take_put(deliver)
         while True:
-            if self._expected and not self._shared and not self._end_payload(deliver):
+            if payload.left and not payload.shared and not self._end_payload(deliver):
                 break
             start = self._start
             held = self._stop - start
@@ -213,7 +202,7 @@ class StreamConnection(Connection):
                     self._start = start
                     self._signalled(kind, payload_bytes, deliver)
                     continue
-            elif self._shared:
+            elif payload.shared:
                 raise BadSharedMemory("a frame within a payload that comes through shared memory")
             edge = start + header_bytes + padding
             if edge > self._stop:
@@ -228,14 +217,14 @@ class StreamConnection(Connection):
                 message = decode(header)
             except BadMessage as error:
                 malformed(self.peer, error)
-                self._begin_payload(None, None, payload_bytes, kind == SHARED)
+                payload.begin(self.peer, None, None, payload_bytes, kind == SHARED)
                 continue
             if not payload_bytes:
                 deliver(self.peer, message, None)
                 continue
             sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
             if kind == SHARED:
-                self._begin_payload(message, sink, payload_bytes, True)
+                payload.begin(self.peer, message, sink, payload_bytes, True)
                 continue
             if edge + payload_bytes <= self._stop and (sink is None or not sink.by_view):
                 self._start = edge + payload_bytes  # all of it is here, as of most small ones
@@ -243,58 +232,31 @@ class StreamConnection(Connection):
                     sink.fill(self._inbox, edge)
                 deliver(self.peer, message, sink)
                 continue
-            self._begin_payload(message, sink, payload_bytes)
+            payload.begin(self.peer, message, sink, payload_bytes)
         return needed
-
-    def _begin_payload(
-        self, message: Message | None, sink: Sink | None, nbytes: int, shared: bool = False
-    ) -> None:
-        self._message, self._sink, self._shared = message, sink, shared
-        self._read, self._expected = 0, nbytes
-        self._view = self._edge = 0
 
     def _end_payload(self, deliver: Deliver) -> bool:
         """Move what the inbox holds of the payload to its place; deliver it when it is whole."""
-        while self._read < self._expected:
+        while self._payload.left:
             held = self._stop - self._start
             if not held:
                 return False
-            target = self._target()[:held]
+            target = self._payload.target()[:held]
             count = target.nbytes
             target[:] = self._inbox[self._start : self._start + count]
             self._start += count
-            self._wrote(count, deliver)
+            self._payload.wrote(count, deliver)
         return True
-
-    def _wrote(self, count: int, deliver: Deliver) -> None:
-        """So many bytes more of the payload are in their place; deliver what is whole."""
-        self._read += count
-        message, sink = self._message, self._sink
-        if self._read == self._expected:
-            self._message = self._sink = None
-            self._expected = self._read = 0
-            self._shared = False
-            if sink is not None and sink.by_view:
-                sink.landed += 1
-            if message is not None:
-                deliver(self.peer, message, sink)
-        elif sink is not None and sink.by_view and not sink.revoked:
-            size = sink.views[self._view].nbytes
-            if self._read == self._edge + size:
-                self._edge += size
-                self._view += 1
-                sink.landed += 1
-                assert message is not None
-                deliver(self.peer, message, sink)
 
     def _check_shared(self, kind: int, nbytes: int) -> None:
         """The peer speaks of rings, and makes sense."""
+        payload = self._payload
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
         elif kind == PUT:
-            nonsense = not self._shared or nbytes > min(RING_BYTES, self._expected - self._read)
+            nonsense = not payload.shared or nbytes > min(RING_BYTES, payload.left)
         else:
-            nonsense = self._inlet is None or self._shared
+            nonsense = payload.inlet is None or payload.shared
         if nonsense or not nbytes or self._asked is not None:
             raise BadSharedMemory(f"a frame of kind {kind} that was not expected ({nbytes} bytes)")
 
@@ -304,24 +266,14 @@ class StreamConnection(Connection):
             self._outbox.taken(nbytes)
             self.flush()
             return
-        self._put = self._left = nbytes
-        self._take_put(deliver)
-
-    def _take_put(self, deliver: Deliver) -> None:
-        """Take what the peer has put; go on with it where a machine failed, or Ctrl-C came."""
-        while self._left and self._inlet is not None:  # whom it is delivered to may close this
-            target = self._up_to_line(self._target()[: self._left])
-            self._inlet.take(target)
-            self._left -= target.nbytes
-            if not self._left:
-                self._outbox.owed += self._put + self._inlet.end_chunk()
-            self._wrote(target.nbytes, deliver)
+        self._payload.told(nbytes)
+        self._payload.take_put(deliver)
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message, bool(self._greeted_with))
         if isinstance(verdict, Welcome) and verdict.rings:
             try:
-                self._inlet = Inlet(self._greeted_with.pop())
+                self._payload.inlet = Inlet(self._greeted_with.pop())
                 self._outbox.outlet = Outlet()
                 send_with(self._sock, encode(verdict), self._outbox.outlet)
             except OSError as error:  # it has gone, or this process has no descriptor left
@@ -345,24 +297,6 @@ class StreamConnection(Connection):
         into[: len(data)] = data
         return len(data)
 
-    def _target(self) -> memoryview:
-        """Where the next bytes of the payload go; scratch where nobody wants them (any more)."""
-        sink = self._sink
-        if sink is None or sink.revoked:
-            return _scratch[: self._expected - self._read]
-        while True:
-            view = sink.views[self._view]
-            filled = self._read - self._edge
-            if filled < view.nbytes:
-                return view[filled:] if filled else view
-            self._edge += view.nbytes
-            self._view += 1
-
-    def _up_to_line(self, target: memoryview) -> memoryview:
-        """The little that is left of a cache line, where a copy would begin within one."""
-        past = (self._read - self._edge) % LINE_BYTES
-        return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
-
     def _make_room(self, nbytes: int) -> None:
         """Bring what the inbox holds to its front, with room for `nbytes` and no more than usual.
 
@@ -382,14 +316,9 @@ class StreamConnection(Connection):
             self._inbox[:held] = inbox[start : start + held]
 
     def close(self) -> None:
-        if self._sink is not None:
-            self._sink.revoke()
-        self._message = self._sink = None
-        self._expected = self._left = self._start = self._stop = 0
+        self._payload.close()
+        self._start = self._stop = 0
         self._outbox.close()
-        if self._inlet is not None:
-            self._inlet.close()
-            self._inlet = None
         while self._greeted_with:
             os.close(self._greeted_with.pop())
         self._sock.close()

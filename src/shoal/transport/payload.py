@@ -1,0 +1,140 @@
+"""The payload that a connection is receiving: where its next bytes go, and what is whole of it."""
+
+from __future__ import annotations
+
+from shoal.protocol.machine import Sink
+from shoal.protocol.messages import Message, NodeId
+from shoal.transport.base import Deliver
+from shoal.transport.outbox import Outbox
+from shoal.transport.shared import Inlet
+from shoal.transport.wire import LINE_BYTES
+
+SCRATCH_BYTES = 64 << 10
+STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
+
+_scratch = memoryview(bytearray(SCRATCH_BYTES))
+
+
+class Payload:
+    """At most one is under way.
+
+    left:    its bytes that are to come; 0 where none is under way
+    shared:  they come through the peer's ring
+    inlet:   ... which this is
+    put:     bytes that the peer says are in it and have not been taken
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        """`outbox` tells the peer what of its ring is free again."""
+        self.left = 0
+        self.shared = False
+        self.inlet: Inlet | None = None
+        self.put = 0
+        self._said = 0  # what was put, all of it
+        self._outbox = outbox
+        self._peer = ""
+        self._message: Message | None = None  # None where it could not be understood
+        self._sink: Sink | None = None  # None where it is discarded
+        self._view = self._edge = self._read = 0  # the view to fill, where it begins; bytes so far
+
+    def begin(
+        self,
+        peer: NodeId,
+        message: Message | None,
+        sink: Sink | None,
+        nbytes: int,
+        shared: bool = False,
+    ) -> None:
+        self._peer = peer
+        self._message, self._sink, self.shared = message, sink, shared
+        self.left = nbytes
+        self._view = self._edge = self._read = 0
+
+    def target(self) -> memoryview:
+        """Where the next bytes go; scratch where nobody wants them (any more)."""
+        sink = self._sink
+        if sink is None or sink.revoked:
+            return _scratch[: self.left]
+        while True:
+            view = sink.views[self._view]
+            filled = self._read - self._edge
+            if filled < view.nbytes:
+                return view[filled:] if filled else view
+            self._edge += view.nbytes
+            self._view += 1
+
+    def up_to_line(self, target: memoryview) -> memoryview:
+        """The little that is left of a cache line, where a copy would begin within one."""
+        past = (self._read - self._edge) % LINE_BYTES
+        return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
+
+    def wrote(self, count: int, deliver: Deliver) -> None:
+        """So many bytes more are in their place; deliver what is whole."""
+        self._read += count
+        self.left -= count
+        message, sink = self._message, self._sink
+        if not self.left:
+            self._message = self._sink = None
+            self.shared = False
+            if sink is not None and sink.by_view:
+                sink.landed += 1
+            if message is not None:
+                deliver(self._peer, message, sink)
+        elif sink is not None and sink.by_view and not sink.revoked:
+            size = sink.views[self._view].nbytes
+            if self._read == self._edge + size:
+                self._edge += size
+                self._view += 1
+                sink.landed += 1
+                assert message is not None
+                deliver(self._peer, message, sink)
+
+    # ------------------------------------------------------------------ through shared memory
+
+    def told(self, nbytes: int) -> None:
+        """The peer has put so many bytes into its ring."""
+        self._said = self.put = nbytes
+
+    def take_put(self, deliver: Deliver) -> None:
+        """Take what the peer has put; go on with it where a machine failed, or Ctrl-C came."""
+        while self.put and self.inlet is not None:  # whom it is delivered to may close this
+            if self._lend_put(deliver, self.inlet):
+                continue
+            target = self.up_to_line(self.target()[: self.put])
+            self.inlet.take(target)
+            self.put -= target.nbytes
+            self._give_back(self.inlet)
+            self.wrote(target.nbytes, deliver)
+
+    def _lend_put(self, deliver: Deliver, inlet: Inlet) -> bool:
+        """Have a whole view seen where it has come, in the ring, if its sink has it so."""
+        sink, number = self._sink, self._view
+        if sink is None or not sink.lends or sink.revoked or self._read != self._edge:
+            return False
+        own = sink.views[number]
+        lent = inlet.look(own.nbytes) if own.nbytes <= self.put else None
+        if lent is None:
+            return False
+        sink.views[number] = lent
+        self.put -= own.nbytes
+        try:
+            self.wrote(own.nbytes, deliver)
+        finally:
+            if not sink.revoked:
+                sink.views[number] = own
+            if self.inlet is not None:
+                self._give_back(inlet)  # from now on the peer may write there
+        return True
+
+    def _give_back(self, inlet: Inlet) -> None:
+        if not self.put:
+            self._outbox.owed += self._said + inlet.end_chunk()
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.revoke()
+        self._message = self._sink = None
+        self.left = self.put = 0
+        if self.inlet is not None:
+            self.inlet.close()
+            self.inlet = None

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.ctr.readers import CATEGORIES, INTEGERS, Reader, guess, opened
+from shoal.apps.ctr.readers import CATEGORIES, INTEGERS, guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
@@ -80,7 +80,7 @@ def _fields(spec: CtrSpec) -> int:
     """As many as the run had that is gone on with, or as the first rows of the file have."""
     if spec.init:
         return spec_of(Path(spec.init)).fields
-    reader = Reader(Path(spec.train), spec.batch_size, spec.format)
+    reader = reader_of(spec, spec.train)
     if reader.kind == "criteo":
         return INTEGERS + CATEGORIES
     first = next(iter(reader), None)

@@ -23,7 +23,7 @@ from typing import IO
 import msgspec
 import numpy as np
 
-from shoal.apps.ctr.spec import Format
+from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.apps.readers import FLOAT32_MAX
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
@@ -135,6 +135,13 @@ class Reader:
             values[:] = [value for _, _, row in rows for value in row or ()]
         labels = np.array([label for label, _, _ in rows], np.float32)
         return Batch(labels, offsets, keys, values, fields)
+
+
+def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Reader:
+    """The rows of a file, as the run's files are read."""
+    return Reader(
+        Path(path), spec.batch_size, spec.format, spec.hash_bits, share, spec.skip_bad_lines
+    )
 
 
 def hashed(keys: np.ndarray, bits: int) -> np.ndarray:

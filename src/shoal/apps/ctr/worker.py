@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.apps.ctr.models import model_of
-from shoal.apps.ctr.readers import Batch, Reader
+from shoal.apps.ctr.readers import Batch, reader_of
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.roles import configure_log
@@ -67,13 +67,6 @@ def run_ctr_predictor(
             chances = torch.from_numpy(logits).double().sigmoid().tolist()
             lines.writelines(f"{chance:.6g}\n" for chance in chances)
     seen.save(Path(scores))
-
-
-def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Reader:
-    """The rows of a file, as the run's files are read."""
-    return Reader(
-        Path(path), spec.batch_size, spec.format, spec.hash_bits, share, spec.skip_bad_lines
-    )
 
 
 def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:

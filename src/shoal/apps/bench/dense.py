@@ -7,6 +7,10 @@ each pull follows a push, so that it fetches rows that have changed. The tables 
     local, 64 MiB   beside a copy of as much memory by one thread
     local, 1 MiB    beside a bare hand-off: one process copies into shared memory, another one out
     tcp             beside a bare socket
+
+Peers hold the rows in a process of theirs, and apply the update too: over tcp gloo's `send` and
+`recv`, local a Ray actor (where the `bench` extra is installed). They are measured after ours, for
+Ray's processes are never idle.
 """
 
 from __future__ import annotations
@@ -18,7 +22,18 @@ from itertools import cycle
 import torch
 
 from shoal.apps.bench.ceilings import Echo, HandOff
-from shoal.apps.bench.rows import Batches, Call, Row, by_turns, on, throughput, timed
+from shoal.apps.bench.peers import gloo, ray_actor
+from shoal.apps.bench.rows import (
+    Batches,
+    Call,
+    Row,
+    beside,
+    by_turns,
+    gigabytes,
+    on,
+    throughput,
+    timed,
+)
 from shoal.engines.joining import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
@@ -29,6 +44,7 @@ MIB = 1 << 20
 CALLS = {1: 50, 64: 3}  # a batch, by MiB
 BUFFERS = 4
 WARM_UP = 6
+PEERS = {"local": "Ray actor", "tcp": "gloo"}
 
 COUNT = 8
 
@@ -66,16 +82,38 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> list[Row]:
                     bare = by_turns([(call, one) for call in bounds], CALLS[size], 1, warm_up=1)
                 for all_batches, batches in zip(theirs, bare, strict=True):
                     all_batches += batches
+            peers = _peers(engine, scheme, buffers, out, CALLS[size], rounds)
         finally:
             for each in partners:
                 each.close()
             client.close()
         engine.finish()
     names = (f"{what} {size} MiB {scheme}" for what in ("push", "pull"))
-    return [
-        throughput(name, size * MIB, mine, theirs[min(at, len(theirs) - 1)])
-        for at, (name, mine) in enumerate(zip(names, ours, strict=True))
-    ]
+    found = []
+    for at, (name, mine) in enumerate(zip(names, ours, strict=True)):
+        row = throughput(name, size * MIB, mine, theirs[min(at, len(theirs) - 1)])
+        if peers:
+            row = beside(row, PEERS[scheme], gigabytes(size * MIB, peers[at]))
+        found.append(row)
+    return found
+
+
+def _peers(
+    engine: LocalEngine,
+    scheme: str,
+    buffers: list[torch.Tensor],
+    out: torch.Tensor,
+    count: int,
+    rounds: int,
+) -> list[Batches]:
+    """Batches of a peer's pushes and pulls; none where it is not installed."""
+    source = cycle(buffers)
+    peer = gloo(engine, source, out) if scheme == "tcp" else ray_actor(source, out)
+    with peer as calls:
+        if calls is None:
+            return []
+        cores = os.sched_getaffinity(0)
+        return by_turns([(call, cores) for call in calls], count, rounds, warm_up=WARM_UP)
 
 
 def _measure(

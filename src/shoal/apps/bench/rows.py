@@ -68,10 +68,13 @@ def rate(name: str, things: int, unit: str, ours: Batches, ceiling: Batches) -> 
 
 def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches, **more: Any) -> Row:
     """GB/s (1e9 bytes), the median batch's mean. Higher is better."""
-    value, bound = (
-        median(nbytes * len(batch) / sum(batch) for batch in side) / 1e9 for side in (ours, ceiling)
-    )
+    value, bound = gigabytes(nbytes, ours), gigabytes(nbytes, ceiling)
     return _row(name, ours, value, bound, "GB/s", "higher", more)
+
+
+def gigabytes(nbytes: int, batches: Batches) -> float:
+    """A second, the median batch's mean."""
+    return median(nbytes * len(batch) / sum(batch) for batch in batches) / 1e9
 
 
 def quality(

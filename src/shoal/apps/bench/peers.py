@@ -1,0 +1,116 @@
+"""What others do with a tensor that somebody else holds and updates: torch.distributed, and Ray.
+
+Both push an update, wait until it is applied, and pull the rows, as a client does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.apps.bench.rows import Call
+from shoal.collective.process_group import ProcessGroup
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+
+END, PUSH, PULL = 0, 1, 2
+LR = 1e-3
+
+Calls = tuple[Call, Call]  # push the next of some buffers; pull
+
+
+@contextmanager
+def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls]:
+    """`send` and `recv` over gloo, which are TCP."""
+    rendezvous = f"file://{engine.sockets}/peer-{out.numel()}"
+    entry = f"{__name__}:gloo_holder"
+    engine.start(Task("gloo", entry, {"rendezvous": rendezvous, "elements": out.numel()}))
+    group = ProcessGroup(0, 2, rendezvous)
+    what = [torch.tensor([each]) for each in (END, PUSH, PULL)]
+    done = torch.zeros(1)
+
+    def push() -> None:
+        dist.send(what[PUSH], 1)
+        dist.send(next(buffers), 1)
+        dist.recv(done, 1)
+
+    def pull() -> None:
+        dist.send(what[PULL], 1)
+        dist.recv(out, 1)
+
+    try:
+        yield push, pull
+    finally:
+        dist.send(what[END], 1)
+        group.close()
+
+
+def gloo_holder(rendezvous: str, elements: int) -> None:
+    """Who holds the rows, in a process of its own."""
+    torch.set_num_threads(1)
+    group = ProcessGroup(1, 2, rendezvous)
+    rows, update, done = torch.zeros(elements), torch.zeros(elements), torch.zeros(1)
+    what = torch.zeros(1, dtype=torch.int64)
+    while True:
+        dist.recv(what, 0)
+        if what == END:
+            break
+        if what == PUSH:
+            dist.recv(update, 0)
+            rows.add_(update, alpha=-LR)
+            dist.send(done, 0)
+        else:
+            dist.send(rows, 0)
+    group.close()
+
+
+@contextmanager
+def ray_actor(buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls | None]:
+    """An actor that holds the rows; None where Ray is not installed."""
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+    except ImportError:
+        yield None
+        return
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+        object_store_memory=1 << 30,
+    )
+    try:
+        holder = ray.remote(_Holder).remote(out.numel())
+        target = out.numpy()
+
+        def push() -> None:
+            ray.get(holder.push.remote(next(buffers).numpy()))
+
+        def pull() -> None:
+            target[:] = ray.get(holder.pull.remote())
+
+        yield push, pull
+    finally:
+        ray.shutdown()
+
+
+class _Holder:
+    def __init__(self, elements: int) -> None:
+        import numpy as np
+
+        self.rows = np.zeros(elements, np.float32)
+
+    def push(self, update: Any) -> None:
+        self.rows -= LR * update
+
+    def pull(self) -> Any:
+        return self.rows

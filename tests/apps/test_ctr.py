@@ -11,11 +11,13 @@ from math import exp
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shoal.apps.ctr import sample
+from shoal.apps.ctr import readers, sample
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.models import Clicks, model_of
-from shoal.apps.ctr.readers import Reader, bucket, guess, hashed
+from shoal.apps.ctr.readers import PARSERS, Reader, bucket, guess, hashed
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.worker import with_next
 from shoal.errors import DataCorrupt, DataMissing
@@ -128,6 +130,73 @@ def test_a_malformed_line_is_named(tmp_path, text, line, says):
     path.write_text(text + text.rstrip("\n").rpartition("\n")[2] + "\n")
     with pytest.raises(DataCorrupt):
         list(Reader(path, 10, skip=1))
+
+
+TOKENS = st.one_of(
+    st.sampled_from(["1", "0", "-1", "+1", "1.0", "-1.0", "+0", "2", "", " ", "\t", "x", "é"]),
+    st.integers(-(10**20), 10**20).map(str),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.tuples(
+        st.integers(0, 1 << 65),
+        st.floats(-1e6, 1e6).map(lambda x: f"{x:.6f}")
+        | st.floats().map(repr)
+        | st.sampled_from(["1", "-.5", "+7.", "1_0", ".", "--1", "12345678901234567890.5"]),
+    ).map(lambda pair: f"{pair[0]}:{pair[1]}"),
+    st.integers(0, 1 << 70).map(lambda x: f"{x:x}"),
+)
+LINES = st.one_of(
+    st.lists(TOKENS, max_size=5).map(" ".join),
+    st.tuples(st.sampled_from(["1", "0", "-1"]), st.lists(TOKENS, max_size=4)).map(
+        lambda pair: " ".join([pair[0], *pair[1]])
+    ),
+    st.lists(
+        st.sampled_from(["", "1", "-3", "77", "0", "123456", "9" * 16, "ab", "68fd1e64", "F" * 11]),
+        min_size=39, max_size=40,
+    ).map(lambda fields: "\t".join(["1", *fields])),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    lines=st.lists(LINES, max_size=12),
+    end=st.sampled_from(["\n", "\r\n"]),
+    kind=st.sampled_from(["libsvm", "dummy", "criteo"]),
+    size=st.integers(1, 5),
+)
+def test_compiled_parsing_is_the_parsers(lines, end, kind, size, tmp_path_factory):
+    """Each line is what the parser of a single line makes of it, or refused like it."""
+    expected, refused = [], 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            label, keys, values = PARSERS[kind](line)
+        except ValueError:
+            refused += 1
+            continue
+        expected.append((label, keys, [np.float32(x) for x in values or [1] * len(keys)]))
+    path = tmp_path_factory.mktemp("lines") / "rows.txt"
+    path.write_bytes(end.join(lines).encode())
+    reader = Reader(path, size, kind, skip=1000)
+    if not any(line.strip() for line in lines):
+        with pytest.raises(DataCorrupt, match="no rows"):
+            list(reader)
+        return
+    found = []
+    for batch in reader:
+        assert len(batch) <= size
+        ends = [*batch.offsets[1:], len(batch.keys)]
+        for label, start, stop in zip(batch.labels, batch.offsets, ends, strict=True):
+            found.append((label, batch.keys[start:stop].tolist(), list(batch.values[start:stop])))
+    assert found == expected
+    assert reader.skipped == refused
+
+
+def test_rows_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 7)
+    text = "1 123456789:0.5 7:2\n\n-1 4:1e2"
+    path = file_of(tmp_path, text)
+    assert rows_of(Reader(path, 2)) == [(1, {123456789: 0.5, 7: 2}), (0, {4: 100})]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "hello world\n", "1 a:b\n", "\x00\x01\n"])
@@ -298,13 +367,13 @@ def test_predictions_are_those_of_the_run(tmp_path):
     np.testing.assert_allclose([float(each) for each in chances], expected, rtol=1e-5)
     before = (run / "sample_test.txt").read_text()
     (run / "bad.txt").write_text(before + "x 3:1\n")
-    for given, says in (
+    for words, says in (
         ((tmp_path, run / "bad.txt"), "is no run of `shoal train ctr`"),
         ((run, run / "none.txt"), "none.txt"),
         ((run, run / "bad.txt"), "expected a label"),
         ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
     ):
-        refused = shoal(*given, folder=tmp_path, command=predict)
+        refused = shoal(*words, folder=tmp_path, command=predict)
         assert refused.returncode == 2
         assert says in refused.stderr
         assert "Traceback" not in refused.stderr

@@ -14,7 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.ctr.readers import CATEGORIES, INTEGERS, guess, opened, reader_of
+from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
+from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec

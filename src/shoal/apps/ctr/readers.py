@@ -18,18 +18,28 @@ import zlib
 from collections.abc import Callable, Iterator
 from math import inf, log
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
 
+from shoal.apps.ctr.lines import (
+    CATEGORIES,
+    COLUMN_BITS,
+    CRITEO,
+    DONE,
+    DUMMY,
+    FULL,
+    INTEGERS,
+    LIBSVM,
+    Rows,
+)
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.apps.readers import FLOAT32_MAX
 from shoal.errors import DataCorrupt, DataMissing
-from shoal.keys import hash_of
+from shoal.tables.kernels import U, kernel, mixed
 
-INTEGERS, CATEGORIES = 13, 26
-COLUMN_BITS = 40  # of a key of criteo's, below its column
+BLOCK_BYTES = 1 << 20
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}
 KEYS = 1 << 64
 UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
@@ -89,25 +99,27 @@ class Reader:
 
     def __iter__(self) -> Iterator[Batch]:
         mine, sharers = self._share
-        rows: list[Row] = []
-        seen = False
+        rows, kind = Rows(self._size), KINDS[self.kind]
         with opened(self._path) as file:
             try:
-                for number, line in enumerate(file):
-                    seen = seen or bool(line.strip())
-                    if number // self._size % sharers != mine or not line.strip():
-                        continue
-                    row = self._row(line, number + 1)
-                    if row is not None:
-                        rows.append(row)
-                    if len(rows) == self._size:
-                        yield self._batch(rows)
-                        rows = []
+                for block in blocks(file):
+                    rows.begin(len(block))
+                    data = np.frombuffer(block, np.uint8)
+                    while (state := rows.parse(data, kind, sharers, mine)) != DONE:
+                        if state == FULL:
+                            yield self._batch(rows)
+                            continue
+                        stop = block.index(b"\n", rows.at) + 1
+                        line, number = block[rows.at : stop].decode(), rows.number + 1
+                        rows.skip(stop - rows.at)
+                        row = self._row(line, number) if line.strip() else None
+                        if row is not None:
+                            rows.add(*row)
             except UNREADABLE as error:
                 raise DataCorrupt(f"{self._path}: {error}") from None
-        if not seen:
+        if not rows.seen:
             raise DataCorrupt(f"{self._path}: no rows")
-        if rows:
+        if rows.count:
             yield self._batch(rows)
 
     def _row(self, line: str, number: int) -> Row | None:
@@ -120,20 +132,15 @@ class Reader:
                 raise DataCorrupt(f"{self._path}: line {number}: {error}{hint}") from None
             return None
 
-    def _batch(self, rows: list[Row]) -> Batch:
-        counts = [len(keys) for _, keys, _ in rows]
-        offsets = np.concatenate([[0], np.cumsum(counts[:-1])]).astype(np.int64)
-        keys = np.array([key for _, row, _ in rows for key in row], np.uint64)
+    def _batch(self, rows: Rows) -> Batch:
+        labels, counts, keys, values = rows.take()
+        offsets = np.cumsum(counts) - counts
         if self.kind == "criteo":
             fields = (keys >> np.uint64(COLUMN_BITS)).astype(np.int64)
         else:
             fields = np.arange(len(keys)) - np.repeat(offsets, counts)
         if self._bits:
             keys = hashed(keys, self._bits)
-        values = np.ones(len(keys), np.float32)
-        if self.kind == "libsvm":
-            values[:] = [value for _, _, row in rows for value in row or ()]
-        labels = np.array([label for label, _, _ in rows], np.float32)
         return Batch(labels, offsets, keys, values, fields)
 
 
@@ -146,15 +153,35 @@ def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Read
 
 def hashed(keys: np.ndarray, bits: int) -> np.ndarray:
     """The upper bits of each key's hash."""
-    return np.array([hash_of(key) >> (64 - bits) for key in keys.tolist()], np.uint64)
+    found = np.empty_like(keys)
+    _hashed(keys, U(64 - bits), found)
+    return found
 
 
-def opened(path: Path) -> IO[str]:
-    """A text file, gzip or not (told by its content)."""
+@kernel
+def _hashed(keys: Any, shift: Any, found: Any) -> None:
+    for i in range(U(keys.size)):
+        found[i] = mixed(keys[i]) >> shift
+
+
+def blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """A file in pieces of whole lines; the last one is ended if it is not."""
+    left = b""
+    while block := file.read(BLOCK_BYTES):
+        lines, newline, rest = (left + block).rpartition(b"\n")
+        left = rest
+        if newline:
+            yield lines + newline
+    if left:
+        yield left + b"\n"
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A file, gzip or not (told by its content)."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
-        return gzip.open(path, "rt") if packed else path.open()
+        return cast(IO[bytes], gzip.open(path)) if packed else path.open("rb")
     except OSError as error:
         raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -167,7 +194,7 @@ def guess(path: Path) -> Format:
     """
     with opened(path) as file:
         try:
-            line = next((line for line in file if line.strip()), "")
+            line = next((line for line in file if line.strip()), b"").decode()
         except UNREADABLE as error:
             raise DataCorrupt(f"{path}: {error}") from None
     kind: Format = "criteo" if "\t" in line else "libsvm" if ":" in line else "dummy"
@@ -239,6 +266,7 @@ def bucket(number: int) -> int:
     return number if number <= 2 else 2 + int(log(number) ** 2)
 
 
+KINDS = {"libsvm": LIBSVM, "dummy": DUMMY, "criteo": CRITEO}
 PARSERS: dict[str, Callable[[str], Row]] = {
     "libsvm": _libsvm,
     "dummy": _dummy,

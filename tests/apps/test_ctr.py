@@ -18,6 +18,7 @@ from shoal.apps.ctr import readers, sample
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.models import Clicks, model_of
 from shoal.apps.ctr.readers import PARSERS, Reader, bucket, guess, hashed
+from shoal.apps.ctr.scores import Scores, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.worker import with_next
 from shoal.errors import DataCorrupt, DataMissing
@@ -372,6 +373,7 @@ def test_predictions_are_those_of_the_run(tmp_path):
         ((run, run / "none.txt"), "none.txt"),
         ((run, run / "bad.txt"), "expected a label"),
         ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
+        ((run, run / "sample_test.txt", "--out", run / "sample_test.txt"), "that is read"),
     ):
         refused = shoal(*words, folder=tmp_path, command=predict)
         assert refused.returncode == 2
@@ -409,6 +411,7 @@ def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
 @pytest.mark.real
 def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
     options = ("--max-rows", 300, "--evict", "lfu", "--servers", 2, "--json")
+    options += ("--strategy", "ssp", "--staleness", 2)
     ended = shoal(*options, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout.splitlines()[-1])
@@ -417,6 +420,28 @@ def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
     assert linear["evicted"] > 500
     assert summary["tables"]["bias"] == {"rows": 1, "evicted": 0}
     assert summary["test"]["auc"] > 0.6
+
+
+@pytest.mark.real
+def test_what_is_tested_or_predicted_takes_no_place_of_what_was_learnt(tmp_path):
+    train = file_of(tmp_path, "1 1\n0 2\n" * 50)
+    unseen = "".join(f"0 {key}\n" for key in range(100, 400))
+    test = file_of(tmp_path, "1 1\n0 2\n" + unseen + "1 1\n0 2\n", "test.txt")
+    options = ("--max-rows", 16, "--strategy", "ssp", "--staleness", 1, "--json")
+    ended = shoal(train, "--test", test, *options, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    assert summary["tables"]["linear"] == {"rows": 2, "evicted": 0}
+    logits = np.load(tmp_path / summary["run_dir"] / "workers" / "0" / "test.npz")["logits"]
+    assert logits[0] == logits[-2] > 0.05
+    assert logits[1] == logits[-1] < -0.05
+
+
+def test_scores_that_are_no_numbers_have_no_figures(tmp_path):
+    scores = Scores()
+    scores.add(np.array([0.5, np.nan], np.float32), np.array([1, 0], np.float32))
+    scores.save(tmp_path / "scores.npz")
+    assert figures([tmp_path / "scores.npz"]) == {"auc": None, "log_loss": None}
 
 
 @pytest.mark.real

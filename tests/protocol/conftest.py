@@ -75,6 +75,9 @@ class FakeShard:
     def stage_keys(self, rows, keys):
         return FakeStaged(rows, keys, 0)
 
+    def keep(self, clients):
+        self.kept = sorted(clients)
+
     def apply(self, staged, lr):
         for key, value in staged.updates():
             self.rows[key - self.held.start] += value

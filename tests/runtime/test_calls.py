@@ -44,7 +44,10 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_sent(cluster):
         (lambda: client.push("kv", values, [2, 2, 9]), "2 comes after 2"),
         (lambda: client.push("kv", values, [2, 9]), "cannot be shared by 2 keys"),
         (lambda: client.push("kv", values, [2, 9], lens=[1, 1]), "lens add up to 2"),
-        (lambda: client.push("kv", values, [2, 9], lens=[4, -1]), "0 or more"),
+        (lambda: client.push("kv", values, [2, 9], lens=[4, -1]), "0 to"),
+        (lambda: client.push("kv", values, [2, 9], lens=[[1], [1, 2]]), "one a key"),
+        (lambda: client.push("kv", values[:0], [2, 9], lens=[1 << 62] * 2), "one a key"),
+        (lambda: client.push("kv", values * torch.nan, []), "cannot be shared by 0 keys"),
         (lambda: client.push("kv", values, [2, 9], lens=[3]), "one a key"),
         (lambda: client.push("kv", values.double(), [1, 2, 3]), "float32"),
         (lambda: client.push("kv", values, [1, 2, 3], assign=True), "is handled"),
@@ -69,6 +72,9 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_sent(cluster):
     with pytest.raises(Refused, match="key 6 has 2 values, and 1 came"):
         client.push("kv", torch.ones(1), [6]).wait()
     assert client.pull("kv", [1, 2, 5, 6]).wait()[1].tolist() == [0, 0, 1, 2]
+    client.push("kv", values[:0], [], lens=[]).wait()  # nothing, rightly
+    with pytest.raises(Refused, match="it has no request"):
+        client.request("servers", 1, memoryview(b"abcdef")[::2], table="kv").wait()
 
 
 def test_answers_are_forgotten_by_servers_when_nobody_holds_them(cluster):

@@ -23,7 +23,7 @@ BUGS = [
     ("parked_pull_forgotten", "invariant forgotten", 0),
     ("advance_overtakes_its_push", "freshness", 0),
     ("late_pull_lands", "late pull", 0),
-    ("torn_fragment", "torn", 0),
+    ("torn_fragment", "torn called once", 0),
     ("rows_change_on_their_way", "torn", 0),
     ("fragment_applied_twice", "exactly once", 13),
     ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 0),

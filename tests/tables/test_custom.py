@@ -111,6 +111,17 @@ def test_one_that_raises_leaves_all_rows_as_they_were_repeated_keys_included():
     assert pull(table, [2])[0].tolist() == [2.0, 2.0, 0.0]
 
 
+def test_a_table_grows_after_its_method_has_raised():
+    """Numba holds what a function was given that raised, for ever; the records are not held."""
+    table = shard("t.picky")
+    updates = np.full((3, WIDTH), 101.0)
+    for _ in range(3):
+        with pytest.raises(AccessFailed):
+            table.apply(staged(table, [1, 2, 3], updates), None)
+    assert not pull(table, list(range(50_000)))[3:].any()
+    assert len(table) == 50_000
+
+
 def test_only_what_may_raise_pays_for_it():
     assert _may_raise(row_method_of(spec("t.picky"))._compiled["apply"])
     assert not _may_raise(row_method_of(spec("t.fading"))._compiled["apply"])

@@ -106,6 +106,34 @@ def test_a_call_is_done_once_however_often_it_comes():
     assert len(shard._answered[1].answers) == 2
 
 
+def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
+    calls = []
+
+    class Failing:
+        rows = 3
+
+        def push(self, pairs, cmd):
+            calls.append(cmd)
+            raise ValueError(len(calls))
+
+        def pull(self, keys, cmd):
+            return [np.zeros((2, 3))]
+
+    handler("failing", Failing)
+    shard = HandledShard(TableSpec("t", kind="handled", access=Access("failing")), EVERYTHING)
+    assert len(shard) == 0  # its rows are none
+    for _ in range(2):
+        with pytest.raises(AccessFailed, match="ValueError: 1"):
+            asked(shard, 1, "push", [5], [1])
+    assert calls == [0]
+    with pytest.raises(AccessFailed, match="in one dimension"):
+        asked(shard, 2, "pull", [5])
+    shard.keep({2, 3})
+    assert not shard._answered
+    with pytest.raises(InvalidValue, match="numpy's, which has no bfloat16"):
+        check(TableSpec("t", kind="handled", dtype="bfloat16", access=Access("lists")))
+
+
 class Picky:
     def __init__(self, least=0):
         self.least = least

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import InvalidValue, UnknownName
+from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.tables.dense import DTYPES, DenseShard, fill
+from shoal.tables.index import Growing
 from shoal.tables.methods import make
 from shoal.tables.opening import check, open_shard
 from shoal.tables.row_methods import row_methods
+from shoal.tables.segments import Segments
 from shoal.tables.sparse import SparseShard
 from shoal.tables.spec import Access, Init, TableSpec
 
@@ -223,14 +225,19 @@ def test_ftrl_stands_still_where_its_rate_is_zero():
     assert last.any()
 
 
-def test_a_growth_that_fails_changes_nothing():
+@pytest.mark.parametrize("full", ["records", "index"])
+def test_a_growth_that_fails_changes_nothing(full, monkeypatch):
     shard = shard_of(Access("sum"))
     push(shard, range(100), np.ones((100, WIDTH)))
-    held = shard.records  # nobody may hold a view: growth cannot move the memory
-    with pytest.raises(BufferError):
-        pull(shard, range(1_000_000, 1_100_000))
-    assert len(held) == len(shard.records)
-    del held
+
+    def refused(*_):
+        raise MemoryError("Cannot allocate memory")
+
+    owner, method = {"records": (Growing, "reserve"), "index": (Segments, "grow")}[full]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, method, refused)
+        with pytest.raises(AccessFailed, match="no memory for more rows than 100"):
+            pull(shard, range(1_000_000, 1_100_000))
     assert len(shard) == 100
     assert (pull(shard, range(100)) == 1).all()
     assert not pull(shard, range(1_000_000, 1_100_000)).any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 Rows = list[tuple[str, ...]]
 
 
@@ -26,6 +28,7 @@ def _strategies() -> tuple[tuple[str, ...], Rows]:
 
 
 def _tables() -> tuple[tuple[str, ...], Rows]:
+    from shoal.tables.handled import handlers
     from shoal.tables.methods import access_methods
     from shoal.tables.row_methods import row_methods
 
@@ -35,7 +38,10 @@ def _tables() -> tuple[tuple[str, ...], Rows]:
             options = methods[name].options
             shown = ", ".join(f"{option}={default}" for option, default in options.items())
             rows.append((name, kind, shown or "no options"))
-    return ("access method", "tables", "options and defaults"), rows
+    for name in handlers:
+        shown = ", ".join(map(str, signature(handlers[name]).parameters.values()))
+        rows.append((name, "handled", shown or "no options"))
+    return ("access method or handler", "tables", "options and defaults"), rows
 
 
 def _data() -> tuple[tuple[str, ...], Rows]:

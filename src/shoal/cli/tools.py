@@ -73,7 +73,7 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
     \b
     shoal predict shoal-runs/ctr-lr-20260101-120000 test.libsvm > chances.txt
     """
-    from shoal.apps.ctr.command import predict as predict_rows
+    from shoal.apps.ctr.predicting import predict as predict_rows
 
     console = Console(stderr=True)
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="shoal-predict-") as folder:

@@ -166,6 +166,8 @@ class ServerMachine:
             if worker not in self._workers:
                 self.clocks.leave(worker)
                 self._drop_worker(worker, last_clocks.get(worker, 0))
+        for shard in self.shards:
+            shard.keep(self._workers)
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -27,9 +26,9 @@ class Calls:
     """Makes exchanges of calls. A server does each once: they are numbered, and say how far all are
     settled, which is when nobody holds their answers any more."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: Callable[[], View], incarnation: Callable[[], int]) -> None:
         self._view = view
-        self._client = int.from_bytes(os.urandom(8))
+        self._incarnation = incarnation
         self._lock = Lock()
         self._number = 0
         self._open: WeakValueDictionary[int, Answer] = WeakValueDictionary()
@@ -38,8 +37,9 @@ class Calls:
         """Values for sorted keys: `lens` of them each, or equally many."""
         check_values(spec, values)
         chosen = _sorted(spec, keys)
+        counts = _lens(spec, lens, len(chosen), values.numel())
         flat = _finite(spec, values.detach().cpu().reshape(-1), chosen)
-        pairs = Pairs(chosen, flat.numpy(), _lens(spec, lens, len(chosen), len(flat)))
+        pairs = Pairs(chosen, flat.numpy(), counts)
         ops = []
         for held, which in self._places(spec, chosen):
             mine = pairs.chosen(which)
@@ -88,7 +88,7 @@ class Calls:
         for at, name in enumerate(names):
             if group in ("servers", name):
                 held = self._held(spec, at)
-                op, answer = self._op(spec, held, "request", head, values=memoryview(body))
+                op, answer = self._op(spec, held, "request", head, values=memoryview(bytes(body)))
                 ops.append(op)
                 answers.append(answer)
         return Exchange(pulls=tuple(ops)), lambda: [
@@ -106,7 +106,7 @@ class Calls:
             number = self._number = self._number + 1
             self._open[number] = answer
             settled = min(self._open.keys())
-        call = Call(self._client, number, settled, what, cmd, **parts)
+        call = Call(self._incarnation(), number, settled, what, cmd, **parts)
         return PullOp(spec.name, held, answer, call.words().data), answer
 
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
@@ -147,10 +147,15 @@ def _lens(spec: TableSpec, lens: Lens, keys: int, values: int) -> np.ndarray:
                 "say their lens"
             )
         return np.full(keys, values // keys, np.int64)
-    given = np.asarray(lens)
-    if given.shape != (keys,) or given.dtype.kind not in "iu" or (given < 0).any():
+    try:
+        given = np.asarray(lens)
+    except (ValueError, RuntimeError, TypeError):
+        given = np.empty((0, 0))
+    plain = given.shape == (keys,) and (given.dtype.kind in "iu" or not keys)
+    if not plain or (given < 0).any() or (given > values).any():
         raise InvalidValue(
-            f"table {spec.name!r}: lens are {keys} whole numbers, 0 or more: one a key"
+            f"table {spec.name!r}: lens are {keys} whole numbers from 0 to the number "
+            "of values: one a key"
         )
     if given.sum() != values:
         raise InvalidValue(

@@ -78,7 +78,7 @@ class Client:
         machine = CollectiveWorker(session, patience)
         me = Identity(name, "worker", token=self.options.token)
         self._driver = Driver(machine, me, address)
-        self._exchanges = Exchanges(self.table, lambda: self.view)
+        self._exchanges = Exchanges(self.table, lambda: self.view, lambda: session.incarnation)
         self.collective: Collective | None = None
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)

@@ -56,9 +56,15 @@ class _Kept(msgspec.Struct, eq=False):
 class Exchanges:
     """Makes them. The arguments are those of `Client.push`, `pull` and `push_pull`."""
 
-    def __init__(self, table: Callable[[str], TableSpec], view: Callable[[], View]) -> None:
+    def __init__(
+        self,
+        table: Callable[[str], TableSpec],
+        view: Callable[[], View],
+        incarnation: Callable[[], int],
+    ) -> None:
         self._table = table
         self._view = view
+        self._incarnation = incarnation
         self._calls: Calls | None = None
         self.finite = Finite(table)
         self._kept: dict[Key, _Kept] = {}
@@ -176,7 +182,7 @@ class Exchanges:
         if self._calls is None:
             from shoal.runtime.calls import Calls
 
-            self._calls = Calls(self._view)
+            self._calls = Calls(self._view, self._incarnation)
         return self._calls
 
     def request(self, table: str, group: str, head: int, body: bytes) -> tuple[Exchange, Finish]:

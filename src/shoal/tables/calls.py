@@ -3,7 +3,8 @@
     call     client, number, settled below, what, cmd, keys, bytes | keys | lengths | values
     answer   lengths, bytes                                        | lengths | values
 
-`number` counts a client's calls, so that one which comes twice is done once.
+`client` is an incarnation of a worker, and `number` counts its calls, so that one which comes twice
+is done once.
 """
 
 from __future__ import annotations
@@ -48,9 +49,15 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, keys: np.ndarray, rows: Sequence[np.ndarray], dtype: str) -> Pairs:
-        lens = np.array([len(row) for row in rows], np.int64)
-        values = np.concatenate([np.asarray(row, dtype) for row in rows] or [np.empty(0, dtype)])
-        return cls(keys, values, lens)
+        """
+        Raises:
+            ValueError: a row is no list of numbers
+        """
+        arrays = [np.asarray(row, dtype) for row in rows]
+        if any(array.ndim != 1 for array in arrays):
+            raise ValueError("each row is a list of numbers, in one dimension")
+        lens = np.array([len(array) for array in arrays], np.int64)
+        return cls(keys, np.concatenate(arrays or [np.empty(0, dtype)]), lens)
 
 
 def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ fragment at a time: a sender that dies half-way changes nothing (DESIGN section 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -63,6 +63,9 @@ class DenseShard:
     def evicted(self) -> int:
         """Rows that have made room for others: a dense table has room for all."""
         return 0
+
+    def keep(self, clients: Collection[int]) -> None:
+        """Only these workers are left. Rows are nobody's."""
 
     # ------------------------------------------------------------------ disk
 

@@ -14,7 +14,7 @@ raises stays done: a table cannot put back what it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ def handler(name: str, factory: Callable[..., Any]) -> None:
     ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
     ...     def pull(self, keys, cmd):
     ...         return [self.rows.get(key, ()) for key in keys.tolist()]
+    >>> from shoal.tables.spec import Access
     >>> handler("longest", Longest)
     >>> spec = TableSpec("names", kind="handled", access=Access("longest"))
     """
@@ -120,7 +121,7 @@ class Answered:
 
     def __init__(self) -> None:
         self.below = 0  # all of its calls below this number are settled
-        self.answers: dict[int, bytes] = {}
+        self.answers: dict[int, bytes | AccessFailed] = {}
 
     def settle(self, below: int) -> None:
         if below > self.below:
@@ -142,7 +143,7 @@ class HandledShard:
 
     def __len__(self) -> int:
         rows = getattr(self.handler, "rows", ())
-        return len(rows)
+        return len(rows) if isinstance(rows, Sized) else 0
 
     def stage(self, rows: KeyRange, keys: int) -> StagedCall:
         return StagedRows(keys + -(-keys * self.spec.row_bytes // 8))
@@ -160,9 +161,21 @@ class HandledShard:
         answered.settle(call.settled)
         if call.number < answered.below:  # a copy that comes late: nobody waits for it
             return memoryview(NOTHING)
-        if call.number not in answered.answers:
-            answered.answers[call.number] = self._done(call)
-        return memoryview(answered.answers[call.number])
+        answer = answered.answers.get(call.number)
+        if answer is None:
+            try:
+                answer = self._done(call)
+            except AccessFailed as error:
+                answer = error
+            answered.answers[call.number] = answer
+        if isinstance(answer, AccessFailed):
+            raise answer
+        return memoryview(answer)
+
+    def keep(self, clients: Collection[int]) -> None:
+        """Forget what all others were answered: they are gone."""
+        for client in [each for each in self._answered if each not in clients]:
+            del self._answered[client]
 
     def _done(self, call: Call) -> bytes:
         do = getattr(self.handler, call.what, None)
@@ -232,9 +245,15 @@ def made(spec: TableSpec) -> Any:
 
     Raises:
         UnknownName: there is none of that name
-        InvalidValue: it cannot be made with these options
+        InvalidValue: it cannot be made with these options, or numpy has no such dtype
     """
     factory = handlers[spec.access.name]
+    try:
+        np.dtype(spec.dtype)
+    except TypeError:
+        raise InvalidValue(
+            f"table {spec.name!r} is handled: its values are numpy's, which has no {spec.dtype}"
+        ) from None
     try:
         return factory(**spec.access.options)
     except Exception as error:

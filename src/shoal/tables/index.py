@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shoal.tables.kernels import U
-from shoal.tables.segments import FULL, Segments, add, find, pages
+from shoal.tables.segments import FULL, Segments, add, array_at, find, pages
 
 MISSING = np.uint64((1 << 64) - 1)
 SEGMENTS = 256
@@ -31,16 +31,20 @@ class Growing:
         self._size = dtype.itemsize * stride
         self._dtype = dtype
         self._memory = pages(LEAST_PLACES * self._size)
-        self.array = np.frombuffer(self._memory, dtype)
+        self.array = array_at(self._memory, dtype)
 
     def reserve(self, places: int) -> None:
+        """
+        Raises:
+            MemoryError: there is none
+        """
         needed = places * self._size
         if needed > len(self._memory):
-            self.array = np.empty(0, self._dtype)  # or its memory could not be moved
             try:
                 self._memory.resize(max(needed, 2 * len(self._memory)))
-            finally:
-                self.array = np.frombuffer(self._memory, self._dtype)
+            except OSError as error:
+                raise MemoryError(str(error)) from None
+            self.array = array_at(self._memory, self._dtype)
 
 
 class KeyIndex:

@@ -34,7 +34,7 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Ha
         from shoal.tables.sparse import SparseShard
 
         return SparseShard(spec, held)
-    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+    except (MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise InvalidValue(f"table {spec.name!r} does not fit a server's memory: {error}") from None
 
 

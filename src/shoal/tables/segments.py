@@ -58,26 +58,52 @@ class Segments:
 
         Large ones stay where they are (their pages may be moved, uncopied): memory that was never
         touched costs more than all else that is done here.
+
+        Raises:
+            MemoryError: there is none; nothing has changed
         """
         before = self.table[2 * number : 2 * number + 2]
         memory, nbytes, taken = self._memory[number], int(PAIR) * pairs, int(before[1])
         if isinstance(memory, mmap.mmap):
             if self._scratch.size < 2 * taken:
                 self._scratch = np.empty(4 * taken, np.uint64)
-            memory.resize(nbytes)
-            before[:] = _address(memory), pairs
+            try:
+                memory.resize(nbytes)
+            except OSError as error:
+                raise MemoryError(str(error)) from None
+            before[:] = address_of(memory), pairs
             _spread(before[0], U(taken), U(pairs), self._scratch)
             return
         larger = np.zeros(2 * pairs, np.uint64) if nbytes < MAPPED else pages(nbytes)
-        address = _address(larger)
+        address = address_of(larger)
         _move(before[0], before[1], address, U(pairs))
         before[:] = address, pairs
         self._memory[number] = larger
 
 
-def _address(memory: np.ndarray | mmap.mmap) -> int:
-    array = np.frombuffer(memory, np.uint64) if isinstance(memory, mmap.mmap) else memory
+def address_of(memory: np.ndarray | mmap.mmap) -> int:
+    array = np.frombuffer(memory, np.uint8) if isinstance(memory, mmap.mmap) else memory
     return array.ctypes.data
+
+
+class _At:
+    """What numpy takes for an array."""
+
+    def __init__(self, address: int, dtype: np.dtype[Any], count: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (count,),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def array_at(memory: mmap.mmap, dtype: np.dtype[Any]) -> np.ndarray:
+    """All of it, without a hold on it: memory that somebody holds cannot grow.
+
+    Numba never lets go of what a function was given that raises.
+    """
+    return np.asarray(_At(address_of(memory), dtype, len(memory) // dtype.itemsize))
 
 
 @kernel

@@ -7,12 +7,13 @@ slots. A push is staged whole, its keys are checked, and one kernel applies it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.errors import AccessFailed
 from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import distinct, outside, within
@@ -200,6 +201,9 @@ class SparseShard:
         view: memoryview = out.reshape(-1).view(np.uint8).data
         return view
 
+    def keep(self, clients: Collection[int]) -> None:
+        """Only these workers are left. Rows are nobody's."""
+
     # ------------------------------------------------------------------ disk
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -232,9 +236,20 @@ class SparseShard:
     # ------------------------------------------------------------------ places
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
-        """Where the keys' records are; new ones are made."""
-        if self.method.creates:
-            return self._places_of_created(keys)
+        """Where the keys' records are; new ones are made.
+
+        Raises:
+            AccessFailed: there is no memory for them; no row has changed
+        """
+        try:
+            return self._places_of_created(keys) if self.method.creates else self._found(keys)
+        except MemoryError as error:
+            raise AccessFailed(
+                f"table {self.spec.name!r}: no memory for more rows than {len(self)} ({error}); "
+                "max_rows bounds them"
+            ) from None
+
+    def _found(self, keys: np.ndarray) -> np.ndarray:
         created = np.empty(len(keys), np.uint64)
         self._records.reserve(min(len(self) + len(keys), self._most))  # or fails before any change
         places, added = self._index.find_or_add(keys, created)

@@ -27,6 +27,7 @@ ITEM_SIZES = {
 }
 FRAGMENT_BYTES = 1 << 20  # fragments are cut to about this size, which stays in a core's cache
 SLOTS_PER_FRAGMENT = 16  # of a sparse table, at most: fragments are what is handed over
+ROWS_MOST = 1 << 40  # what `max_rows` may say
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # tables are spread over servers in pieces no smaller than this
 
 Options = dict[str, float | int | bool | str]
@@ -166,9 +167,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         _require_one_of("kind", self.kind, ("dense", "sparse", "handled"))
         _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
         _require_one_of("evict", self.evict, ("lru", "lfu"))
-        if self.max_rows < 0 or (self.max_rows and not self.sparse):
+        if not 0 <= self.max_rows <= ROWS_MOST or (self.max_rows and not self.sparse):
             raise InvalidValue(
-                f"table {self.name!r}: max_rows bounds a sparse table, and is 0 (no bound) or more"
+                f"table {self.name!r}: max_rows bounds a sparse table, and is 0 (no bound) to "
+                f"{ROWS_MOST}, not {self.max_rows}"
             )
         if self.hashed and self.rows:
             raise InvalidValue(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
+from shoal.apps.ctr.predicting import APPLICATION, of_a_run, score_rows, spec_of
 from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
@@ -22,13 +21,10 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train import cluster_tasks
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine
-from shoal.errors import DataMissing, InvalidValue
-from shoal.jobs.spec import converted, dump_job, load_job
+from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.runtime.folder import RunFolder
-
-APPLICATION = "ctr"
 
 
 def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
@@ -52,29 +48,25 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.job.write_text(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
-        for task in _tasks(spec, engine, started_at):
+        for task in _tasks(_of_workers(spec), engine, started_at):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
             engine.join(watcher.tick)
+    if spec.max_rows and spec.test:
+        scores = folder.worker(0) / TEST
+        with console.status("testing"):
+            score_rows(of_a_run(spec, folder.path), Path(spec.test), scores, spec.servers)
     summary = _summarise(spec, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
 
 
-def spec_of(run: Path) -> CtrSpec:
-    """What a run was asked.
-
-    Raises:
-        DataMissing: it is no run of `shoal train ctr`
-    """
-    job = RunFolder(run).job
-    values = load_job(job) if job.is_file() else {}
-    if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{run} is no run of `shoal train ctr`: it has no {job.name} of one")
-    return converted(values, CtrSpec)
+def _of_workers(spec: CtrSpec) -> CtrSpec:
+    """In bounded tables what the test file asks for would take the place of what was learnt."""
+    return msgspec.structs.replace(spec, test="") if spec.max_rows else spec
 
 
 def _fields(spec: CtrSpec) -> int:
@@ -172,47 +164,3 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])
     console.print(table)
-
-
-def predict(
-    run: Path, file: Path, out: Path, servers: int = 1, tick: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
-
-    A key that the run has not seen has the weight that it would begin with.
-
-    Raises:
-        DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
-        InvalidValue: `out` cannot be written
-    """
-    spec = msgspec.structs.replace(
-        spec_of(run), init=str(run.resolve()), strategy="asgd", skip_bad_lines=0
-    )
-    if spec.format == "auto":
-        guess(file)
-    else:
-        opened(file).close()
-    try:
-        out.open("w").close()
-    except OSError as error:
-        raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
-    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
-        folder = RunFolder.create(Path(path), "predict")
-        with LocalEngine(folder) as engine:
-            arguments = {
-                "spec": msgspec.to_builtins(spec),
-                "scheduler": engine.address("scheduler"),
-                "file": str(file.resolve()),
-                "out": str(out.resolve()),
-                "scores": str(folder.worker(0) / TEST),
-            }
-            worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
-            cluster = cluster_tasks(
-                engine, servers, 1, "unix", 0.0, init=spec.init, save=False, preload=SPARSE
-            )
-            for task in (*cluster, worker):
-                engine.start(task)
-            import sklearn.metrics  # noqa: F401  as in `run_ctr`
-
-            engine.join(tick)
-        return figures([folder.worker(0) / TEST])

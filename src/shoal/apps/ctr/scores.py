@@ -31,7 +31,10 @@ class Scores:
 
 
 def figures(paths: Sequence[Path]) -> dict[str, float | None]:
-    """AUC (None where all labels are the same) and log loss; nothing of no rows."""
+    """AUC and log loss; nothing of no rows.
+
+    None: the AUC where all labels are the same, and both where a score is no number.
+    """
     from scipy.special import expit
     from sklearn.metrics import log_loss, roc_auc_score
 
@@ -40,6 +43,8 @@ def figures(paths: Sequence[Path]) -> dict[str, float | None]:
     if not len(labels):
         return {}
     chances = expit(np.concatenate([file["logits"] for file in files]).astype(np.float64))
+    if not np.isfinite(chances).all():
+        return {"auc": None, "log_loss": None}
     both = 0 < labels.mean() < 1
     return {
         "auc": float(roc_auc_score(labels, chances)) if both else None,

@@ -33,7 +33,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     init: Annotated[str, Meta(description="the folder of a run whose weights are gone on with, on any number of servers")] = ""
     strategy: Annotated[Literal["asgd", "sync", "ssp"], Meta(description="who waits for whom: nobody, everybody each step, or for the slowest worker")] = "asgd"
     staleness: Annotated[int, Meta(ge=0, description="ssp: steps that a worker may be ahead")] = 0
-    max_rows: Annotated[int, Meta(ge=0, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
+    max_rows: Annotated[int, Meta(ge=0, le=1 << 40, description="rows of a table in the servers' memory; what is used least makes room. 0: no bound")] = 0
     evict: Annotated[Literal["lru", "lfu"], Meta(description="which rows make room: used least recently, or least frequently")] = "lru"
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 1
     batch_size: Annotated[int, Meta(ge=1, description="rows a worker and step")] = 256

@@ -1,0 +1,103 @@
+"""`shoal predict`: what a run's model says of rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.apps.ctr.readers import guess, opened
+from shoal.apps.ctr.scores import TEST, figures
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.train import cluster_tasks
+from shoal.engines.base import SPARSE, Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.spec import converted, load_job
+from shoal.runtime.folder import RunFolder
+
+APPLICATION = "ctr"
+
+
+def spec_of(run: Path) -> CtrSpec:
+    """What a run was asked.
+
+    Raises:
+        DataMissing: it is no run of `shoal train ctr`
+    """
+    job = RunFolder(run).job
+    values = load_job(job) if job.is_file() else {}
+    if values.pop("application", None) != APPLICATION:
+        raise DataMissing(f"{run} is no run of `shoal train ctr`: it has no {job.name} of one")
+    return converted(values, CtrSpec)
+
+
+def of_a_run(spec: CtrSpec, run: Path) -> CtrSpec:
+    """The same with the run's weights, for reading only: no row makes room for another."""
+    init = str(run.resolve())
+    return msgspec.structs.replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0)
+
+
+def predict(
+    run: Path, file: Path, out: Path, servers: int = 1, tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
+
+    A key that the run has not seen has the weight that it would begin with.
+
+    Raises:
+        DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
+        InvalidValue: `out` cannot be written, or is `file`
+    """
+    spec = msgspec.structs.replace(of_a_run(spec_of(run), run), skip_bad_lines=0)
+    if spec.format == "auto":
+        guess(file)
+    else:
+        opened(file).close()
+    if out.resolve() == file.resolve():
+        raise InvalidValue(f"{out} is the file that is read; name another with --out")
+    try:
+        out.open("w").close()
+    except OSError as error:
+        raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
+    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
+        scores = Path(path) / TEST
+        score_rows(spec, file, scores, servers, out, tick)
+        return figures([scores])
+
+
+def score_rows(
+    spec: CtrSpec,
+    file: Path,
+    scores: Path,
+    servers: int,
+    out: Path | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Start servers with a run's weights (`spec.init`), and a worker that leaves scores of a file.
+
+    out: gets the chances
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-predict-") as path,
+        LocalEngine(RunFolder.create(Path(path), "predict")) as engine,
+    ):
+        arguments = {
+            "spec": msgspec.to_builtins(spec),
+            "scheduler": engine.address("scheduler"),
+            "file": str(file.resolve()),
+            "out": str(out.resolve()) if out is not None else "/dev/null",
+            "scores": str(scores.resolve()),
+        }
+        worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
+        cluster = cluster_tasks(
+            engine, servers, 1, "unix", 0.0, init=spec.init, save=False, preload=SPARSE
+        )
+        for task in (*cluster, worker):
+            engine.start(task)
+        import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
+
+        engine.join(tick)

@@ -227,7 +227,7 @@ def test_keys_may_be_written_to_once_the_push_is_asked_for(cluster):
 @pytest.mark.real
 def test_a_table_that_fits_no_server_ends_the_run_with_its_name(cluster):
     _, [client] = cluster()
-    huge = TableSpec("huge", kind="sparse", row_shape=(1 << 20,), max_rows=1 << 50)
+    huge = TableSpec("huge", kind="sparse", row_shape=(1 << 20,), max_rows=1 << 40)
 
     def use():
         client.create_table(huge)

@@ -1,12 +1,8 @@
-"""`shoal train ctr`: readers, models, and whole runs."""
+"""`shoal train ctr`: readers and models."""
 
 import gzip
-import json
-import subprocess
-import sys
 import threading
 from itertools import combinations
-from math import exp
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.apps.ctr import readers, sample
+from shoal.apps.ctr import readers
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.models import Clicks, model_of
 from shoal.apps.ctr.readers import PARSERS, Reader, bucket, guess, hashed
@@ -326,134 +322,8 @@ def test_synchronous_workers_are_one_process_with_all_their_rows(cluster, tmp_pa
     assert (w == 0).any()
 
 
-# ---------------------------------------------------------------------------- runs
-
-
-def shoal(*arguments, folder, command=("train", "ctr")):
-    return subprocess.run(
-        [sys.executable, "-m", "shoal.cli", *command, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("model", ["lr", "fm"])
-def test_a_run_on_the_sample(tmp_path, model):
-    """The sample's own chances have an AUC of about 0.77; chance has 0.5."""
-    ended = shoal("--model", model, "--servers", 2, "--json", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    assert summary["rows"] == sample.TRAIN
-    assert summary["test"]["auc"] > 0.65
-    assert summary["test"]["log_loss"] < summary["progressive"]["log_loss"] + 0.02
-    assert summary["skipped"] == 0
-
-
-@pytest.mark.real
-def test_predictions_are_those_of_the_run(tmp_path):
-    ended = shoal("--model", "deepfm", "--servers", 2, "--json", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    run = tmp_path / summary["run_dir"]
-    predict = ("predict",)
-    told = shoal(run, run / "sample_test.txt", "--json", folder=tmp_path, command=predict)
-    assert told.returncode == 0, told.stderr
-    *chances, last = told.stdout.splitlines()
-    assert json.loads(last)["figures"] == pytest.approx(summary["test"])
-    test = np.load(run / "workers" / "0" / "test.npz")
-    expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
-    np.testing.assert_allclose([float(each) for each in chances], expected, rtol=1e-5)
-    before = (run / "sample_test.txt").read_text()
-    (run / "bad.txt").write_text(before + "x 3:1\n")
-    for words, says in (
-        ((tmp_path, run / "bad.txt"), "is no run of `shoal train ctr`"),
-        ((run, run / "none.txt"), "none.txt"),
-        ((run, run / "bad.txt"), "expected a label"),
-        ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
-        ((run, run / "sample_test.txt", "--out", run / "sample_test.txt"), "that is read"),
-    ):
-        refused = shoal(*words, folder=tmp_path, command=predict)
-        assert refused.returncode == 2
-        assert says in refused.stderr
-        assert "Traceback" not in refused.stderr
-
-
-@pytest.mark.real
-def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
-    """Within 0.002 of scikit-learn's log loss, with the same penalty."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
-
-    random = np.random.default_rng(0)
-    weights = random.normal(size=30)
-    files, sets = [], []
-    for name, rows in (("train", 4000), ("test", 2000)):
-        x = random.random((rows, 30)) < 0.2
-        y = random.random(rows) < [1 / (1 + exp(-each)) for each in x @ weights]
-        text = "".join(
-            f"{int(label)} {' '.join(map(str, np.flatnonzero(row)))}\n"
-            for label, row in zip(y, x, strict=True)
-        )
-        files.append(file_of(tmp_path, text, name))
-        sets.append((x, y))
-    options = ("--l2", 1, "--epochs", 20, "--batch-size", 50, "--strategy", "sync", "--json")
-    ended = shoal(files[0], "--test", files[1], *options, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])["test"]["log_loss"]
-    best = LogisticRegression(C=1.0).fit(*sets[0])
-    optimum = log_loss(sets[1][1], best.predict_proba(sets[1][0])[:, 1])
-    assert abs(found - optimum) < 0.002
-
-
-@pytest.mark.real
-def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
-    options = ("--max-rows", 300, "--evict", "lfu", "--servers", 2, "--json")
-    options += ("--strategy", "ssp", "--staleness", 2)
-    ended = shoal(*options, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    linear = summary["tables"]["linear"]
-    assert linear["rows"] <= 301  # a share of each server, rounded up
-    assert linear["evicted"] > 500
-    assert summary["tables"]["bias"] == {"rows": 1, "evicted": 0}
-    assert summary["test"]["auc"] > 0.6
-
-
-@pytest.mark.real
-def test_what_is_tested_or_predicted_takes_no_place_of_what_was_learnt(tmp_path):
-    train = file_of(tmp_path, "1 1\n0 2\n" * 50)
-    unseen = "".join(f"0 {key}\n" for key in range(100, 400))
-    test = file_of(tmp_path, "1 1\n0 2\n" + unseen + "1 1\n0 2\n", "test.txt")
-    options = ("--max-rows", 16, "--strategy", "ssp", "--staleness", 1, "--json")
-    ended = shoal(train, "--test", test, *options, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    assert summary["tables"]["linear"] == {"rows": 2, "evicted": 0}
-    logits = np.load(tmp_path / summary["run_dir"] / "workers" / "0" / "test.npz")["logits"]
-    assert logits[0] == logits[-2] > 0.05
-    assert logits[1] == logits[-1] < -0.05
-
-
 def test_scores_that_are_no_numbers_have_no_figures(tmp_path):
     scores = Scores()
     scores.add(np.array([0.5, np.nan], np.float32), np.array([1, 0], np.float32))
     scores.save(tmp_path / "scores.npz")
     assert figures([tmp_path / "scores.npz"]) == {"auc": None, "log_loss": None}
-
-
-@pytest.mark.real
-def test_a_run_ends_with_the_malformed_line(tmp_path):
-    path = file_of(tmp_path, "1 3\n" * 50 + "nonsense\n")
-    ended = shoal(path, folder=tmp_path)
-    assert ended.returncode == 2
-    assert "line 51: expected a label" in ended.stderr
-    again = shoal(path, "--skip-bad-lines", 1, folder=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "lines left out" in again.stdout
-    for wrong in (("none.txt",), ("--model", "svm"), ("--hash-bits", "99"), ("--lr", "0")):
-        ended = shoal(*wrong, folder=tmp_path)
-        assert ended.returncode == 2, wrong
-        assert "Traceback" not in ended.stderr

@@ -349,6 +349,13 @@ def test_what_was_taken_in_an_older_view_is_known_in_the_next(server, rigs, valu
     assert server.rows == [1, 2, 3, 4]
 
 
+def test_tables_hear_who_is_left(server, rigs):
+    """What a worker was answered is kept for as long as it is there."""
+    left = rigs.view_of(2, workers=1, tables=server.view.tables)
+    server.adopt(left)
+    assert server.machine.shards[0].kept == [member.incarnation for member in left.workers]
+
+
 def test_a_payload_that_spans_a_change_of_view_is_asked_for_again(server, rigs, values):
     request = Request((1, 1), 11, 0, 0, 0, PUSH)
     sink = server.machine.arriving("worker-0", request, 32)

@@ -394,7 +394,13 @@ def test_servers_share_the_bound():
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_rows": -1}, {"max_rows": 5, "kind": "dense", "rows": 3}, {"evict": "fifo"}]
+    "options",
+    [
+        {"max_rows": -1},
+        {"max_rows": (1 << 40) + 1},
+        {"max_rows": 5, "kind": "dense", "rows": 3},
+        {"evict": "fifo"},
+    ],
 )
 def test_bounds_that_make_no_sense(options):
     with pytest.raises((InvalidValue, UnknownName)):

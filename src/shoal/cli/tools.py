@@ -86,7 +86,8 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"figures": figures, "out": out}))
     else:
-        console.print(", ".join(f"{name} {value:.4f}" for name, value in figures.items() if value))
+        known = {name: value for name, value in figures.items() if value is not None}
+        console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
 SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr"]

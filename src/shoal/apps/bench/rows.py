@@ -111,16 +111,5 @@ def _row(
 ) -> Row:
     calls = [second * 1e6 for batch in ours for second in batch]
     cuts = quantiles(calls, n=100) if len(calls) > 1 else calls * 99
-    return {
-        "name": name,
-        "value": value,
-        "unit": unit,
-        "better": better,
-        "p50": cuts[49],
-        "p99": cuts[98],
-        "ceiling": ceiling,
-        "ratio": value / ceiling,
-        "peer": None,
-        "peer_ratio": None,
-        **more,
-    }
+    row = quality(name, value, unit, ceiling, better, **more)
+    return {**row, "p50": cuts[49], "p99": cuts[98]}

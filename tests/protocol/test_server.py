@@ -342,6 +342,27 @@ def test_requests_of_another_view_are_stale(server, values):
     assert server.codes("worker-0") == ["stale"]
 
 
+def test_what_comes_before_what_it_follows_is_early(server, values):
+    early = {"pulls": PULL, "follows": (0,)}
+    assert server.ask(0, 1, **early) == ["early"]
+    assert server.ask(0, 2, values, pushes=PUSH, follows=(0, 1)) == ["early"]
+    assert server.rows == [0, 0, 0, 0]
+    assert server.ask(0, 0, values, pushes=PUSH) == ["applied"]
+    assert server.ask(0, 1, **early) == ["applied"]
+    assert server.ask(0, 2, values, pushes=PUSH, follows=(0, 1)) == ["applied"]
+    assert server.rows == [2, 4, 6, 8]
+
+
+def test_what_was_settled_or_refused_is_followed(server, rigs, values):
+    """There is nothing to wait for any more."""
+    server.ask(0, 0, values, pushes=PUSH, settled_below=0)
+    server.ask(0, 3, settled_below=2)
+    assert server.ask(0, 4, pulls=PULL, follows=(1, 3), settled_below=2) == ["applied"]
+    astray = bytes(rigs.as_bytes(1, 9)) + bytes(rigs.as_bytes(10, 30))
+    assert server.ask(0, 5, astray, pushes=(Part(0, 0, 4, 2),), settled_below=2) == ["refused"]
+    assert server.ask(0, 6, pulls=PULL, follows=(5,), settled_below=2) == ["applied"]
+
+
 def test_what_was_taken_in_an_older_view_is_known_in_the_next(server, rigs, values):
     server.ask(0, 0, values, pushes=PUSH)
     server.adopt(rigs.view_of(2, tables=server.view.tables))

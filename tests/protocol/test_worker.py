@@ -154,22 +154,62 @@ def test_with_one_server_everything_rides_in_one_message(rigs, push, pull):
 
 def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
     """Its advance once waited for it, and it for its advance."""
-    worker = rigs.WorkerRig(rigs.table(bsp()))
-    worker.ask(1, Exchange(push, pulls=pull))
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), servers=2)
+    assert len(worker.ask(1, Exchange(push, pulls=pull))) == 2
     assert worker.ask(2, Exchange(advance=True)) == []
-    worker.answer(0, 0, "parked", reason="waits for clock 1 of worker-0 (at 0)")
-    assert [each.advance for each in worker.sent(Request)] == [1]
+    for server in (0, 1):
+        worker.answer(server, 0, "parked", reason="waits for clock 1 of worker-0 (at 0)")
+    assert [each.advance for each in worker.sent(Request)] == [1, 1]
 
 
 def test_a_pull_follows_the_pushes_to_its_table_and_no_others(rigs, push, pull):
     other = rigs.table(name="v")
     worker = rigs.WorkerRig(rigs.table(), other)
     worker.ask(1, Exchange(push))
-    assert worker.ask(2, Exchange(pulls=pull)) == []
+    assert [each.follows for each in worker.ask(2, Exchange(pulls=pull))] == [(0,)]
     elsewhere = PullOp("v", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0))
-    assert len(worker.ask(3, Exchange(pulls=(elsewhere,)))) == 1
+    assert [each.follows for each in worker.ask(3, Exchange(pulls=(elsewhere,)))] == [()]
     worker.answer(0, 0, "applied")
-    assert [each.seq for each in worker.sent(Request)] == [1]
+    assert [each.follows for each in worker.ask(4, Exchange(pulls=pull))] == [()]
+
+
+def test_a_pull_does_not_leave_before_what_it_follows(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push)) == []  # no credit
+    assert worker.ask(3, Exchange(pulls=pull)) == []
+    worker.answer(0, 0, "applied")
+    sent = worker.sent(Request)
+    assert [(each.seq, each.follows) for each in sent] == [(1, ()), (2, (1,))]
+
+
+def test_each_server_is_told_what_it_may_not_have_yet(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(), servers=2)
+    worker.ask(1, Exchange(push))
+    worker.answer(1, 0, "applied")
+    sends = worker.ask(2, Exchange(pulls=pull))
+    assert [each.follows for each in sends] == [(0,), ()]
+
+
+def test_an_advance_follows_its_pushes_to_the_only_server(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(bsp()))
+    worker.ask(1, Exchange(push))
+    (told,) = worker.ask(2, Exchange(advance=True))
+    assert (told.advance, told.follows) == (1, (0,))
+
+
+def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, push, pull):
+    worker.ask(1, Exchange(push))
+    worker.ask(2, Exchange(pulls=pull))
+    worker.answer(0, 1, "early")
+    assert [each.seq for each in worker.sent(Probe)] == [0]
+    worker.answer(0, 0, "missing")
+    assert [each.seq for each in worker.sent(Request)] == [0]
+    worker.now = 0.01
+    worker.handle(Ticked())
+    assert [each.seq for each in worker.sent(Probe)] == [1]
+    worker.answer(0, 1, "missing")
+    assert [(each.seq, each.follows) for each in worker.sent(Request)] == [(1, (0,))]
 
 
 def test_a_request_may_come_after_others(worker, push):
@@ -214,9 +254,7 @@ def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
         worker.ask(each, Exchange(push))
     assert worker.ask(3, Exchange(advance=True)) == []
     worker.answer(0, 0, "accepted")
-    assert [each.seq for each in worker.sent(Request)] == [1]
-    worker.answer(0, 1, "accepted")
-    assert [each.advance for each in worker.sent(Request)] == [1]
+    assert [(each.seq, each.advance) for each in worker.sent(Request)] == [(1, -1), (2, 1)]
 
 
 def test_each_server_gives_its_own_credit(rigs, push):
@@ -413,10 +451,8 @@ def test_an_advance_goes_on_without_the_push_that_was_not_sent(rigs, push, pull)
     worker.ask(1, Exchange(push))
     assert worker.ask(2, Exchange(push, advance=True, pulls=pull)) == []
     worker.handle(Asked(3, Cancel(2)))
-    assert isinstance(worker.resolved()[2].error, Cancelled)
-    worker.handle(Ticked())
-    worker.answer(0, 0, "applied")
     (told,) = worker.sent(Request)
+    assert isinstance(worker.resolved()[2].error, Cancelled)
     assert (told.advance, told.pushes, told.pulls) == (1, (), ())
 
 

@@ -4,6 +4,8 @@ import random
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from shoal.keys import SLOTS
 from shoal.protocol import routing as routing_module
 from shoal.protocol import server as server_module
@@ -11,7 +13,7 @@ from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake
 from shoal.protocol.machine import Loan, Persist, Send, Sink
-from shoal.protocol.messages import NewView
+from shoal.protocol.messages import NewView, Request
 from shoal.protocol.routing import Router
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
@@ -83,6 +85,20 @@ def advance_overtakes_its_push():
 
     rides = lambda self, ask: not ask.assign  # noqa: E731
     with patch.object(Flight, "add", add), patch.object(Router, "rides", rides):
+        yield
+
+
+@contextmanager
+def pull_overtakes_its_push():
+    """A server does not look whether it has what a request follows."""
+    right = Gate.verdict
+
+    def verdict(self, sender, request):
+        if isinstance(request, Request):
+            request = replace(request, follows=())
+        return right(self, sender, request)
+
+    with patch.object(Gate, "verdict", verdict):
         yield
 
 

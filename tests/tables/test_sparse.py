@@ -385,6 +385,34 @@ def test_keys_that_are_pulled_after_a_push_are_where_they_are_by_then():
     assert not np.frombuffer(shard.read_keys(load), np.float32).any()
 
 
+def test_keys_that_are_pulled_after_a_push_are_as_they_are_by_then():
+    """The pull may be parked meanwhile, and its own push is not the last."""
+    shard = shard_of()
+    load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
+    load.kept = True
+    shard.apply(load, None)
+    push(shard, [2], [[5, 5, 5]])
+    rows = np.frombuffer(shard.read_keys(load), np.float32).reshape(2, WIDTH)
+    np.testing.assert_array_equal(rows, pull(shard, [1, 2]))
+    load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
+    load.kept = True
+    shard.apply(load, None)
+    shard.write(staged(shard, [1], [[9, 9, 9]]))
+    rows = np.frombuffer(shard.read_keys(load), np.float32).reshape(2, WIDTH)
+    np.testing.assert_array_equal(rows, pull(shard, [1, 2]))
+    assert rows[0].tolist() == [9, 9, 9]
+
+
+def test_more_keys_than_are_changed_together_are_read_as_they_are():
+    shard, keys = shard_of(), np.arange(3000)
+    load = staged(shard, keys, np.ones((3000, WIDTH)))
+    load.kept = True
+    shard.apply(load, None)
+    rows = np.frombuffer(shard.read_keys(load), np.float32).reshape(3000, WIDTH)
+    np.testing.assert_array_equal(rows, pull(shard, keys))
+    assert shard.updates == 1
+
+
 def test_servers_share_the_bound():
     spec = TableSpec("e", kind="sparse", max_rows=1000).cut(4)
     shard = open_shard(spec, KeyRange(0, SLOTS // 4))

@@ -47,6 +47,7 @@ class Leg(msgspec.Struct, eq=False):
                  waiting for a clock that this worker has finished
     advance:     the worker's clock afterwards, or -1
     gates:       legs that have to be accepted everywhere first
+    follows:     ... or that leave first, and that each server has to take first
     """
 
     seq: int
@@ -57,6 +58,7 @@ class Leg(msgspec.Struct, eq=False):
     advance: int
     parts: dict[NodeId, LegPart]
     gates: list[int] = []
+    follows: list[int] = []
     sent: bool = False
 
     def open_parts(self) -> list[LegPart]:
@@ -68,6 +70,9 @@ class Leg(msgspec.Struct, eq=False):
             if not part.done:
                 return False
         return True
+
+    def accepted_by(self, server: NodeId) -> bool:
+        return server not in self.parts or self.parts[server].accepted
 
     @property
     def accepted(self) -> bool:
@@ -98,11 +103,15 @@ class Flight:
         parts = {share.server: LegPart(share) for share in plan.shares}
         leg = Leg(seq, request_id, ask, plan, clock, advance, parts)
         if self._unaccepted:
-            leg.gates = [
+            behind = [
                 earlier.seq
                 for earlier in self._unaccepted.values()
                 if advance >= 0 or any(table in plan.pulled for table in earlier.plan.pushed)
             ]
+            if advance >= 0 and len(parts) > 1:
+                leg.gates = behind
+            else:
+                leg.follows = behind
         self.legs[seq] = self.unsent[seq] = leg
         if plan.pushed:
             self._unaccepted[seq] = leg
@@ -120,8 +129,15 @@ class Flight:
                 return
             if leg.gates:
                 leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
-            if not leg.gates and not leg.sent and not self._crowded(leg):
+            if leg.gates or leg.sent or self._crowded(leg):
+                continue
+            if not leg.follows or self.unsent.keys().isdisjoint(leg.follows):
                 yield leg
+
+    def ahead(self, leg: Leg, server: NodeId) -> list[Leg]:
+        """Those that it follows which a server may not have taken yet."""
+        earlier = [self._unaccepted[seq] for seq in leg.follows if seq in self._unaccepted]
+        return [each for each in earlier if not each.accepted_by(server)]
 
     def _crowded(self, leg: Leg) -> bool:
         """Whether one of its servers has as much to take in as it has given credit for."""

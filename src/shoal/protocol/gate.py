@@ -13,7 +13,16 @@ from shoal.protocol.windows import WINDOW, Window
 from shoal.tables.spec import TableSpec
 
 Verdict = Literal[
-    "fresh", "again", "seen", "settled", "frozen", "stale", "stranger", "too many", "misfit"
+    "fresh",
+    "again",
+    "seen",
+    "settled",
+    "frozen",
+    "stale",
+    "stranger",
+    "too many",
+    "early",
+    "misfit",
 ]
 TAKEN = ("fresh", "again")
 FOOTPRINTS_KEPT = 256
@@ -95,6 +104,9 @@ class Gate:
         if isinstance(request, Request):
             if seq - WINDOW >= window.settled_below and seq - WINDOW >= request.settled_below:
                 return "too many"
+            for earlier in request.follows:
+                if earlier >= window.settled_below and earlier not in window.codes:
+                    return "early"
             if not 0 < request.weight < inf or not self.footprint(request):
                 return "misfit"
         return "fresh"

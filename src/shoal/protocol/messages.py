@@ -250,6 +250,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     weight:         of this push among its round's (0 < weight), such as its batch size
     lr:             overrides the table's learning rate for this push
     assign:         write the rows instead of handing an update to the access method
+    follows:        earlier requests, whose pushes have to be taken before this one is
     """
 
     view: ViewId
@@ -263,9 +264,12 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     weight: float = 1.0
     lr: float | None = None
     assign: bool = False
+    follows: tuple[int, ...] = ()
 
 
-Code = Literal["applied", "accepted", "refused", "round_closed", "missing", "parked", "stale"]
+Code = Literal[
+    "applied", "accepted", "refused", "round_closed", "missing", "parked", "stale", "early"
+]
 
 
 class Reply(Body, frozen=True, array_like=True, tag=True):
@@ -276,6 +280,7 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     parked:        the pull waits; `reason` says for whom
     missing:       this server has not seen it: send it again
     stale:         the views differ; `view` is the server's
+    early:         one that it follows is missing: send that, and then this again
     refused, round_closed: final, with `reason`
     """
 

@@ -267,6 +267,8 @@ class ServerMachine:
             self.answers.reply(out, sender, request, "stale")
             if request.view > self.session.view_id:
                 self.session.ask_for_view(out)
+        elif verdict == "early":
+            self.answers.reply(out, sender, request, "early")
         elif verdict in ("too many", "misfit"):
             reason = (
                 f"more than {WINDOW} requests in flight"

@@ -145,8 +145,7 @@ class WorkerMachine:
         for leg in self._flight.legs.values():
             if leg.request_id and leg.request_id not in self._requests:
                 raise self._story.broken(f"leg #{leg.seq} belongs to no request")
-        problem = self._flight.problem()
-        if problem:
+        if problem := self._flight.problem():
             raise self._story.broken(problem)
 
     def number_of(self, table: str) -> int | None:
@@ -255,6 +254,7 @@ class WorkerMachine:
             ask.weight,
             ask.lr,
             ask.assign,
+            tuple([each.seq for each in self._flight.ahead(leg, share.server)]),
         )
 
     def _send_again(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
@@ -330,9 +330,11 @@ class WorkerMachine:
                 self._accepted(leg, part, now, out)
             case "missing":
                 self._send_again(leg, part, now, out)
-            case "stale":
+            case "stale" | "early":
                 part.again_at = now + self.options.behind_s
                 self._wake_at(part.again_at)
+                for earlier in self._flight.ahead(leg, sender):
+                    self._probe(earlier, earlier.parts[sender], now, out)
                 if reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":

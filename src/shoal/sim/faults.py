@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.protocol.machine import Persist
+from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Message, NodeId, Request
 from shoal.sim.world import SimNode, World
 
@@ -23,6 +23,7 @@ MENU = (
     "crash scheduler before persist",
     "crash scheduler after persist",
     "crash worker in mid-payload",
+    "crash worker in mid-advance",
     "slow worker",
     "clog",
     "take for dead",
@@ -62,6 +63,8 @@ class Faults:
         self._armed: list[Armed] = []
         self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
         self._in_payload = False  # a worker is to die in the middle of a payload of its
+        self._in_advance = False  # ... when it has told one server of its clock and another not
+        self._told: tuple[NodeId, int] | None = None  # the latest advance, by worker and request
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
 
@@ -83,7 +86,7 @@ class Faults:
         """No faults from here on."""
         self.healed = True
         self._armed.clear()
-        self._at_persist, self._in_payload = "", False
+        self._at_persist, self._in_payload, self._in_advance = "", False, False
         self._world.network.heal()
 
     def look(self) -> None:
@@ -117,6 +120,8 @@ class Faults:
                     self._crash_worker(random.choice(workers))
             case "crash worker in mid-payload":
                 self._in_payload = True
+            case "crash worker in mid-advance":
+                self._in_advance = len(workers) > 1
             case "crash scheduler":
                 if self._world.nodes[SCHEDULER].alive:
                     self._count(what)
@@ -166,7 +171,10 @@ class Faults:
         self._world.at(at, self._cast.restart_scheduler)
 
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
-        """Kill the scheduler just before or just after a record is durable."""
+        """Kill the scheduler just before or just after a record is durable; or a worker half-way
+        through its advance."""
+        if self._in_advance and isinstance(effect, Send):
+            return self._half_advanced(sim.node, effect.message)
         if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
             return False
         if self._at_persist == "after":
@@ -174,6 +182,18 @@ class Faults:
         self._count(f"crash scheduler {self._at_persist} persist")
         self._at_persist = ""
         self._restart_later()
+        return True
+
+    def _half_advanced(self, node: NodeId, message: Message) -> bool:
+        if not isinstance(message, Request) or message.advance < 0:
+            return False
+        before, self._told = self._told, (node, message.seq)
+        if before != self._told:
+            return False
+        self._in_advance, self._told = False, None
+        self._count("crash worker in mid-advance")
+        self._cast.will_crash(node)
+        self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
 
     def _cut_short(self, source: NodeId, message: Message) -> bool:

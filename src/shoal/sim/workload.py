@@ -87,9 +87,6 @@ class Workload:
             self._world.coverage["join during training"] += 1
         random = Random(self._seed * 31 + session.incarnation)
         while machine.clock < self.clocks and not session.ended:
-            if self.calls is not None:
-                key = self.ledger.key(session.incarnation, machine.clock)
-                yield from self.calls.push(machine, key, random.choice([None, PATIENCE_S]))
             yield from self._clock(node, machine, random)
             yield Sleep(random.choice([0.0, 0.01, 0.05, 0.3]) * random.random())
         while not session.ended:
@@ -116,11 +113,14 @@ class Workload:
         pulls = self._pulls(ledger, stamp, keys)
         timeout = random.choice([None, None, None, PATIENCE_S])
         style = random.choice(STYLES)
+        if style != "push and pull":
+            yield from self._call(machine, key, random)
         if style == "together":
             outcome = yield Exchange(pushes, advance=True, pulls=pulls, timeout_s=timeout)
             self._pushed(key, outcome)
         elif style == "push and pull":
             ticket = yield Start(Exchange(pushes, pulls=pulls, timeout_s=timeout))
+            yield from self._call(machine, key, random)  # while an earlier request is not settled
             advanced = yield Start(Exchange(advance=True))
             outcome = yield Wait(ticket)
             self._pushed(key, outcome)
@@ -132,15 +132,15 @@ class Workload:
             else:
                 ticket = yield Start(Exchange(pushes, timeout_s=timeout))
             if style in ("apart", "two pushes"):
-                outcome = yield Exchange(advance=True, pulls=pulls, timeout_s=timeout)
+                told = yield Start(Exchange(advance=True, pulls=pulls, timeout_s=timeout))
+                yield from _perhaps_cancel(told, random)
+                outcome = yield Wait(told)
                 self._pushed(key, (yield Wait(ticket)))
             else:
                 advanced = yield Start(Exchange(advance=True))
                 after = (ticket, advanced) if style == "after" else ()
                 pulled = yield Start(Exchange(pulls=pulls, after=after, timeout_s=timeout))
-                if random.random() < 0.1:
-                    yield Sleep(0.004 * random.random())
-                    yield Cancel(pulled)
+                yield from _perhaps_cancel(pulled, random)
                 outcome = yield Wait(pulled)
                 self._pushed(key, (yield Wait(ticket)))
                 yield Wait(advanced)
@@ -156,6 +156,10 @@ class Workload:
             return
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
+
+    def _call(self, machine: WorkerMachine, key: int, random: Random) -> Program:
+        if self.calls is not None:
+            yield from self.calls.push(machine, key, random.choice([None, PATIENCE_S]))
 
     def _insist(self, machine: WorkerMachine) -> Program:
         """Read until it is answered, as somebody does who cannot go on without."""
@@ -232,3 +236,9 @@ class Workload:
         if self.sparse:
             return np.array(sorted(keys, key=slot_of), np.uint64).data
         return np.array(sorted(keys), np.int64).data
+
+
+def _perhaps_cancel(ticket: int, random: Random) -> Program:
+    if random.random() < 0.1:
+        yield Sleep(0.004 * random.random())
+        yield Cancel(ticket)

@@ -306,6 +306,8 @@ class World:
                         shown = " ".join(f"{v}" for k, v in fields.items() if k != "node")
                         self._trace(f"{sim.node} notes {kind}: {shown}")
                     self.coverage[f"note {kind}"] += 1
+                    if kind == "declined":
+                        self.coverage[f"declined {fields['kind']}"] += 1
                     self.on_note(sim.node, effect)
                 case Stop(error):
                     sim.stopped = True

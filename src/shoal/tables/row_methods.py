@@ -39,6 +39,7 @@ class RowMethod(ABC):
 
     update:   (records, places, updates, stride, *scalars), from `tables.records` mostly
     scalars:  which options it takes, after the rate where the method has one
+    at_once:  how many records are changed before they are read: as many as stay in the cache
 
     It keeps nothing but its settings. `read` and `merge` are what most need: the row itself, and a
     sum.
@@ -48,6 +49,7 @@ class RowMethod(ABC):
     options: ClassVar[Options]
     update: ClassVar[Callable[..., None]]
     scalars: ClassVar[tuple[str, ...]] = ()
+    at_once: ClassVar[int] = 1024
     dtypes: ClassVar[frozenset[str]] = COMPILED
 
     def __init__(self, options: Options) -> None:

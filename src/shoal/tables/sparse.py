@@ -36,16 +36,14 @@ class StagedKeys:
     keys:    (n,) uint64, in any order
     values:  (n, width) of the table's dtype; (0, width) for a pull
     kept:    its keys are read once it is applied
-    places:  where their records are, once that was looked up
     """
 
-    __slots__ = ("held", "kept", "keys", "memory", "places", "values", "views")
+    __slots__ = ("held", "kept", "keys", "memory", "values", "views")
 
     def __init__(self, held: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.held = held
         self.memory: np.ndarray | None = memory
         self.kept = False
-        self.places: np.ndarray | None = None
         self.keys = memory[: 8 * keys].view(np.uint64)
         self.values = values
         self.views: list[memoryview] = [memory[: 8 * keys].data]
@@ -81,6 +79,7 @@ class SparseShard:
             self._index = BoundedIndex(self._most, spec.evict)
         self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
+        self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # read with the latest change
         self._load_loops()
 
     def _load_loops(self) -> None:
@@ -130,14 +129,20 @@ class SparseShard:
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
-        """Hand a push to the row method at once."""
+        """Hand a push to the row method at once. What is kept is read while it is in the cache."""
+        out = None
+        if staged.kept and not self.spec.max_rows:
+            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
         try:
-            staged.places = self._update(staged.keys, staged.values, lr)
+            self._update(staged.keys, staged.values, lr, out)
         finally:
             self.release(staged)
+        if out is not None:
+            self._fresh = staged, out
 
     def write(self, staged: StagedKeys) -> None:
         """Set rows to the pushed values; their state stays."""
+        self._fresh = None
         for some in self._slices(len(staged.keys)):
             places = self._places(staged.keys[some])
             scatter(self.records, places, staged.values[some], U(self.stride))
@@ -168,18 +173,33 @@ class SparseShard:
             at += len(mine)
         self._update(keys, merged, contributions[0][1])
 
-    def _update(self, keys: np.ndarray, values: np.ndarray, lr: float | None) -> np.ndarray | None:
-        """The places of the keys, where they are good until the next request."""
-        places = None
+    def _update(
+        self,
+        keys: np.ndarray,
+        values: np.ndarray,
+        lr: float | None,
+        out: np.ndarray | None = None,
+    ) -> None:
+        """Change the rows of the keys; `out` gets what they are then."""
+        self._fresh = None
         for some in self._slices(len(keys)):
             places = self._places(keys[some])
-            step = self.updates
-            self.method.apply(self.records, places, values[some], self.stride, step, lr)
+            self._change(places, values[some], lr, None if out is None else out[some])
         self.updates += 1
-        return None if self.spec.max_rows else places
+
+    def _change(
+        self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
+    ) -> None:
+        together = len(places) if out is None else self.method.at_once
+        for start in range(0, len(places), max(together, 1)):
+            some = slice(start, start + together)
+            records, step = self.records, self.updates
+            self.method.apply(records, places[some], values[some], self.stride, step, lr)
+            if out is not None:
+                self.method.read(records, places[some], out[some], self.stride)
 
     def _slices(self, count: int) -> list[slice]:
-        """What of so many keys is worked on together: a bounded table's must not evict each other.
+        """What of so many keys has places together: a bounded table's must not evict each other.
 
         As long as they are read and written within one slice, places hold.
         """
@@ -190,12 +210,14 @@ class SparseShard:
 
     def read_keys(self, staged: StagedKeys) -> memoryview:
         """A copy of the rows of `staged.keys`; those that are not there yet are created."""
-        out = np.empty((len(staged.keys), self.spec.width), self.dtype)
-        for some in self._slices(len(staged.keys)):
-            places = staged.places
-            if places is None:
+        if self._fresh is not None and self._fresh[0] is staged:
+            out = self._fresh[1]
+            self._fresh = None
+        else:
+            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
+            for some in self._slices(len(staged.keys)):
                 places = self._places(staged.keys[some])
-            self.method.read(self.records, places, out[some], self.stride)
+                self.method.read(self.records, places, out[some], self.stride)
         staged.kept = False
         self.release(staged)
         view: memoryview = out.reshape(-1).view(np.uint8).data

@@ -18,7 +18,7 @@ from shoal.protocol.requests import Exchange, PushOp
 from shoal.tables.dense import DTYPES
 from shoal.tables.spec import TableSpec
 
-SMALL_BYTES = 16 << 10  # up to here calling torch costs more than the sum itself
+ALONE = 32_000  # elements that torch sums without help: of 32,768 other threads do some
 _NUMPY = ("float32", "float64")
 
 
@@ -73,14 +73,13 @@ class Finite:
 def _finite(values: memoryview, dtype: str) -> bool:
     """One pass, at the speed of memory: a sum is finite only if all are, or else it is looked at.
 
-    Not by BLAS: from some size on it would have threads of its own, on the cores of others.
+    By this thread alone: torch's or BLAS's others would spin on the cores that servers need.
     """
     if not values.nbytes:
         return True
-    if values.nbytes <= SMALL_BYTES and dtype in _NUMPY:
+    if dtype in _NUMPY:
         array = np.frombuffer(values, dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if isfinite(np.dot(array, array)):
-                return True
+        return isfinite(np.einsum("i->", array)) or bool(np.isfinite(array).all())
     tensor = torch.frombuffer(values, dtype=DTYPES[dtype])
-    return isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())  # it may only overflow
+    pieces = torch.split(tensor, ALONE)
+    return all(isfinite(piece.sum()) or bool(piece.isfinite().all()) for piece in pieces)

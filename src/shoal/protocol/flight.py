@@ -134,6 +134,10 @@ class Flight:
             if not leg.follows or self.unsent.keys().isdisjoint(leg.follows):
                 yield leg
 
+    def follows(self, leg: Leg, server: NodeId) -> tuple[int, ...]:
+        """What a server is told that it has to have taken."""
+        return tuple([each.seq for each in self.ahead(leg, server)]) if leg.follows else ()
+
     def ahead(self, leg: Leg, server: NodeId) -> list[Leg]:
         """Those that it follows which a server may not have taken yet."""
         earlier = [self._unaccepted[seq] for seq in leg.follows if seq in self._unaccepted]

@@ -254,7 +254,7 @@ class WorkerMachine:
             ask.weight,
             ask.lr,
             ask.assign,
-            tuple([each.seq for each in self._flight.ahead(leg, share.server)]),
+            self._flight.follows(leg, share.server),
         )
 
     def _send_again(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:

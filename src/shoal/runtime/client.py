@@ -15,7 +15,7 @@ from shoal.collective.base import AllReduce, Collective
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Note
+from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.messages import Group, View
 from shoal.protocol.requests import (
     AwaitView,
@@ -292,9 +292,18 @@ class Client:
 
     def _begin(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
         pump = pump or isinstance(request, Exchange)
-        if self.options.debug and isinstance(request, Exchange):
-            finish = watch_buffers(request, finish)
-        return self._driver.ask(request, finish, pump)
+        return self._driver.ask(request, self._watched(request, finish), pump)
+
+    def _run(self, request: object) -> Outcome:
+        """Ask, and wait for how it ends; raises its error."""
+        future = self._driver.run(request, self._watched(request, None))
+        future.result()
+        assert future.outcome is not None
+        return future.outcome
+
+    def _watched(self, request: object, finish: Finish | None) -> Finish | None:
+        watched = self.options.debug and isinstance(request, Exchange)
+        return watch_buffers(request, finish) if watched else finish  # type: ignore[arg-type]
 
     def drive(self, program: Generator[Any, Any, T]) -> T:
         """Run a strategy's generator: do what it yields, send it what came, throw what failed.
@@ -317,7 +326,7 @@ class Client:
                             self.collective.all_reduce(tensor, mean)
                         else:
                             request.request = prepared or reduce_of(tensor, mean)
-                            self._driver.run(request.request)
+                            self._driver.run(request.request).result()
                     case Start(asked):
                         future = self.exchange(asked)
                         tickets[future.request_id] = future
@@ -329,13 +338,9 @@ class Client:
                     case DeclareTable(spec):
                         self.create_table(spec)
                     case Exchange():
-                        future = self.exchange(request)
-                        future.wait()
-                        value = future.outcome
+                        value = self._run(self._exchanges.finite.checked(request))
                     case _:
-                        future = self._begin(request)
-                        future.wait()
-                        value = future.outcome
+                        value = self._run(request)
             except ShoalError as failed:
                 error = failed
 

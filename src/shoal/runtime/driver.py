@@ -147,8 +147,11 @@ class Driver:
             self._pump_wake.set()
         return future
 
-    def run(self, request: object, finish: Finish | None = None) -> Any:
-        """Ask and wait: the lock is taken once, and nobody else is told that there is work."""
+    def run(self, request: object, finish: Finish | None = None) -> Future:
+        """Ask and wait: the lock is taken once, and nobody else is told that there is work.
+
+        Returns the future of what is done.
+        """
         future = Future(self, next(self._ids), finish)
         self._enter()
         self._drivers += 1
@@ -161,7 +164,7 @@ class Driver:
             raise
         finally:
             self._leave()
-        return future.result()
+        return future
 
     def wait(self, future: Future, timeout: float | None) -> None:
         """Drive until the future is done."""

@@ -39,6 +39,7 @@ class ServerStrategy(Strategy):
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._ops: TableOps | None = None
+        self._asked: Exchange | None = None
         self.lr: float | None = None  # overrides the tables' rate, for torch's lr_schedulers
         self.clock = 0
 
@@ -46,22 +47,29 @@ class ServerStrategy(Strategy):
         return table_specs(model, self.options, self.consistency)
 
     def begin(self, model: Model, rank: int) -> Program:
-        self._ops = TableOps(model, self.options.prefix)
+        self._ops, self._asked = TableOps(model, self.options.prefix), None
         if rank == 0:
             yield Exchange(self._ops.assigns, assign=True)
         yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
-        assert self._ops is not None, "begin comes first"
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
-        pushes = self._ops.pushes if weight else ()
-        outcome: Outcome = yield Exchange(
-            pushes, advance=True, pulls=self._ops.pulls, weight=weight or 1.0, lr=self.lr
-        )
+        outcome: Outcome = yield self._exchange(weight)
         self.clock += 1
         behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
         return StepResult(loss, weight, outcome.round_weight, behind)
+
+    def _exchange(self, weight: float) -> Exchange:
+        """A step's; the last one again where it is the same, because that is routed already."""
+        assert self._ops is not None, "begin comes first"
+        pushes, weight = self._ops.pushes if weight else (), weight or 1.0
+        ask = self._asked
+        if ask is None or (ask.pushes, ask.weight, ask.lr) != (pushes, weight, self.lr):
+            pulls = self._ops.pulls
+            ask = Exchange(pushes, advance=True, pulls=pulls, weight=weight, lr=self.lr)
+            self._asked = ask
+        return ask
 
     def end(self, model: Model) -> Program:
         """After everybody has finished, so that all leave with the same parameters."""

@@ -7,8 +7,9 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.keys import SLOTS
+from shoal.protocol import execution as execution_module
 from shoal.protocol import routing as routing_module
-from shoal.protocol import server as server_module
+from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake
@@ -16,7 +17,6 @@ from shoal.protocol.machine import Loan, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
 from shoal.protocol.routing import Router
 from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim import world as world_module
 from shoal.sim.world import World
@@ -41,9 +41,9 @@ def duplicate_applied_twice():
 
 @contextmanager
 def pull_admitted_one_clock_early():
-    right = server_module.needed
+    right = execution_module.needed
     early = lambda rule, clock: max(0, right(rule, clock) - 1)  # noqa: E731
-    with patch.object(server_module, "needed", early):
+    with patch.object(execution_module, "needed", early):
         yield
 
 
@@ -63,13 +63,13 @@ def stale_view_accepted():
 @contextmanager
 def parked_pull_forgotten():
     """When a round closes, only the first parked pull is looked at again."""
-    right = ServerMachine._serve
+    right = Execution._serve
 
     def serve(self, *args):
-        if len(self._parked) != 2:
+        if len(self.parked) != 2:
             right(self, *args)
 
-    with patch.object(ServerMachine, "_serve", serve):
+    with patch.object(Execution, "_serve", serve):
         yield
 
 
@@ -187,9 +187,9 @@ def key_on_two_servers():
 @contextmanager
 def dead_worker_counts_on_one_server_only():
     """A server drops a dead worker's pushes whatever its last clock was."""
-    right = ServerMachine._drop_worker
+    right = Execution.drop_worker
     drop = lambda self, worker, last_clock: right(self, worker, 0)  # noqa: E731
-    with patch.object(ServerMachine, "_drop_worker", drop):
+    with patch.object(Execution, "drop_worker", drop):
         yield
 
 

@@ -65,6 +65,12 @@ class Answers:
             for worker in self._clocks.behind(waits):
                 out.append(Send(self._workers[worker].id, Nudge(reason)))
 
+    def later(
+        self, out: Effects, to: NodeId, incarnation: int, seq: int, code: Code, reason: str
+    ) -> None:
+        """How a push ended that its round has settled."""
+        out.append(Send(to, Reply(incarnation, seq, self._session.view_id, code, reason)))
+
     def absent(self, clock: int) -> str:
         """Who keeps `clock` from being reached: every wait is explained by this line."""
         late = [

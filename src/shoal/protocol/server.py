@@ -1,4 +1,4 @@
-"""The server's machine: arrival, push, advance, pull, rounds, and what waits.
+"""The server's machine: who is in, what comes in, and which of it is carried out.
 
 Architecture invariant: absent here are tensors (a `Shard` does the arithmetic), replication (one
 replica a fragment, so *acknowledged* means applied here), and any clock but `now`.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.errors import AccessFailed, InvariantBroken, ShoalError
+from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.answers import Answers
-from shoal.protocol.consistency import NOW, VectorClock, needed, settles
+from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
+from shoal.protocol.execution import Execution
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.machine import (
@@ -27,31 +28,20 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import (
-    FOREVER,
     SCHEDULER,
-    Code,
     Freeze,
     Frozen,
     Member,
     Message,
     NodeId,
     Probe,
-    Reply,
     Request,
     View,
 )
-from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.session import Session
-from shoal.protocol.shards import OpenShard, Shard, Staged
-from shoal.protocol.windows import WINDOW, Window
+from shoal.protocol.shards import OpenShard, Shard
+from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
-
-
-class Parked(msgspec.Struct, frozen=True, eq=False):
-    """A pull that waits until every worker has reached `clock`."""
-
-    taken: Taken
-    clock: int
 
 
 class ServerMachine:
@@ -66,9 +56,8 @@ class ServerMachine:
         self.gate = Gate()
         self.intake = Intake(self.gate, self.shards)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
-        self._rounds = Rounds()
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
-        self._parked: dict[tuple[int, int], Parked] = {}  # by request id
+        self.execution = Execution(self.gate, self.intake, self.shards, self.clocks, self.answers)
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -120,16 +109,8 @@ class ServerMachine:
         """Every parked pull has a reason that is still true; no closed round is kept."""
         if self.frozen:
             return
-        for parked in self._parked.values():
-            if self.clocks.minimum >= parked.clock:
-                raise self._broken(
-                    f"{self.session.name}: {describe(parked.taken.request)} is parked although "
-                    f"every worker has reached clock {parked.clock}"
-                )
-        for clock in self._rounds.below(self.clocks.minimum):
-            raise self._broken(
-                f"{self.session.name}: round {clock} is open at clock {self.clocks.minimum}"
-            )
+        for problem in self.execution.problems():
+            raise self._broken(f"{self.session.name}: {problem}")
 
     @property
     def frozen(self) -> bool:
@@ -142,9 +123,7 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [
-            (describe(p.taken.request), self.answers.absent(p.clock)) for p in self._parked.values()
-        ]
+        return self.execution.waiting()
 
     # ------------------------------------------------------------------ views
 
@@ -154,7 +133,8 @@ class ServerMachine:
         self.gate.promise(message.view)
         if message.view == self.gate.promised:
             clocks = tuple(self.clocks.items())
-            out.append(Send(SCHEDULER, Frozen(message.view, clocks, self._rounds.first_open)))
+            first_open = self.execution.rounds.first_open
+            out.append(Send(SCHEDULER, Frozen(message.view, clocks, first_open)))
 
     def _adopt(self, view: View, out: Effects) -> None:
         self.gate.adopt(view)
@@ -165,13 +145,13 @@ class ServerMachine:
         for worker, _ in list(self.clocks.items()):
             if worker not in self._workers:
                 self.clocks.leave(worker)
-                self._drop_worker(worker, last_clocks.get(worker, 0))
+                self.execution.drop_worker(worker, last_clocks.get(worker, 0))
         for shard in self.shards:
             shard.keep(self._workers)
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)
-        self._settle(out)
+        self.execution.settle(out)
 
     def _open_tables(self, view: View, out: Effects) -> None:
         mine = next(i for i, m in enumerate(view.servers) if m.id == self.session.me)
@@ -184,11 +164,6 @@ class ServerMachine:
                 self.session.abort(error.message, out)
                 return
             self.gate.open(view.tables[number], held)
-
-    def _drop_worker(self, worker: int, last_clock: int) -> None:
-        self._rounds.drop(worker, last_clock)
-        for key in [key for key in self._parked if key[0] == worker]:
-            del self._parked[key]
 
     # ------------------------------------------------------------------ requests
 
@@ -216,48 +191,7 @@ class ServerMachine:
             out.append(Note("landed", {"request": request}))
             if not self.intake.end_stream(taken):
                 raise self._broken(f"fragments of {describe(request)} were not applied")
-        window = taken.window
-        if request.settled_below > window.settled_below:
-            window.settle(request.settled_below)
-            if self._parked:
-                self._forget_below(window)
-        for load in taken.loads:
-            problem = load.problem()
-            if problem:
-                self._refuse(taken, problem, out)
-                return
-        try:
-            self._do(taken, out)
-        except AccessFailed as error:
-            self._refuse(taken, error.message, out)
-
-    def _refuse(self, taken: Taken, reason: str, out: Effects) -> None:
-        taken.window.codes[taken.request.seq] = "refused"
-        self.answers.reply(out, taken.sender, taken.request, "refused", reason)
-
-    def _do(self, taken: Taken, out: Effects) -> None:
-        """Push, advance, pull: what of these it asks, in this order."""
-        request, codes, accepted = taken.request, taken.window.codes, False
-        if request.pushes:
-            if request.clock < self.clocks[request.incarnation] and self._closing(request):
-                self._close_out(taken, out)
-                return
-            accepted = self._push(taken, out)
-        if request.advance >= 0:
-            self._advance(request.incarnation, request.advance, out)
-        if request.pulls:
-            self._pull(taken, accepted, out)
-        elif not accepted:
-            codes[request.seq] = "applied"
-            self.answers.reply(out, taken.sender, request, "applied")
-        elif codes[request.seq] == "accepted":  # and its own advance did not close it
-            self.answers.reply(out, taken.sender, request, "accepted")
-
-    def _forget_below(self, window: Window) -> None:
-        """What its worker has given up is not answered any more."""
-        worker, below = window.incarnation, window.settled_below
-        for key in [key for key in self._parked if key[0] == worker and key[1] < below]:
-            del self._parked[key]
+        self.execution.carry_out(taken, out)
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self.answers.count(out, verdict, sender, describe(request))
@@ -278,125 +212,6 @@ class ServerMachine:
             )
             self.answers.reply(out, sender, request, "refused", reason)
 
-    def _close_out(self, taken: Taken, out: Effects) -> None:
-        """Refuse a push for a round that takes no more from this worker."""
-        request = taken.request
-        reached = self.clocks[request.incarnation]
-        taken.window.codes[request.seq] = "round_closed"
-        reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
-        self.answers.reply(out, taken.sender, request, "round_closed", reason)
-
-    def _push(self, taken: Taken, out: Effects) -> bool:
-        """Apply the push parts, or put them into their round: then True, *accepted*."""
-        request, window = taken.request, taken.window
-        kept: list[tuple[int, Staged]] = []
-        self.intake.loan.recall()
-        for (table, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
-            shard = self.shards[table]
-            if request.assign:
-                shard.write(staged)
-            elif settles(shard.spec.consistency, request.clock) is NOW:
-                if not taken.streamed:
-                    shard.apply(staged, request.lr)
-            else:
-                kept.append((table, staged))
-        code: Code = "accepted" if kept else "applied"
-        if request.pulls:
-            code = "parked"  # the answer with the rows acknowledges the push as well
-        window.codes[request.seq] = code
-        out.append(Note("pushed", {"request": request, "code": code}))
-        if kept:
-            weight, lr = request.weight, request.lr
-            entry = Contribution(taken.sender, window, request.seq, weight, lr, kept)
-            self._rounds.add(request.clock, entry)
-        return bool(kept)
-
-    def _closing(self, request: Request) -> bool:
-        return not request.assign and any(
-            self.shards[part.table].spec.consistency.settles == "close" for part in request.pushes
-        )
-
-    def _advance(self, worker: int, to: int, out: Effects) -> None:
-        before = self.clocks.minimum
-        if self.clocks.advance(worker, to) and self.clocks.minimum != before:
-            self._settle(out)
-
-    def _pull(self, taken: Taken, accepted: bool, out: Effects) -> None:
-        """Answer with rows, now or when the slowest worker has reached what the rules ask.
-
-        The answer acknowledges the request's own push too, so it also waits for that round.
-        """
-        request = taken.request
-        clock = _read_clock(request)
-        need = request.clock + 1 if accepted else 0
-        for table, _, _ in taken.footprint.pulls:
-            need = max(need, needed(self.shards[table].spec.consistency, clock))
-        if need <= self.clocks.minimum:
-            self._serve(taken, out)
-            return
-        taken.window.codes[request.seq] = "parked"
-        self._parked[request.incarnation, request.seq] = Parked(taken, need)
-        out.append(
-            Note("parked", {"worker": request.incarnation, "reason": self.answers.absent(need)})
-        )
-
-    def _serve(self, taken: Taken, out: Effects) -> None:
-        request, buffers = taken.request, self.intake.read(taken)
-        taken.window.codes[request.seq] = "applied"
-        weight = self._rounds.weight(_read_clock(request) - 1)
-        self.answers.reply(out, taken.sender, request, "applied", "", buffers, weight)
-
-    # ------------------------------------------------------------------ rounds
-
-    def _settle(self, out: Effects) -> None:
-        """Close every round below the slowest clock, then look at the parked pulls again."""
-        minimum = self.clocks.minimum
-        if minimum < FOREVER:
-            self._rounds.reach(minimum)
-        for clock in self._rounds.below(minimum):
-            self._close(clock, out)
-        for key, parked in list(self._parked.items()):
-            if parked.clock <= minimum:
-                del self._parked[key]
-                try:
-                    self._serve(parked.taken, out)
-                except AccessFailed as error:
-                    self._refuse(parked.taken, error.message, out)
-
-    def _close(self, clock: int, out: Effects) -> None:
-        """Merge the round's pushes in rank order, apply them once, acknowledge them."""
-        entries = self._rounds.close(clock)
-        self.intake.loan.recall()
-        failed: dict[int, str] = {}
-        for table in sorted({table for entry in entries for table, _ in entry.parts}):
-            parts = [
-                (entry.weight, entry.lr, staged)
-                for entry in entries
-                for number, staged in entry.parts
-                if number == table
-            ]
-            try:
-                self.shards[table].merge(parts)
-            except AccessFailed as error:
-                failed[table] = error.message
-        out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
-        for entry in entries:
-            self._acknowledge(entry, [failed[t] for t, _ in entry.parts if t in failed], out)
-
-    def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
-        """A round has closed with this push in it, or without where its table's method failed."""
-        window, code = entry.window, entry.window.codes.get(entry.seq)
-        if self.gate.windows.get(entry.sender) is not window:
-            return  # it has left
-        if problems:
-            self._parked.pop((window.incarnation, entry.seq), None)
-        elif code != "accepted":
-            return  # its pull in the same request answers for both
-        code = window.codes[entry.seq] = "refused" if problems else "applied"
-        view, reason = self.session.view_id, "; ".join(problems)
-        reply = Reply(window.incarnation, entry.seq, view, code, reason)
-        out.append(Send(entry.sender, reply))
-
     # ------------------------------------------------------------------ answers
 
     def _probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
@@ -412,13 +227,8 @@ class ServerMachine:
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         code = self.gate.windows[sender].codes[request.seq]
-        parked = self._parked.get((request.incarnation, request.seq))
-        waits = parked.clock if parked else self.clocks.minimum + 1 if code == "accepted" else -1
+        waits = self.execution.waits_for(request, code)
         self.answers.state(out, sender, request, code, waits)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._story.broken(message)
-
-
-def _read_clock(request: Request) -> int:
-    return request.advance if request.advance >= 0 else request.clock

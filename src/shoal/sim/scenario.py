@@ -217,7 +217,7 @@ class Scenario:
             return "view change"
         if any(machine.waiting() for machine in servers):
             return "parked"
-        return "open round" if any(machine._rounds for machine in servers) else "quiet"
+        return "open round" if any(machine.execution.rounds for machine in servers) else "quiet"
 
     def over(self) -> bool:
         return self.world.nodes[SCHEDULER].stopped

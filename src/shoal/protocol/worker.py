@@ -21,6 +21,7 @@ from shoal.errors import (
     ShoalError,
     SyncTimeout,
 )
+from shoal.protocol.asking import Asking
 from shoal.protocol.describing import describe
 from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import (
@@ -34,7 +35,6 @@ from shoal.protocol.machine import (
     Outcome,
     Received,
     Resolve,
-    Send,
     Sink,
     Stop,
     Story,
@@ -46,9 +46,7 @@ from shoal.protocol.messages import (
     Message,
     NodeId,
     Nudge,
-    Probe,
     Reply,
-    Request,
     View,
 )
 from shoal.protocol.pending import Pending, PendingRequests
@@ -84,13 +82,12 @@ class WorkerMachine:
 
     def __init__(self, session: Session, options: WorkerOptions | None = None) -> None:
         self.session = session
-        self.options = options or WorkerOptions()
+        self.options = patience = options or WorkerOptions()
         self.clock = 0
-        self.bytes_pushed = 0
         self.bytes_pulled = 0
         self._flight = Flight(self.options.credit_bytes)
         self._requests = PendingRequests()
-        self._next_tick = inf
+        self._asking = Asking(session, self._flight, patience.probe_s, patience.probe_max_s)
         self._router: Router | None = None  # of the present view
         self._story = Story()
 
@@ -119,21 +116,21 @@ class WorkerMachine:
             self._asked(event.request_id, event.request, now, out)
         elif isinstance(event, Ticked):
             self.session.tick(now, out)
-            if now >= self._next_tick:
+            if now >= self._asking.wakes_at:
                 self._tick(now, out)
-                self._next_tick = min(self._requests.wakes_at(), self._flight.wakes_at())
+                self._asking.wakes_at = min(self._requests.wakes_at(), self._flight.wakes_at())
         else:
             again_at = now + self.options.behind_s
             self._flight.peer_lost(event.node, again_at)
-            self._wake_at(again_at)
+            self._asking.wake(again_at)
         if self.session.ended:
             self._end(out)
         return out
 
     def deadline(self) -> float | None:
         at = self.session.deadline()
-        if self._next_tick < at:
-            return self._next_tick
+        if self._asking.wakes_at < at:
+            return self._asking.wakes_at
         return at if at < inf else None
 
     def address_of(self, node: NodeId) -> str | None:
@@ -147,6 +144,10 @@ class WorkerMachine:
                 raise self._story.broken(f"leg #{leg.seq} belongs to no request")
         if problem := self._flight.problem():
             raise self._story.broken(problem)
+
+    @property
+    def bytes_pushed(self) -> int:
+        return self._asking.bytes_pushed
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name in the present view."""
@@ -166,7 +167,10 @@ class WorkerMachine:
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything unanswered."""
         return [
-            (describe(self._message(leg, part)), f"{self._name(part.share.server)}: {part.reason}")
+            (
+                describe(self._asking.message(leg, part)),
+                f"{self._name(part.share.server)}: {part.reason}",
+            )
             for leg in self._flight.legs.values()
             for part in leg.open_parts()
         ]
@@ -215,7 +219,7 @@ class WorkerMachine:
         for plan in plans:
             told = advance if plan.advances else -1
             pending.legs.append(self._flight.add(request_id, ask, plan, clock, told))
-        self._wake_at(pending.expires_at)
+        self._asking.wake(pending.expires_at)
         self._pump(now, out)
 
     # ------------------------------------------------------------------ sending
@@ -229,81 +233,29 @@ class WorkerMachine:
             if pending is not None and pending.after:
                 continue
             self._flight.leave(leg)
-            again_at = now + self.options.probe_s
-            self._wake_at(again_at)
-            for part in leg.parts.values():
-                part.wait_s = self.options.probe_s
-                part.again_at = again_at
-                self.bytes_pushed += part.share.nbytes
-                out.append(Send(part.share.server, self._message(leg, part), part.share.buffers))
+            self._asking.send(leg, now, out)
             if not leg.parts:  # a request without any row asks nobody
                 self._leg_done(leg, out)
 
-    def _message(self, leg: Leg, part: LegPart) -> Request:
-        """What a server is asked, as of now."""
-        ask, share = leg.ask, part.share
-        return Request(
-            self.session.view_id,
-            self.session.incarnation,
-            leg.seq,
-            self._flight.lowest,
-            leg.clock,
-            share.pushes,
-            leg.advance,
-            share.pulls,
-            ask.weight,
-            ask.lr,
-            ask.assign,
-            self._flight.follows(leg, share.server),
-        )
-
-    def _send_again(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
-        part.again_at = now + part.wait_s
-        self._wake_at(part.again_at)
-        out.append(Send(part.share.server, self._message(leg, part), part.share.buffers))
-
-    def _wake_at(self, at: float) -> None:
-        if at < self._next_tick:
-            self._next_tick = at
-
     def _tick(self, now: float, out: Effects) -> None:
-        for leg, part in self._flight.due(now):
-            part.wait_s = min(2 * part.wait_s, self.options.probe_max_s)
-            self._probe(leg, part, now, out)
+        self._asking.probe_due(now, out)
         for request_id, pending in self._requests.expired(now):
             if not pending.nudged:
                 pending.nudged = True
                 pending.expires_at = now + pending.timeout_s
                 for leg in pending.legs:
-                    self._probe_leg(leg, now, out, urgent=True)
+                    self._asking.probe(leg, now, out, urgent=True)
             else:
                 self._resolve(request_id, self._timed_out(pending), out)
         self._pump(now, out)
-
-    def _probe(
-        self, leg: Leg, part: LegPart, now: float, out: Effects, urgent: bool = False
-    ) -> None:
-        part.again_at = now + part.wait_s
-        self._wake_at(part.again_at)
-        probe = Probe(self.session.view_id, self.session.incarnation, leg.seq, urgent)
-        out.append(Send(part.share.server, probe))
-
-    def _probe_leg(self, leg: Leg, now: float, out: Effects, urgent: bool = False) -> None:
-        for part in leg.open_parts() if leg.sent else ():
-            self._probe(leg, part, now, out, urgent)
-
-    def _probe_all(self, now: float, out: Effects) -> None:
-        for leg in self._flight.legs.values():
-            self._probe_leg(leg, now, out)
 
     # ------------------------------------------------------------------ answers
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         if isinstance(message, Nudge):
-            self._probe_all(now, out)
+            self._asking.probe_all(now, out)
         elif sender == SCHEDULER:
-            view = self.session.handle(message, now, out)
-            if view is not None:
+            if (view := self.session.handle(message, now, out)) is not None:
                 self._adopt(view, now, out)
 
     def _leg_of(self, message: Message) -> Leg | None:
@@ -329,12 +281,10 @@ class WorkerMachine:
                 part.again_at = now + part.wait_s
                 self._accepted(leg, part, now, out)
             case "missing":
-                self._send_again(leg, part, now, out)
+                self._asking.send_again(leg, part, now, out)
             case "stale" | "early":
-                part.again_at = now + self.options.behind_s
-                self._wake_at(part.again_at)
-                for earlier in self._flight.ahead(leg, sender):
-                    self._probe(earlier, earlier.parts[sender], now, out)
+                again_at = now + self.options.behind_s
+                self._asking.soon(leg, sender, again_at, now, out)
                 if reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":
@@ -352,7 +302,7 @@ class WorkerMachine:
     ) -> None:
         if payload is None and part.share.nbytes_out:  # the rows were lost: the push was not
             part.share = part.share.without_push()
-            self._send_again(leg, part, now, out)
+            self._asking.send_again(leg, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
@@ -376,7 +326,7 @@ class WorkerMachine:
     def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who = self._name(part.share.server)
-        error = kind(f"{who} refused {describe(self._message(leg, part))}: {reply.reason}")
+        error = kind(f"{who} refused {describe(self._asking.message(leg, part))}: {reply.reason}")
         self._flight.land(leg, part)
         part.done = True  # this server has said its last word on it
         if leg.request_id:
@@ -431,7 +381,7 @@ class WorkerMachine:
         if first is not None and self.clock < first.first_clock:
             self.clock = first.first_clock
         self._router = Router(view)
-        self._probe_all(now, out)
+        self._asking.probe_all(now, out)
         self._pump(now, out)
 
     def _end(self, out: Effects) -> None:

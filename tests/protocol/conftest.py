@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Discard, Note, Received, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Member, NewView, Reply, Request, View
+from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
-from shoal.tables.spec import TableSpec, asp
+from shoal.tables.spec import TableSpec, asp, bsp
 
 
 def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, **more):
@@ -201,3 +202,41 @@ def rigs():
         table=table,
         view_of=view_of,
     )
+
+
+@pytest.fixture
+def worker(rigs):
+    """One server, an asynchronous table of four rows."""
+    return rigs.WorkerRig(rigs.table())
+
+
+@pytest.fixture
+def synchronous(rigs):
+    """Two servers, a table that settles at the close of rounds."""
+    return rigs.WorkerRig(rigs.table(bsp()), servers=2)
+
+
+@pytest.fixture
+def push(rigs):
+    return (PushOp("w", KeyRange(0, 4), rigs.as_bytes(1, 2, 3, 4)),)
+
+
+@pytest.fixture
+def out(rigs):
+    return rigs.as_bytes(0, 0, 0, 0)
+
+
+@pytest.fixture
+def pull(out):
+    return (PullOp("w", KeyRange(0, 4), out),)
+
+
+@pytest.fixture
+def server(rigs):
+    """Two workers, an asynchronous table of four rows."""
+    return rigs.ServerRig(rigs.table())
+
+
+@pytest.fixture
+def values(rigs):
+    return rigs.as_bytes(1, 2, 3, 4)

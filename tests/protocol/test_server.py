@@ -1,8 +1,8 @@
-"""A server by hand: arrival, pushes, pulls that wait, rounds, duplicates, views."""
+"""A server by hand: arrival, pushes and pulls, duplicates, views."""
 
 import pytest
 
-from shoal.errors import AccessFailed, InvalidValue, InvariantBroken
+from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
     FOREVER,
@@ -14,7 +14,6 @@ from shoal.protocol.messages import (
     Heartbeat,
     Member,
     NewView,
-    Nudge,
     Part,
     Probe,
     Reply,
@@ -30,19 +29,8 @@ PUSH, PULL = (ALL,), (ALL,)
 
 
 @pytest.fixture
-def server(rigs):
-    """Two workers, an asynchronous table of four rows."""
-    return rigs.ServerRig(rigs.table())
-
-
-@pytest.fixture
 def synchronous(rigs):
     return rigs.ServerRig(rigs.table(bsp()))
-
-
-@pytest.fixture
-def values(rigs):
-    return rigs.as_bytes(1, 2, 3, 4)
 
 
 # ---------------------------------------------------------------------------- arrival
@@ -184,103 +172,6 @@ def test_a_window_is_bounded(server):
     for seq in range(3 * WINDOW):
         assert server.ask(0, seq, settled_below=seq, pulls=PULL) == ["applied"]
     assert len(server.machine.gate.windows["worker-0"].codes) == 1
-
-
-# ---------------------------------------------------------------------------- pulls that wait
-
-
-def test_a_fast_worker_is_parked_and_told_for_whom(rigs):
-    server = rigs.ServerRig(rigs.table(ssp(1)))
-    assert server.ask(0, 0, clock=0, advance=1, pulls=PULL) == ["applied"]
-    assert server.ask(0, 1, clock=1, advance=2, pulls=PULL) == []
-    reason = "waits for clock 1 of worker-1 (at 0)"
-    assert server.notes("parked") == [{"worker": 11, "reason": reason}]
-    assert server.machine.waiting()[0][1] == reason
-    server.receive("worker-0", Probe((1, 1), 11, 1))
-    assert server.sent(Reply)[0].code == "parked"
-    assert server.sent(Reply)[0].reason == reason
-    server.ask(1, 0, clock=0, advance=1)
-    assert server.codes("worker-0") == ["applied"]
-    assert server.machine.waiting() == []
-
-
-def test_an_urgent_probe_nudges_those_that_are_waited_for(rigs):
-    server = rigs.ServerRig(rigs.table(ssp(0)), workers=3)
-    server.ask(0, 0, clock=0, advance=1, pulls=PULL)
-    server.ask(1, 0, clock=0, advance=1)
-    server.receive("worker-0", Probe((1, 1), 11, 0, urgent=True))
-    assert [send.to for send in server.sends(Nudge)] == ["worker-2"]
-
-
-def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
-    synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
-    assert len(synchronous.machine.waiting()) == 1
-    synchronous.ask(0, 1, settled_below=1, clock=1, advance=2)
-    assert synchronous.machine.waiting() == []
-    synchronous.ask(1, 0, clock=0, advance=2)
-    assert synchronous.codes("worker-0") == []
-
-
-def test_a_parked_pull_that_need_not_wait_is_found_by_check(synchronous):
-    synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
-    synchronous.machine.clocks.advance(11, 5)
-    synchronous.machine.clocks.advance(12, 5)
-    with pytest.raises(InvariantBroken, match="is parked although every worker has reached"):
-        synchronous.machine.check()
-
-
-# ---------------------------------------------------------------------------- rounds
-
-
-def test_a_round_is_applied_once_when_it_closes(synchronous, values):
-    assert synchronous.ask(1, 0, values, pushes=PUSH, weight=2.0) == ["accepted"]
-    assert synchronous.ask(0, 0, values, pushes=PUSH, weight=3.0) == ["accepted"]
-    assert synchronous.ask(0, 1, clock=0, advance=1) == ["applied"]
-    assert synchronous.rows == [0, 0, 0, 0]
-    synchronous.ask(1, 1, clock=0, advance=1)
-    assert synchronous.rows == [2, 4, 6, 8]
-    assert synchronous.codes("worker-0") == ["applied"]
-    assert synchronous.codes("worker-1") == ["applied", "applied"]
-    assert synchronous.machine.shards[0].merged == [[3.0, 2.0]]  # in rank order
-
-
-def test_one_message_may_push_advance_and_pull(synchronous, values):
-    everything = {"pushes": PUSH, "advance": 1, "pulls": PULL}
-    assert synchronous.ask(0, 0, values, **everything) == []
-    assert synchronous.ask(1, 0, values, **everything) == ["applied"]
-    answers = synchronous.sends(Reply)
-    assert {each.to for each in answers} == {"worker-0", "worker-1"}
-    assert all(each.message.payload == 32 for each in answers)
-    assert {each.message.round_weight for each in answers} == {2.0}
-
-
-def test_a_pull_that_comes_with_a_push_waits_for_its_round(synchronous, values):
-    assert synchronous.ask(0, 0, values, pushes=PUSH, pulls=PULL) == []
-    assert "waits for clock 1" in synchronous.machine.waiting()[0][1]
-
-
-def test_an_accepted_push_says_whom_it_waits_for(synchronous, values):
-    synchronous.ask(0, 0, values, pushes=PUSH)
-    synchronous.receive("worker-0", Probe((1, 1), 11, 0))
-    reply = synchronous.sent(Reply)[0]
-    assert (reply.code, reply.reason) == (
-        "accepted",
-        "waits for clock 1 of worker-0 (at 0), worker-1 (at 0)",
-    )
-
-
-def test_a_push_for_a_round_that_its_worker_has_left_is_refused(synchronous, values):
-    synchronous.ask(0, 0, clock=0, advance=2)
-    assert synchronous.ask(0, 1, values, clock=1, pushes=PUSH) == ["round_closed"]
-    assert synchronous.sent(Reply)[0].reason == "this worker is at clock 2; round 1 takes no more"
-    assert synchronous.ask(0, 2, values, clock=2, pushes=PUSH) == ["accepted"]
-
-
-def test_workers_that_have_finished_hold_nobody_up(synchronous, values):
-    synchronous.ask(1, 0, clock=0, advance=FOREVER)
-    synchronous.ask(0, 0, values, pushes=PUSH)
-    synchronous.ask(0, 1, clock=0, advance=1)
-    assert synchronous.rows == [1, 2, 3, 4]
 
 
 # ---------------------------------------------------------------------------- views
@@ -437,32 +328,3 @@ def test_a_server_enters_barriers_too(server):
 def test_what_nobody_expects_is_counted(server):
     server.receive("worker-0", NewView(server.view))
     assert server.machine.answers.counters["unexpected"] == 1
-
-
-# ---------------------------------------------------------------------------- methods that fail
-
-
-def failing(*_arguments):
-    raise AccessFailed("apply of access method 'mine' raised ValueError: no")
-
-
-def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, values, monkeypatch):
-    shard = server.machine.shards[0]
-    with monkeypatch.context() as patched:
-        patched.setattr(shard, "apply", failing)
-        assert server.ask(0, 0, values, pushes=PUSH, pulls=PULL) == ["refused"]
-    assert "raised ValueError" in server.sent(Reply)[0].reason
-    assert server.ask(0, 1, values, pushes=PUSH) == ["applied"]
-    assert server.rows == [1, 2, 3, 4]
-
-
-def test_a_round_whose_method_fails_is_refused_to_all_who_pushed(synchronous, values, monkeypatch):
-    server = synchronous
-    monkeypatch.setattr(server.machine.shards[0], "merge", failing)
-    assert server.ask(0, 0, values, pushes=PUSH, advance=1, pulls=PULL) == []
-    found = server.ask(1, 0, values, pushes=PUSH, advance=1)
-    assert sorted(found) == ["refused"]
-    codes = [(s.to, s.message.code) for s in server.sends(Reply)]
-    assert codes == [("worker-0", "refused"), ("worker-1", "refused")]
-    assert server.rows == [0, 0, 0, 0]
-    assert not server.machine.waiting()

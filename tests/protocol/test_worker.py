@@ -1,6 +1,4 @@
-"""A worker by hand: fan-out, gates, credits, resends, time-outs, late answers, views."""
-
-import pytest
+"""A worker by hand: fan-out, time-outs, late answers, refusals, views."""
 
 from shoal.errors import (
     Cancelled,
@@ -12,7 +10,7 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Sink, Ticked
+from shoal.protocol.machine import Asked, Discard, Received, Sink, Ticked
 from shoal.protocol.messages import (
     FOREVER,
     SCHEDULER,
@@ -22,7 +20,6 @@ from shoal.protocol.messages import (
     Finish,
     NewView,
     NotDeclared,
-    Nudge,
     Probe,
     Released,
     Reply,
@@ -39,37 +36,8 @@ from shoal.protocol.requests import (
     PushOp,
 )
 from shoal.protocol.session import Session
-from shoal.protocol.windows import WINDOW
 from shoal.protocol.worker import WorkerMachine
-from shoal.tables.spec import bsp, ssp
-
-
-@pytest.fixture
-def worker(rigs):
-    """One server, an asynchronous table of four rows."""
-    return rigs.WorkerRig(rigs.table())
-
-
-@pytest.fixture
-def synchronous(rigs):
-    """Two servers, a table that settles at the close of rounds."""
-    return rigs.WorkerRig(rigs.table(bsp()), servers=2)
-
-
-@pytest.fixture
-def push(rigs):
-    return (PushOp("w", KeyRange(0, 4), rigs.as_bytes(1, 2, 3, 4)),)
-
-
-@pytest.fixture
-def out(rigs):
-    return rigs.as_bytes(0, 0, 0, 0)
-
-
-@pytest.fixture
-def pull(out):
-    return (PullOp("w", KeyRange(0, 4), out),)
-
+from shoal.tables.spec import ssp
 
 # ---------------------------------------------------------------------------- the roads
 
@@ -133,208 +101,6 @@ def test_there_is_nothing_to_ask_before_the_first_view(rigs, push):
     rig = rigs.Rig(WorkerMachine(Session("worker-0", "worker")))
     rig.handle(Asked(1, Exchange(push)))
     assert "in no view yet" in rig.resolved()[1].error.message
-
-
-# ---------------------------------------------------------------------------- order
-
-
-def test_an_advance_waits_until_all_servers_hold_the_push(synchronous, push):
-    assert len(synchronous.ask(1, Exchange(push, advance=True))) == 2
-    synchronous.answer(0, 0, "accepted")
-    assert synchronous.sent(Request) == []
-    synchronous.answer(1, 0, "accepted")
-    assert [each.advance for each in synchronous.sent(Request)] == [1, 1]
-
-
-def test_with_one_server_everything_rides_in_one_message(rigs, push, pull):
-    worker = rigs.WorkerRig(rigs.table(bsp()))
-    (request,) = worker.ask(1, Exchange(push, advance=True, pulls=pull))
-    assert (len(request.pushes), request.advance, len(request.pulls)) == (1, 1, 1)
-
-
-def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
-    """Its advance once waited for it, and it for its advance."""
-    worker = rigs.WorkerRig(rigs.table(ssp(0)), servers=2)
-    assert len(worker.ask(1, Exchange(push, pulls=pull))) == 2
-    assert worker.ask(2, Exchange(advance=True)) == []
-    for server in (0, 1):
-        worker.answer(server, 0, "parked", reason="waits for clock 1 of worker-0 (at 0)")
-    assert [each.advance for each in worker.sent(Request)] == [1, 1]
-
-
-def test_a_pull_follows_the_pushes_to_its_table_and_no_others(rigs, push, pull):
-    other = rigs.table(name="v")
-    worker = rigs.WorkerRig(rigs.table(), other)
-    worker.ask(1, Exchange(push))
-    assert [each.follows for each in worker.ask(2, Exchange(pulls=pull))] == [(0,)]
-    elsewhere = PullOp("v", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0))
-    assert [each.follows for each in worker.ask(3, Exchange(pulls=(elsewhere,)))] == [()]
-    worker.answer(0, 0, "applied")
-    assert [each.follows for each in worker.ask(4, Exchange(pulls=pull))] == [()]
-
-
-def test_a_pull_does_not_leave_before_what_it_follows(rigs, push, pull):
-    worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
-    worker.ask(1, Exchange(push))
-    assert worker.ask(2, Exchange(push)) == []  # no credit
-    assert worker.ask(3, Exchange(pulls=pull)) == []
-    worker.answer(0, 0, "applied")
-    sent = worker.sent(Request)
-    assert [(each.seq, each.follows) for each in sent] == [(1, ()), (2, (1,))]
-
-
-def test_each_server_is_told_what_it_may_not_have_yet(rigs, push, pull):
-    worker = rigs.WorkerRig(rigs.table(), servers=2)
-    worker.ask(1, Exchange(push))
-    worker.answer(1, 0, "applied")
-    sends = worker.ask(2, Exchange(pulls=pull))
-    assert [each.follows for each in sends] == [(0,), ()]
-
-
-def test_an_advance_follows_its_pushes_to_the_only_server(rigs, push):
-    worker = rigs.WorkerRig(rigs.table(bsp()))
-    worker.ask(1, Exchange(push))
-    (told,) = worker.ask(2, Exchange(advance=True))
-    assert (told.advance, told.follows) == (1, (0,))
-
-
-def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, push, pull):
-    worker.ask(1, Exchange(push))
-    worker.ask(2, Exchange(pulls=pull))
-    worker.answer(0, 1, "early")
-    assert [each.seq for each in worker.sent(Probe)] == [0]
-    worker.answer(0, 0, "missing")
-    assert [each.seq for each in worker.sent(Request)] == [0]
-    worker.now = 0.01
-    worker.handle(Ticked())
-    assert [each.seq for each in worker.sent(Probe)] == [1]
-    worker.answer(0, 1, "missing")
-    assert [(each.seq, each.follows) for each in worker.sent(Request)] == [(1, (0,))]
-
-
-def test_a_request_may_come_after_others(worker, push):
-    worker.ask(1, Exchange(push))
-    assert worker.ask(2, Exchange(push, after=(1,))) == []
-    worker.answer(0, 0, "applied")
-    assert [each.seq for each in worker.sent(Request)] == [1]
-    assert len(worker.ask(3, Exchange(push, after=(1, 99)))) == 1  # done, and unknown
-
-
-def test_what_comes_after_a_failure_fails(worker, push):
-    worker.ask(1, Exchange(push))
-    worker.ask(2, Exchange(push, after=(1,)))
-    worker.ask(3, Exchange(push, after=(2,)))
-    worker.answer(0, 0, "refused", reason="no")
-    errors = {each: outcome.error for each, outcome in worker.resolved().items()}
-    assert set(errors) == {1, 2, 3}
-    assert "server-0 refused" in errors[1].message
-    assert "comes after failed" in errors[2].message
-    assert "comes after failed" in errors[3].message
-
-
-def test_no_more_is_in_flight_than_the_window(worker):
-    advance = Exchange(advance=True)
-    sent = sum(len(worker.ask(each, advance)) for each in range(WINDOW + 5))
-    assert sent == WINDOW
-    worker.answer(0, 0, "applied")
-    assert [each.seq for each in worker.sent(Request)] == [WINDOW]
-
-
-def test_no_more_bytes_are_under_way_than_the_credits(rigs, push):
-    worker = rigs.WorkerRig(rigs.table(), credit_bytes=64)
-    assert [len(worker.ask(each, Exchange(push))) for each in range(4)] == [1, 1, 0, 0]
-    worker.answer(0, 1, "applied")
-    assert [each.seq for each in worker.sent(Request)] == [2]
-
-
-def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
-    """It is applied only once this worker has advanced, which follows the push that waits."""
-    worker = rigs.WorkerRig(rigs.table(bsp()), credit_bytes=32)
-    for each in (1, 2):
-        worker.ask(each, Exchange(push))
-    assert worker.ask(3, Exchange(advance=True)) == []
-    worker.answer(0, 0, "accepted")
-    assert [(each.seq, each.advance) for each in worker.sent(Request)] == [(1, -1), (2, 1)]
-
-
-def test_each_server_gives_its_own_credit(rigs, push):
-    worker = rigs.WorkerRig(rigs.table(), servers=2, credit_bytes=16)
-    assert len(worker.ask(1, Exchange(push))) == 2
-    assert worker.ask(2, Exchange(push)) == []
-    worker.answer(0, 0, "applied")
-    assert worker.sent(Request) == []  # the other one is busy still
-    worker.answer(1, 0, "applied")
-    assert len(worker.sent(Request)) == 2
-
-
-def test_one_push_may_exceed_the_credits_alone(rigs, push):
-    worker = rigs.WorkerRig(rigs.table(), credit_bytes=8)
-    assert len(worker.ask(1, Exchange(push))) == 1
-
-
-# ---------------------------------------------------------------------------- resends
-
-
-def test_an_unanswered_request_is_asked_about_and_ever_less_often(rigs, push):
-    worker = rigs.WorkerRig(rigs.table(), probe_s=0.5, probe_max_s=2.0, sync_timeout_s=99)
-    worker.ask(1, Exchange(push))
-    times = []
-    while len(times) < 5:
-        worker.now = max(worker.machine._asking.wakes_at, worker.now)
-        worker.handle(Ticked())
-        if worker.sent(Probe):
-            assert worker.sent(Request) == []  # the payload is not sent again
-            times.append(worker.now)
-    assert times == [0.5, 1.5, 3.5, 5.5, 7.5]
-
-
-def test_a_lost_request_is_sent_again_under_its_id(worker, push):
-    (first,) = worker.ask(1, Exchange(push))
-    worker.answer(0, 0, "missing")
-    assert worker.sent(Request) == [first]
-    assert b"".join(worker.sends(Request)[0].buffers) == push[0].values
-
-
-def test_lost_rows_are_asked_for_again_without_the_push(worker, push, rigs):
-    keyed = PullOp("w", KeyRange(0, 4), rigs.as_bytes(0), rigs.ints(2))
-    worker.ask(1, Exchange(push, pulls=(keyed,)))
-    worker.answer(0, 0, "applied")
-    (again,) = worker.sends(Request)
-    assert again.message.pushes == ()
-    assert b"".join(again.buffers) == rigs.as_bytes(2)
-    worker.answer(0, 0, "applied", rigs.as_bytes(3))
-    assert worker.resolved()[1].error is None
-
-
-def test_a_server_with_an_older_view_is_asked_again_soon(worker, push):
-    worker.ask(1, Exchange(push))
-    worker.answer(0, 0, "stale", view=(1, 0))
-    worker.now = 0.01
-    worker.handle(Ticked())
-    assert len(worker.sent(Probe)) == 1
-
-
-def test_a_broken_connection_is_asked_about_soon(worker, push):
-    worker.ask(1, Exchange(push))
-    worker.handle(PeerLost("server-0"))
-    worker.now = 0.01
-    worker.handle(Ticked())
-    assert len(worker.sent(Probe)) == 1
-
-
-def test_a_nudge_makes_a_worker_ask_about_everything(synchronous, push):
-    synchronous.ask(1, Exchange(push))
-    synchronous.answer(0, 0, "accepted")
-    synchronous.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
-    assert [send.to for send in synchronous.sends(Probe)] == ["server-0", "server-1"]
-
-
-def test_resends_and_probes_carry_the_new_view(worker, push, rigs):
-    worker.ask(1, Exchange(push))
-    worker.receive(SCHEDULER, NewView(rigs.view_of(2, tables=worker.view.tables)))
-    assert [each.view for each in worker.sent(Probe)] == [(1, 2)]
-    worker.answer(0, 0, "missing", view=(1, 2))
-    assert [each.view for each in worker.sent(Request)] == [(1, 2)]
 
 
 # ---------------------------------------------------------------------------- time-outs

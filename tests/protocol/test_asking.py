@@ -1,0 +1,77 @@
+"""What servers are asked again, and when."""
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import PeerLost, Ticked
+from shoal.protocol.messages import (
+    SCHEDULER,
+    NewView,
+    Nudge,
+    Probe,
+    Request,
+)
+from shoal.protocol.requests import (
+    Exchange,
+    PullOp,
+)
+
+
+def test_an_unanswered_request_is_asked_about_and_ever_less_often(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(), probe_s=0.5, probe_max_s=2.0, sync_timeout_s=99)
+    worker.ask(1, Exchange(push))
+    times = []
+    while len(times) < 5:
+        worker.now = max(worker.machine._asking.wakes_at, worker.now)
+        worker.handle(Ticked())
+        if worker.sent(Probe):
+            assert worker.sent(Request) == []  # the payload is not sent again
+            times.append(worker.now)
+    assert times == [0.5, 1.5, 3.5, 5.5, 7.5]
+
+
+def test_a_lost_request_is_sent_again_under_its_id(worker, push):
+    (first,) = worker.ask(1, Exchange(push))
+    worker.answer(0, 0, "missing")
+    assert worker.sent(Request) == [first]
+    assert b"".join(worker.sends(Request)[0].buffers) == push[0].values
+
+
+def test_lost_rows_are_asked_for_again_without_the_push(worker, push, rigs):
+    keyed = PullOp("w", KeyRange(0, 4), rigs.as_bytes(0), rigs.ints(2))
+    worker.ask(1, Exchange(push, pulls=(keyed,)))
+    worker.answer(0, 0, "applied")
+    (again,) = worker.sends(Request)
+    assert again.message.pushes == ()
+    assert b"".join(again.buffers) == rigs.as_bytes(2)
+    worker.answer(0, 0, "applied", rigs.as_bytes(3))
+    assert worker.resolved()[1].error is None
+
+
+def test_a_server_with_an_older_view_is_asked_again_soon(worker, push):
+    worker.ask(1, Exchange(push))
+    worker.answer(0, 0, "stale", view=(1, 0))
+    worker.now = 0.01
+    worker.handle(Ticked())
+    assert len(worker.sent(Probe)) == 1
+
+
+def test_a_broken_connection_is_asked_about_soon(worker, push):
+    worker.ask(1, Exchange(push))
+    worker.handle(PeerLost("server-0"))
+    worker.now = 0.01
+    worker.handle(Ticked())
+    assert len(worker.sent(Probe)) == 1
+
+
+def test_a_nudge_makes_a_worker_ask_about_everything(synchronous, push):
+    synchronous.ask(1, Exchange(push))
+    synchronous.answer(0, 0, "accepted")
+    synchronous.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
+    assert [send.to for send in synchronous.sends(Probe)] == ["server-0", "server-1"]
+
+
+def test_resends_and_probes_carry_the_new_view(worker, push, rigs):
+    worker.ask(1, Exchange(push))
+    worker.receive(SCHEDULER, NewView(rigs.view_of(2, tables=worker.view.tables)))
+    assert [each.view for each in worker.sent(Probe)] == [(1, 2)]
+    worker.answer(0, 0, "missing", view=(1, 2))
+    assert [each.view for each in worker.sent(Request)] == [(1, 2)]

@@ -1,7 +1,6 @@
 """DenseShard against `Plain`: the same table as numpy float64, row by row."""
 
 from collections.abc import Sequence
-from math import cos, log1p, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.tables.dense import DTYPES, DenseShard, StagedRows, fill
+from shoal.tables.dense import DTYPES, DenseShard, StagedRows
 from shoal.tables.spec import Access, Init, TableSpec, contiguous
 
 WIDTH = 2
@@ -519,90 +518,6 @@ def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
     expected = f"'t': access method '{access}' cannot work on {dtype} rows"
     with pytest.raises(InvalidValue, match=expected):
         DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
-
-
-# --- initial values --------------------------------------------------------------------------
-
-INITS = [
-    Init("zeros"),
-    Init("constant", 3.0),
-    Init("uniform", -2.0, 5.0, seed=3),
-    Init("normal", 1.0, 2.0, seed=3),
-]
-
-
-def initial(
-    spec_init: Init, start: int, stop: int, width: int, dtype: str = "float64"
-) -> torch.Tensor:
-    rows = torch.empty(stop - start, width, dtype=DTYPES[dtype])
-    fill(rows, spec_init, KeyRange(start, stop))
-    return rows
-
-
-def dumb_uniform(counter: int, seed: int, stream: int) -> float:
-    """SplitMix64 (Steele et al. 2014, figure 16) in Python's integers."""
-    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
-    z = (counter + (seed * 2 + stream) * 0x632BE59BD9B4E019 + 1) * gamma & mask
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
-    return ((z ^ (z >> 31)) >> 11) / 2**53
-
-
-@pytest.mark.parametrize("seed", [0, 3, -1, 2**40])
-def test_random_rows_are_those_of_splitmix(seed):
-    width, start = 3, 1000
-    uniform = initial(Init("uniform", -2.0, 5.0, seed), start, start + 4, width)
-    normal = initial(Init("normal", 1.0, 2.0, seed), start, start + 4, width)
-    for (row, column), value in np.ndenumerate(uniform.numpy()):
-        counter = (start + row) * width + column
-        first, second = (dumb_uniform(counter, seed, stream) for stream in (0, 1))
-        assert value == -2.0 + 7.0 * first
-        expected = 1.0 + 2.0 * sqrt(-2.0 * log1p(-first)) * cos(2.0 * pi * second)
-        assert normal[row, column].item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-def test_splitmix_itself():
-    """Seed 0's first number is 0xE220A8397B1DCDAF, in every published implementation."""
-    assert dumb_uniform(0, 0, 0) == (0xE220A8397B1DCDAF >> 11) / 2**53
-
-
-@pytest.mark.parametrize("init", INITS, ids=lambda init: init.kind)
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 5))
-def test_initial_rows_do_not_depend_on_the_servers(init, rows, fragment_rows, servers):
-    """DESIGN section 4, rule 7: bit for bit, as a replica or a hand-off would create them."""
-    spec = table(rows, fragment_rows, init=init, row_shape=(3,))
-    whole = DenseShard(spec, KeyRange(0, rows)).rows
-    fragments, pieces = spec.fragments(), []
-    for part in contiguous(spec, servers):
-        if len(part):
-            held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
-            pieces.append(DenseShard(spec, held).rows)
-    assert torch.equal(torch.cat(pieces), whole)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_initial_rows_have_the_tables_dtype(dtype):
-    exact = initial(Init("uniform", 0.0, 100.0, seed=1), 0, 50, 2)
-    assert torch.equal(
-        initial(Init("uniform", 0.0, 100.0, seed=1), 0, 50, 2, dtype), exact.to(DTYPES[dtype])
-    )
-    assert (initial(Init("constant", 3.0), 0, 5, 2, dtype) == 3).all()
-    assert (initial(Init("zeros"), 0, 5, 2, dtype) == 0).all()
-
-
-def test_random_rows_look_random():
-    """20,000 draws: means within 4 standard errors, within [a, b), columns and seeds unrelated."""
-    uniform = initial(Init("uniform", -2.0, 5.0, seed=1), 0, 10_000, 2)
-    normal = initial(Init("normal", 1.0, 2.0, seed=1), 0, 10_000, 2)
-    other = initial(Init("normal", 1.0, 2.0, seed=2), 0, 10_000, 2)
-    assert -2.0 <= uniform.min() < -1.99
-    assert 4.99 < uniform.max() < 5.0
-    assert uniform.mean().item() == pytest.approx(1.5, abs=4 * 7 / sqrt(12 * 20_000))
-    assert normal.mean().item() == pytest.approx(1.0, abs=4 * 2 / sqrt(20_000))
-    assert normal.std().item() == pytest.approx(2.0, rel=0.02)
-    for pair in (normal.T, uniform.T, torch.stack([normal[:, 0], other[:, 0]])):
-        assert abs(torch.corrcoef(pair)[0, 1].item()) < 4 / sqrt(10_000)
 
 
 def test_a_write_is_no_step_of_the_optimizer():

@@ -6,8 +6,9 @@ import torch
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.tables.dense import DTYPES, DenseShard, fill
+from shoal.tables.dense import DTYPES, DenseShard
 from shoal.tables.index import Growing
+from shoal.tables.initial import fill
 from shoal.tables.methods import make
 from shoal.tables.opening import check, open_shard
 from shoal.tables.row_methods import row_methods

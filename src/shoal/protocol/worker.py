@@ -254,9 +254,8 @@ class WorkerMachine:
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         if isinstance(message, Nudge):
             self._asking.probe_all(now, out)
-        elif sender == SCHEDULER:
-            if (view := self.session.handle(message, now, out)) is not None:
-                self._adopt(view, now, out)
+        elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
+            self._adopt(view, now, out)
 
     def _leg_of(self, message: Message) -> Leg | None:
         if not isinstance(message, Reply) or message.incarnation != self.session.incarnation:

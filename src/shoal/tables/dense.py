@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
+from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
-from shoal.tables.spec import Init, TableSpec
+from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, POOLED_PER_SIZE, StagedRows, Staging, StreamedRows, aligned
 
 DTYPES = {
@@ -317,38 +317,3 @@ def _rows_of(staged: StagedRows, part: KeyRange) -> Tensor:
     if not start and len(part) == len(staged.rows):
         return staged.values
     return staged.values[start : start + len(part)]
-
-
-def fill(rows: Tensor, init: Init, held: KeyRange) -> None:
-    """Write the initial values of keys `held` into `rows`, a pure function of (seed, key, column).
-
-    The counter (key * width + column) goes through SplitMix64 (Steele et al. 2014, figure 16);
-    its upper 53 bits make a uniform number in [0, 1), two of them a normal one (Box and Muller).
-    """
-    if init.kind == "zeros":
-        rows.zero_()
-        return
-    if init.kind == "constant":
-        rows.fill_(init.a)
-        return
-    width = rows.shape[1]
-    counters = np.arange(held.start * width, held.stop * width, dtype=np.uint64)
-    first = _uniform(counters, init.seed, 0)
-    if init.kind == "uniform":
-        values = init.a + (init.b - init.a) * first
-    else:
-        second = _uniform(counters, init.seed, 1)
-        radius = np.sqrt(-2.0 * np.log1p(-first))
-        values = init.a + init.b * radius * np.cos(2.0 * np.pi * second)
-    rows.copy_(torch.from_numpy(values).view(rows.shape))
-
-
-def _uniform(counters: np.ndarray, seed: int, stream: int) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        z = counters + np.uint64((seed * 2 + stream) * 0x632BE59BD9B4E019 % (1 << 64))
-        z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    uniform: np.ndarray = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform

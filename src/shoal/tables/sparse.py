@@ -18,6 +18,7 @@ from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import distinct, outside, within
 from shoal.tables.index import MISSING, Growing, KeyIndex
+from shoal.tables.initial import stream_of
 from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
@@ -315,11 +316,6 @@ def rows_held(spec: TableSpec, held: KeyRange) -> int:
     return max(1, -(-spec.max_rows * len(held) // SLOTS))
 
 
-def stream_of(seed: int, number: int) -> np.uint64:
-    """What the counters of a seed's random stream begin at, as `dense.fill` has it."""
-    return np.uint64((seed * 2 + number) * 0x632BE59BD9B4E019 % (1 << 64))
-
-
 @kernel
 def _uniform(counter: Any, stream: Any) -> Any:
     z = (counter + stream) * U(0x9E3779B97F4A7C15) + U(0x9E3779B97F4A7C15)
@@ -344,7 +340,7 @@ def _create(
 ) -> None:
     """Write new records: their rows and their state.
 
-    Counters of random rows are the key's hash and a multiple of the column. `dense.fill` counts
+    Counters of random rows are the key's hash and a multiple of the column. `initial.fill` counts
     elements, key * width + column, which would wrap around for keys that use their upper bits.
     """
     stride = width + U(state.size)

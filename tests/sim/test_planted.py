@@ -29,7 +29,7 @@ BUGS = [
     ("fragment_applied_twice", "exactly once", 12),
     ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 0),
     ("call_done_whenever_it_comes", "called once", 131),
-    ("key_on_two_servers", "invariant", 0),
+    ("key_on_two_servers", "invariant", 59),
     ("dead_worker_counts_on_one_server_only", "split round", 0),
     ("timed_out_push_dropped", "split round", 76),
     ("view_told_before_it_is_persisted", "durable", 0),

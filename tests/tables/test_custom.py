@@ -53,6 +53,13 @@ def squared(row, state, out):
         out[j] = row[j] * row[j]
 
 
+def shy(row, state, out):
+    if row[0] > 5:
+        raise ValueError("not shown")
+    out[:] = row
+
+
+access_method("t.shy", plain, read=shy, state=lambda width: 1)
 access_method("t.fading", fading, state=lambda width: width + 1, options={"lr": 0.1, "decay": 0.9})
 access_method("t.picky", picky, state=lambda width: 1)
 access_method("t.by_key", plain, init=by_key, state=lambda width: 1)
@@ -109,6 +116,18 @@ def test_one_that_raises_leaves_all_rows_as_they_were_repeated_keys_included():
     assert np.array_equal(table.records[: 3 * table.stride], before)
     table.apply(staged(table, [2], np.ones(WIDTH)), None)
     assert pull(table, [2])[0].tolist() == [2.0, 2.0, 0.0]
+
+
+def test_reading_that_raises_is_no_business_of_the_push_before_it():
+    """Of the same request, too: the push is applied whole, and counts."""
+    table = shard("t.shy")
+    load = staged(table, [1, 2], [[6.0] * WIDTH, [1.0] * WIDTH])
+    load.kept = True
+    table.apply(load, None)
+    assert table.updates == 1
+    with pytest.raises(AccessFailed, match=r"read of .* raised ValueError"):
+        table.read_keys(load)
+    assert pull(table, [2]).tolist() == [[1.0] * WIDTH]
 
 
 def test_a_table_grows_after_its_method_has_raised():

@@ -105,7 +105,7 @@ def access_method(
 class CustomRows(RowMethod):
     """A row method whose loops call a user's functions; `access_method` makes its subclasses."""
 
-    at_once = 1 << 62  # all of a push, which it may have to put back
+    at_once = 0  # a function that raises concerns all of a push, and reading is another's turn
     functions: ClassVar[dict[str, Function]]
     state_of: ClassVar[Callable[[int], int]]
 

@@ -39,7 +39,8 @@ class RowMethod(ABC):
 
     update:   (records, places, updates, stride, *scalars), from `tables.records` mostly
     scalars:  which options it takes, after the rate where the method has one
-    at_once:  how many records are changed before they are read: as many as stay in the cache
+    at_once:  how many records are changed before they are read: as many as stay in the cache; 0
+              where none is read before all are changed
 
     It keeps nothing but its settings. `read` and `merge` are what most need: the row itself, and a
     sum.

@@ -132,7 +132,7 @@ class SparseShard:
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
         """Hand a push to the row method at once. What is kept is read while it is in the cache."""
         out = None
-        if staged.kept and not self.spec.max_rows:
+        if staged.kept and self.method.at_once and not self.spec.max_rows:
             out = np.empty((len(staged.keys), self.spec.width), self.dtype)
         try:
             self._update(staged.keys, staged.values, lr, out)

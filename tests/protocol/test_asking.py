@@ -54,6 +54,19 @@ def test_a_server_with_an_older_view_is_asked_again_soon(worker, push):
     assert len(worker.sent(Probe)) == 1
 
 
+def test_a_stale_answer_says_nothing_of_what_its_request_follows(worker, push, rigs):
+    """That has been answered likewise, or will be: it is asked about at its own time."""
+    pull = (PullOp("w", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0)),)
+    worker.ask(1, Exchange(push))
+    worker.ask(2, Exchange(pulls=pull))
+    worker.answer(0, 0, "stale", view=(1, 0))
+    worker.answer(0, 1, "stale", view=(1, 0))
+    assert worker.sent(Probe) == []
+    worker.now = 0.01
+    worker.handle(Ticked())
+    assert [each.seq for each in worker.sent(Probe)] == [0, 1]
+
+
 def test_a_broken_connection_is_asked_about_soon(worker, push):
     worker.ask(1, Exchange(push))
     worker.handle(PeerLost("server-0"))

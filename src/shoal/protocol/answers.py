@@ -65,7 +65,7 @@ class Answers:
             for worker in self._clocks.behind(waits):
                 out.append(Send(self._workers[worker].id, Nudge(reason)))
 
-    def later(
+    def settled(
         self, out: Effects, to: NodeId, incarnation: int, seq: int, code: Code, reason: str
     ) -> None:
         """How a push ended that its round has settled."""

@@ -81,10 +81,13 @@ class Asking:
         for leg in self._flight.legs.values():
             self.probe(leg, now, out)
 
-    def soon(self, leg: Leg, server: NodeId, again_at: float, now: float, out: Effects) -> None:
-        """A server could not take it yet: ask again then, and now about what it follows."""
-        leg.parts[server].again_at = again_at
-        self.wake(again_at)
+    def probe_at(self, part: LegPart, at: float) -> None:
+        """Its server could not take it yet: ask again then."""
+        part.again_at = at
+        self.wake(at)
+
+    def probe_ahead(self, leg: Leg, server: NodeId, now: float, out: Effects) -> None:
+        """A server lacks what the leg follows: ask what became of that."""
         for earlier in self._flight.ahead(leg, server):
             self._probe(earlier, earlier.parts[server], now, out)
 

@@ -247,7 +247,7 @@ class Execution:
         elif code != "accepted":
             return  # its pull in the same request answers for both
         code = window.codes[entry.seq] = "refused" if problems else "applied"
-        self._answers.later(
+        self._answers.settled(
             out, entry.sender, window.incarnation, entry.seq, code, "; ".join(problems)
         )
 

@@ -45,7 +45,7 @@ from shoal.tables.spec import TableSpec
 
 
 class ServerMachine:
-    """Holds shards, applies pushes, answers pulls when their consistency admits them."""
+    """Takes what the gate lets in, and has it carried out on its shards."""
 
     def __init__(self, session: Session, open_shard: OpenShard) -> None:
         self.session = session
@@ -106,7 +106,7 @@ class ServerMachine:
         return member.address if member and member.role == "server" else None
 
     def check(self) -> None:
-        """Every parked pull has a reason that is still true; no closed round is kept."""
+        """What `Execution.problems` finds is a bug."""
         if self.frozen:
             return
         for problem in self.execution.problems():

@@ -82,12 +82,12 @@ class WorkerMachine:
 
     def __init__(self, session: Session, options: WorkerOptions | None = None) -> None:
         self.session = session
-        self.options = patience = options or WorkerOptions()
+        self.options = options or WorkerOptions()
         self.clock = 0
         self.bytes_pulled = 0
         self._flight = Flight(self.options.credit_bytes)
         self._requests = PendingRequests()
-        self._asking = Asking(session, self._flight, patience.probe_s, patience.probe_max_s)
+        self._asking = Asking(session, self._flight, self.options.probe_s, self.options.probe_max_s)
         self._router: Router | None = None  # of the present view
         self._story = Story()
 
@@ -282,9 +282,10 @@ class WorkerMachine:
             case "missing":
                 self._asking.send_again(leg, part, now, out)
             case "stale" | "early":
-                again_at = now + self.options.behind_s
-                self._asking.soon(leg, sender, again_at, now, out)
-                if reply.view > self.session.view_id:
+                self._asking.probe_at(part, now + self.options.behind_s)
+                if reply.code == "early":
+                    self._asking.probe_ahead(leg, sender, now, out)
+                elif reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":
                 self._refused(leg, part, reply, out)

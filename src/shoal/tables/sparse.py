@@ -191,6 +191,7 @@ class SparseShard:
     def _change(
         self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
     ) -> None:
+        """... block by block where they are read as well: a block stays in the cache."""
         together = len(places) if out is None else self.method.at_once
         for start in range(0, len(places), max(together, 1)):
             some = slice(start, start + together)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Discard, Note, Received, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Member, NewView, Reply, Request, View
+from shoal.protocol.placement import place
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
@@ -16,17 +17,25 @@ from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.tables.spec import TableSpec, asp, bsp
 
 
-def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, **more):
+def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, replicas=1, **more):
     """View (1, number): servers have the incarnations 1, 2, ..., workers 11, 12, ..."""
     ranks = range(workers) if isinstance(workers, int) else workers
+    members = tuple(Member(f"server-{r}", "server", r, 1 + r) for r in range(servers))
     return View(
         1,
         number,
-        tuple(Member(f"server-{r}", "server", r, 1 + r) for r in range(servers)),
+        members,
         tuple(Member(f"worker-{r}", "worker", r, 11 + r, first_clock=first_clock) for r in ranks),
         tables,
+        tuple(place(each.cut(servers), members, replicas, 0) for each in tables),
         **more,
     )
+
+
+def held_by(view, rank, table=0):
+    """The rows of which a server is the head."""
+    held = [arc.rows for arc in view.arcs[table] if arc.chain[0] == rank]
+    return held[0] if held else KeyRange(0, 0)
 
 
 def table(rule=None, rows=4, fragment_rows=2, name="w", **more):
@@ -198,6 +207,7 @@ def rigs():
         ServerRig=ServerRig,
         WorkerRig=WorkerRig,
         as_bytes=as_bytes,
+        held_by=held_by,
         ints=ints,
         table=table,
         view_of=view_of,

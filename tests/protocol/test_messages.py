@@ -3,12 +3,13 @@
 import pytest
 
 from shoal.errors import InvariantBroken
-from shoal.keys import KeyRange, tiles
+from shoal.keys import KeyRange
 from shoal.protocol.describing import describe
 from shoal.protocol.machine import Sink, Story
 from shoal.protocol.messages import (
     FOREVER,
     MESSAGES,
+    Arc,
     Frozen,
     Join,
     NewView,
@@ -50,23 +51,12 @@ def test_every_message_has_a_line():
     assert len({message.__name__ for message in MESSAGES}) == len(MESSAGES)
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 5])
-@pytest.mark.parametrize("rows", [1, 2, 7, 12])
-def test_rows_are_held_once_in_whole_fragments(rigs, servers, rows):
-    spec = rigs.table(rows=rows)
-    view = rigs.view_of(servers=servers, tables=(spec,))
-    held = [view.rows_of(0, server) for server in range(servers)]
-    assert tiles([each for each in held if len(each)], rows)
-    edges = {0, rows, *(part.start for part in spec.fragments())}
-    assert all({each.start, each.stop} <= edges for each in held)
-
-
 def test_a_view_knows_its_members_and_tables(rigs):
     view = rigs.view_of(tables=(rigs.table(), rigs.table(name="v")))
     assert view.member("worker-1").incarnation == 12
     assert view.member("worker-9") is None
     assert (view.named("v"), view.named("u")) == (1, None)
-    assert view.rows_of(1, 0) == KeyRange(0, 4)
+    assert view.arcs_of("v") == (Arc(KeyRange(0, 4), (0,)),)
 
 
 def test_a_revoked_sink_takes_nothing():

@@ -9,6 +9,7 @@ from shoal.protocol import routing
 from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
 from shoal.protocol.messages import SAME, Member, NewView, Part, Request, View
+from shoal.protocol.placement import place
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.routing import Router
 from shoal.protocol.server import ServerMachine
@@ -38,7 +39,8 @@ class Server:
     def __init__(self, consistency=None):
         self.machine = ServerMachine(Session("s", "server"), open_shard)
         servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
-        view = View(1, 1, servers, workers, (table(consistency),))
+        spec = table(consistency)
+        view = View(1, 1, servers, workers, (spec,), (place(spec, servers, 1, 0),))
         self.machine.handle(Received("scheduler", NewView(view)), 0.0)
         self.seq = -1
 
@@ -69,7 +71,7 @@ def test_a_key_goes_to_the_server_of_its_slot(rigs, servers):
     push = PushOp("e", ALL, values(*keys), keys)
     seen = []
     for at, share in enumerate(router.cut((push,), (), False)[1]):
-        [part], held = share.pushes, router.view.rows_of(0, at)
+        [part], held = share.pushes, rigs.held_by(router.view, at)
         sent = np.frombuffer(share.buffers[0], np.uint64)
         assert (part.start, part.stop, part.keys) == (held.start, held.stop, len(sent))
         assert all(slot_of(int(key)) in held for key in sent)

@@ -7,6 +7,7 @@ from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
 from shoal.protocol.messages import Member, NewView, Part, Reply, Request, View
+from shoal.protocol.placement import place
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.tables.dense import DenseShard
@@ -35,9 +36,9 @@ class Server:
         self.adopt(1)
 
     def adopt(self, number):
-        view = View(
-            1, number, (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),), self.specs
-        )
+        servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
+        arcs = tuple(place(spec, servers, 1, 0) for spec in self.specs)
+        view = View(1, number, servers, workers, self.specs, arcs)
         self.machine.handle(Received("scheduler", NewView(view)), 0.0)
         self.view = (1, number)
 

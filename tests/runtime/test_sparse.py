@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue, NotFinite, Refused, RunAborted, UnknownName
 from shoal.keys import KeyRange, slot_of
+from shoal.protocol.messages import Member, View
+from shoal.protocol.placement import place
 from shoal.runtime.sparse import Batch, keys_of, pull_op, push_op
 from shoal.tables.spec import Access, Init, TableSpec, bsp
 
@@ -36,12 +38,17 @@ class Dumb:
 # ---------------------------------------------------------------------------- what travels
 
 
+def view_of(servers):
+    members = tuple(Member(f"server-{rank}", "server", rank, 1 + rank) for rank in range(servers))
+    return View(1, 1, members, (), (SPEC,), (place(SPEC.cut(servers), members, 1, 0),))
+
+
 @settings(deadline=None)
 @given(KEYS, st.integers(1, 3))
 def test_each_key_travels_once(keys, servers):
     values = torch.arange(2.0 * len(keys)).view(-1, 2)
     given_keys = np.array(keys, np.uint64)
-    batch = Batch(SPEC, given_keys, servers)
+    batch = Batch(SPEC, given_keys, view_of(servers))
     op = push_op(SPEC, batch, values)
     rows = np.frombuffer(op.values, np.float32).reshape(-1, 2)
     expected = {}
@@ -62,7 +69,7 @@ def test_each_key_travels_once(keys, servers):
 
 def test_unique_keys_and_values_are_not_copied_for_one_server():
     values, out = torch.ones(3, 2), torch.empty(3, 2)
-    batch = Batch(SPEC, [9, 7, 8], 1)
+    batch = Batch(SPEC, [9, 7, 8], view_of(1))
     op = push_op(SPEC, batch, values)
     assert np.frombuffer(op.values, np.uint8).ctypes.data == values.data_ptr()
     pull, finish = pull_op(SPEC, batch, out)
@@ -71,7 +78,7 @@ def test_unique_keys_and_values_are_not_copied_for_one_server():
 
 
 def test_of_values_that_are_assigned_to_one_key_the_last_counts():
-    batch = Batch(SPEC, [5, 6, 5], 1)
+    batch = Batch(SPEC, [5, 6, 5], view_of(1))
     rows = batch.merged(np.array([[1.0], [2.0], [3.0]]), assign=True)
     np.testing.assert_array_equal(rows, [[3], [2]])
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, split_evenly
 from shoal.tables.dense import DTYPES, DenseShard, StagedRows
-from shoal.tables.spec import Access, Init, TableSpec, contiguous
+from shoal.tables.spec import Access, Init, TableSpec
 
 WIDTH = 2
 INTEGERS = ("int32", "int64", "uint8")
@@ -191,8 +191,8 @@ def programs(draw):
     rows, fragment_rows = draw(st.integers(1, 12)), draw(st.integers(1, 5))
     servers = draw(st.integers(1, 3))
     spec = table(rows, fragment_rows)
-    parts = [part for part in contiguous(spec, servers) if len(part)]
-    part, fragments = draw(st.sampled_from(parts)), spec.fragments()
+    fragments = spec.fragments()
+    part = draw(st.sampled_from([p for p in split_evenly(len(fragments), servers) if len(p)]))
     held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
     push = pushes(held)
     operation = st.one_of(

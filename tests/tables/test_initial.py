@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, split_evenly
 from shoal.tables.dense import DTYPES, DenseShard
 from shoal.tables.initial import fill
-from shoal.tables.spec import Init, TableSpec, contiguous
+from shoal.tables.spec import Init, TableSpec
 
 INITS = [
     Init("zeros"),
@@ -88,7 +88,7 @@ def test_initial_rows_do_not_depend_on_the_servers(init, rows, fragment_rows, se
     spec = TableSpec("w", rows, (3,), init=init, fragment_rows=fragment_rows)
     whole = DenseShard(spec, KeyRange(0, rows)).rows
     fragments, pieces = spec.fragments(), []
-    for part in contiguous(spec, servers):
+    for part in split_evenly(len(fragments), servers):
         if len(part):
             held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
             pieces.append(DenseShard(spec, held).rows)

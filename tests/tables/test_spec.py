@@ -22,7 +22,6 @@ from shoal.tables.spec import (
     TableSpec,
     asp,
     bsp,
-    contiguous,
     ssp,
 )
 
@@ -50,22 +49,14 @@ def test_fragments_tile_the_table(spec, count):
 
 
 @given(specs, servers)
-def test_servers_tile_the_fragments_and_hold_almost_as_many(spec, count):
-    cut = spec.cut(count)
-    parts = contiguous(cut, count)
-    assert parts == split_evenly(len(cut.fragments()), count)
-    assert tiles([part for part in parts if len(part)], len(cut.fragments()))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(specs, servers)
 def test_fragments_are_about_a_mebibyte(spec, count):
     """At most a row more; and no server has more than twice its even share of the rows."""
     cut = spec.cut(count)
     assert (cut.fragment_rows - 1) * spec.row_bytes <= FRAGMENT_BYTES
     fragments = cut.fragments()
     sharing = min(count, max(1, spec.nbytes // SMALLEST_FRAGMENT_BYTES))
-    held = [sum(len(fragments[i]) for i in range(p.start, p.stop)) for p in contiguous(cut, count)]
+    shares = split_evenly(len(fragments), count)
+    held = [sum(len(fragments[i]) for i in range(p.start, p.stop)) for p in shares]
     assert sum(held) == spec.rows
     assert max(held) <= 2 * ceil(spec.rows / sharing)
 

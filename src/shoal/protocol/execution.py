@@ -112,7 +112,7 @@ class Execution:
         """Push, advance, pull: what of these it asks, in this order."""
         request, codes, accepted = taken.request, taken.window.codes, False
         if request.pushes:
-            if request.clock < self._clocks[request.incarnation] and self._closing(request):
+            if request.clock < self._clocks[request.incarnation] and self._closing(taken):
                 self._close_out(taken, out)
                 return
             accepted = self._push(taken, out)
@@ -145,15 +145,15 @@ class Execution:
         request, window = taken.request, taken.window
         kept: list[tuple[int, Staged]] = []
         self._intake.loan.recall()
-        for (table, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
-            shard = self._shards[table]
+        for (number, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
+            shard = self._shards[number]
             if request.assign:
                 shard.write(staged)
             elif settles(shard.spec.consistency, request.clock) is NOW:
                 if not taken.streamed:
                     shard.apply(staged, request.lr)
             else:
-                kept.append((table, staged))
+                kept.append((number, staged))
         code: Code = "accepted" if kept else "applied"
         if request.pulls:
             code = "parked"  # the answer with the rows acknowledges the push as well
@@ -165,9 +165,10 @@ class Execution:
             self.rounds.add(request.clock, entry)
         return bool(kept)
 
-    def _closing(self, request: Request) -> bool:
-        return not request.assign and any(
-            self._shards[part.table].spec.consistency.settles == "close" for part in request.pushes
+    def _closing(self, taken: Taken) -> bool:
+        return not taken.request.assign and any(
+            self._shards[number].spec.consistency.settles == "close"
+            for number, _, _ in taken.footprint.pushes
         )
 
     def _advance(self, worker: int, to: int, out: Effects) -> None:
@@ -183,8 +184,8 @@ class Execution:
         request = taken.request
         clock = _read_clock(request)
         need = request.clock + 1 if accepted else 0
-        for table, _, _ in taken.footprint.pulls:
-            need = max(need, needed(self._shards[table].spec.consistency, clock))
+        for number, _, _ in taken.footprint.pulls:
+            need = max(need, needed(self._shards[number].spec.consistency, clock))
         if need <= self._clocks.minimum:
             self._serve(taken, out)
             return
@@ -222,20 +223,20 @@ class Execution:
         entries = self.rounds.close(clock)
         self._intake.loan.recall()
         failed: dict[int, str] = {}
-        for table in sorted({table for entry in entries for table, _ in entry.parts}):
+        for shard in sorted({number for entry in entries for number, _ in entry.parts}):
             parts = [
                 (entry.weight, entry.lr, staged)
                 for entry in entries
                 for number, staged in entry.parts
-                if number == table
+                if number == shard
             ]
             try:
-                self._shards[table].merge(parts)
+                self._shards[shard].merge(parts)
             except AccessFailed as error:
-                failed[table] = error.message
+                failed[shard] = error.message
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
         for entry in entries:
-            self._acknowledge(entry, [failed[t] for t, _ in entry.parts if t in failed], out)
+            self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
 
     def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
         """A round has closed with this push in it, or without where its table's method failed."""

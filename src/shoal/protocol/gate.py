@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
@@ -29,7 +30,7 @@ FOOTPRINTS_KEPT = 256
 KEYS_MAX = 1 << 22  # of a sparse table, in one part of a request
 
 Parts = tuple[Part, ...]
-Named = tuple[int, KeyRange, int]  # table, rows, number of keys or -1
+Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
 
 
 class Footprint(msgspec.Struct, eq=False):
@@ -50,16 +51,16 @@ class Gate:
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
     windows:         the view's workers, each with the requests of its that were seen
-    held:            for each table, the rows that are here
-    hashed:          for each table, whether those are hash slots, which any number of keys is in
+    held:            for each table, the rows of each shard of it that is here, with its number
     """
 
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
         self.windows: dict[NodeId, Window] = {}
-        self.held: list[KeyRange] = []
-        self.hashed: list[bool] = []
+        self.held: list[list[tuple[KeyRange, int]]] = []
+        self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
+        self._shards = 0
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
@@ -67,10 +68,12 @@ class Gate:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.promised > self.view
 
-    def open(self, spec: TableSpec, held: KeyRange) -> None:
-        """The next table is here, with these of its rows."""
-        self.held.append(held)
-        self.hashed.append(spec.hashed)
+    def open(self, spec: TableSpec, held: Sequence[KeyRange]) -> None:
+        """The next table is here, with a shard for each of these ranges."""
+        first = self._shards
+        self._shards += len(held)
+        self.held.append([(rows, first + at) for at, rows in enumerate(held)])
+        self._hashed.append(spec.hashed)
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
@@ -134,23 +137,37 @@ class Gate:
         return found
 
     def _named(self, parts: Parts, pushed: Parts = ()) -> tuple[Named, ...] | None:
+        named = []
         for part in parts:
-            if part.keys == SAME:
-                there = [each for each in pushed if each.table == part.table]
-                twins = [each for each in parts if each.table == part.table]
-                if len(there) != 1 or len(twins) != 1 or there[0].keys < 0:
-                    return None
-                if (part.start, part.stop) != (there[0].start, there[0].stop):
-                    return None
-                part = there[0]
-            if not 0 <= part.table < len(self.held):
+            counted = part if part.keys != SAME else _pushed_to(part, pushed, parts)
+            if counted is None or not 0 <= part.table < len(self.held):
                 return None
-            held, start, stop = self.held[part.table], part.start, part.stop
-            if not held.start <= start <= stop <= held.stop:
+            start, stop = part.start, part.stop
+            shard = next(
+                (
+                    number
+                    for held, number in self.held[part.table]
+                    if held.start <= start <= stop <= held.stop
+                ),
+                None,
+            )
+            if shard is None:
                 return None
-            if self.hashed[part.table]:
-                if not 0 <= part.keys <= KEYS_MAX:
-                    return None
-            elif part.keys > stop - start:
+            most = KEYS_MAX if self._hashed[part.table] else stop - start
+            least = 0 if self._hashed[part.table] else -1
+            if not least <= counted.keys <= most:
                 return None
-        return tuple((part.table, KeyRange(part.start, part.stop), part.keys) for part in parts)
+            named.append((shard, KeyRange(start, stop), part.keys))
+        return tuple(named)
+
+
+def _pushed_to(pull: Part, pushed: Parts, pulled: Parts) -> Part | None:
+    """The push of the keys that a pull of SAME is of: to the same rows, and once."""
+    twins = [part for part in pulled if _rows(part) == _rows(pull)]
+    there = [part for part in pushed if _rows(part) == _rows(pull)]
+    alone = len(twins) == 1 and len(there) == 1 and there[0].keys >= 0
+    return there[0] if alone else None
+
+
+def _rows(part: Part) -> tuple[int, int, int]:
+    return part.table, part.start, part.stop

@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from shoal.keys import KeyRange
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import KEY_BYTES, SAME, Message, NodeId, Request, ViewId
@@ -65,8 +66,8 @@ class Intake:
         """The bytes that its parts come with."""
         if footprint.nbytes < 0:
             nbytes = sum(KEY_BYTES * keys for _, _, keys in footprint.pulls if keys > 0)
-            for table, rows, keys in footprint.pushes:
-                size = self._shards[table].spec.row_bytes
+            for shard, rows, keys in footprint.pushes:
+                size = self._shards[shard].spec.row_bytes
                 nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
             footprint.nbytes = nbytes
         return footprint.nbytes
@@ -76,17 +77,17 @@ class Intake:
         if footprint.streams is None:
             footprint.streams = self._streams(footprint)
         streamed = footprint.streams and not request.assign
-        for table, rows, keys in footprint.pushes:
-            shard = self._shards[table]
+        for number, rows, keys in footprint.pushes:
+            shard = self._shards[number]
             if streamed:
                 loads.append(cast(RowShard, shard).stream(rows))
             else:
                 loads.append(shard.stage(rows, keys))
-        for table, rows, keys in footprint.pulls:
+        for number, rows, keys in footprint.pulls:
             if keys >= 0:
-                loads.append(self._shards[table].stage_keys(rows, keys))
+                loads.append(self._shards[number].stage_keys(rows, keys))
             elif keys == SAME:
-                _pushed_to(table, footprint, loads).kept = True
+                _pushed_to(number, rows, footprint, loads).kept = True
         window = self._gate.windows[sender]
         return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
 
@@ -94,10 +95,10 @@ class Intake:
         """The rows that a request pulls: those of whole ranges are live, and on loan."""
         keyed = iter(taken.loads[len(taken.request.pushes) :])
         found = []
-        for table, rows, keys in taken.footprint.pulls:
-            shard = self._shards[table]
+        for number, rows, keys in taken.footprint.pulls:
+            shard = self._shards[number]
             if keys == SAME:
-                load = _pushed_to(table, taken.footprint, taken.loads)
+                load = _pushed_to(number, rows, taken.footprint, taken.loads)
                 found.append(shard.read_keys(load))
             elif keys >= 0:
                 found.append(shard.read_keys(next(keyed)))
@@ -108,13 +109,13 @@ class Intake:
     def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
         several = False
-        for table, rows, keys in footprint.pushes:
-            spec, count = self._shards[table].spec, rows.stop - rows.start
+        for number, rows, keys in footprint.pushes:
+            spec, count = self._shards[number].spec, rows.stop - rows.start
             if keys >= 0 or not count or spec.consistency.settles != "now":
                 return False
             several = several or count > spec.fragment_rows
-        tables = {table for table, _, _ in footprint.pushes}
-        several = several and len(tables) == len(footprint.pushes)  # no row is named twice
+        shards = {number for number, _, _ in footprint.pushes}
+        several = several and len(shards) == len(footprint.pushes)  # no row is named twice
         return several and all(keys < 0 for _, _, keys in footprint.pulls)
 
     def land(self, payload: Sink) -> bool:
@@ -129,9 +130,11 @@ class Intake:
         self.loan.recall()
         done = window.landed.setdefault(request.seq, set())
         number = payload.landed - 1
-        for part, load in zip(request.pushes, taken.loads, strict=True):
+        for (at, _, _), part, load in zip(
+            taken.footprint.pushes, request.pushes, taken.loads, strict=True
+        ):
             if number < len(load.views):
-                shard = cast(RowShard, self._shards[part.table])
+                shard = cast(RowShard, self._shards[at])
                 place = part.table, shard.first_row(load, number)
                 if place not in done:
                     shard.apply_piece(load, number, request.lr)
@@ -143,13 +146,12 @@ class Intake:
     def end_stream(self, taken: Taken) -> bool:
         """The request is here whole; whether all of it is applied."""
         count = sum(len(load.views) for load in taken.loads)
-        for part, load in zip(taken.request.pushes, taken.loads, strict=True):
-            cast(RowShard, self._shards[part.table]).end_stream(load)
+        for (at, _, _), load in zip(taken.footprint.pushes, taken.loads, strict=True):
+            cast(RowShard, self._shards[at]).end_stream(load)
         return len(taken.window.landed.pop(taken.request.seq)) == count
 
 
-def _pushed_to(table: int, footprint: Footprint, loads: Loads) -> Staged:
+def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:
     """The push whose keys are pulled as well."""
-    return next(
-        load for (at, _, _), load in zip(footprint.pushes, loads, strict=False) if at == table
-    )
+    pushes = zip(footprint.pushes, loads, strict=False)
+    return next(load for (at, named, _), load in pushes if at == shard and named == rows)

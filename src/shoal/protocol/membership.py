@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shoal.protocol.messages import FOREVER, Frozen, Member, NodeId, View
+from shoal.protocol.placement import place
 from shoal.tables.spec import TableSpec
 
 
@@ -69,6 +70,7 @@ def next_view(
     tables: tuple[TableSpec, ...],
     promises: Iterable[Frozen],
     reason: str,
+    replicas: int = 1,
 ) -> View:
     """The view itself, from what every server promised.
 
@@ -98,13 +100,19 @@ def next_view(
         for m in (previous.workers if previous else ())
         if m.id not in alive
     ]
+    servers = tuple(m for m in present if m.role == "server")
+    arcs = previous.arcs if previous else ()
+    arcs += tuple(
+        place(tables[number], servers, replicas, number) for number in range(len(arcs), len(tables))
+    )
     earlier = [m for m in (previous.departed if previous else ()) if m.last_clock > behind]
     return View(
         term=number[0],
         number=number[1],
-        servers=tuple(m for m in present if m.role == "server"),
+        servers=servers,
         workers=workers,
         tables=tables,
+        arcs=arcs,
         departed=(*earlier, *gone),
         reason=reason,
     )

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.tables.spec import TableSpec, contiguous
+from shoal.tables.spec import TableSpec
 
 NodeId = str
 ViewId = tuple[int, int]
@@ -71,10 +71,21 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.role}-{self.rank}"
 
 
+class Arc(msgspec.Struct, frozen=True, array_like=True):
+    """Whole fragments of a table that lie side by side, and the servers that hold them, by rank.
+
+    chain: the first, its *head*, takes pushes; the last, its *tail*, answers pulls
+    """
+
+    rows: KeyRange
+    chain: tuple[int, ...]
+
+
 class View(msgspec.Struct, frozen=True, array_like=True):
     """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
 
-    `departed` are workers that left with a last clock which some server may still have ahead.
+    arcs:      of each table, in order; `protocol.placement` makes them
+    departed:  workers that left with a last clock which some server may still have ahead
     """
 
     term: int
@@ -82,6 +93,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     servers: tuple[Member, ...]
     workers: tuple[Member, ...]
     tables: tuple[TableSpec, ...] = ()
+    arcs: tuple[tuple[Arc, ...], ...] = ()
     departed: tuple[Member, ...] = ()
     reason: str = ""
 
@@ -89,17 +101,14 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     def id(self) -> ViewId:
         return (self.term, self.number)
 
-    def rows_of(self, table: int, server: int) -> KeyRange:
-        """The rows of a table that the server at that index holds."""
-        spec = self.tables[table]
-        fragments = spec.fragments()
-        held = contiguous(spec, len(self.servers))[server]
-        if not len(held):
-            return KeyRange(0, 0)
-        return KeyRange(fragments[held.start].start, fragments[held.stop - 1].stop)
-
     def member(self, node: NodeId) -> Member | None:
         return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
+
+    def arcs_of(self, table: str) -> tuple[Arc, ...]:
+        """The arcs of the table of that name, which is one of this view's."""
+        return next(
+            arcs for spec, arcs in zip(self.tables, self.arcs, strict=True) if spec.name == table
+        )
 
     def named(self, table: str) -> int | None:
         """The number of the table of that name."""

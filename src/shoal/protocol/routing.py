@@ -120,7 +120,8 @@ class Router:
         self.view_id = view.id
         self.numbers = {spec.name: number for number, spec in enumerate(view.tables)}
         self._sizes = [spec.row_bytes for spec in view.tables]
-        self._routes: dict[tuple[int, KeyRange], list[tuple[int, KeyRange]]] = {}
+        self._at = {member.rank: at for at, member in enumerate(view.servers)}
+        self._routes: dict[tuple[int, KeyRange, bool], list[tuple[int, KeyRange]]] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def legs(self, ask: Exchange) -> tuple[LegPlan, ...]:
@@ -298,7 +299,7 @@ class Router:
         if (spec.kind == "handled") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
             raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
         cuts = []
-        for at, rows in self._route(number, op.rows):
+        for at, rows in self._route(number, op.rows, isinstance(op, PushOp)):
             if op.keys is None:
                 first, last = rows.start - op.rows.start, rows.stop - op.rows.start
                 cuts.append((at, rows, first * size, last * size, -1))
@@ -306,7 +307,7 @@ class Router:
             if not spec.hashed:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
-            elif spec.kind == "handled" or len(self.view.servers) == 1:
+            elif spec.kind == "handled" or len(self.view.arcs[number]) == 1:
                 first, last = 0, len(op.keys)
             else:
                 first = bisect_left(op.keys, rows.start, key=slot_of)
@@ -316,19 +317,22 @@ class Router:
             raise InvalidValue(f"table {op.table!r}: keys outside the range {op.rows}")
         return cuts
 
-    def _route(self, number: int, rows: KeyRange) -> list[tuple[int, KeyRange]]:
-        """The servers that hold some of `rows`, with which."""
-        route = self._routes.get((number, rows))
+    def _route(self, number: int, rows: KeyRange, pushed: bool) -> list[tuple[int, KeyRange]]:
+        """The servers that take pushes of `rows`, or answer pulls, arc by arc, with which."""
+        route = self._routes.get((number, rows, pushed))
         if route is None:
             spec = self.view.tables[number]
             if not spec.keys.covers(rows):
                 raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
+            head = pushed or spec.consistency.name == "asp"  # where its own pushes are seen first
             cuts = [
-                (at, self.view.rows_of(number, at) & rows) for at in range(len(self.view.servers))
+                (self._at[arc.chain[0 if head else -1]], arc.rows & rows)
+                for arc in self.view.arcs[number]
             ]
             if len(self._routes) >= PLANS_KEPT:
                 self._routes.clear()
-            route = self._routes[number, rows] = [(at, cut) for at, cut in cuts if len(cut)]
+            route = [(at, cut) for at, cut in cuts if len(cut)]
+            self._routes[number, rows, pushed] = route
         return route
 
     def _number(self, table: str) -> int:

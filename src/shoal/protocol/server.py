@@ -154,16 +154,18 @@ class ServerMachine:
         self.execution.settle(out)
 
     def _open_tables(self, view: View, out: Effects) -> None:
-        mine = next(i for i, m in enumerate(view.servers) if m.id == self.session.me)
-        for number in range(len(self.shards), len(view.tables)):
-            held = view.rows_of(number, mine)
+        rank = self.session.rank
+        for number in range(len(self.gate.held), len(view.tables)):
+            spec = view.tables[number]
+            held = [arc.rows for arc in view.arcs[number] if rank in arc.chain]
             try:
-                self.shards.append(self._open_shard(view.tables[number], held))
+                shards = [self._open_shard(spec, rows) for rows in held]
             except ShoalError as error:  # the client checks first; this is for one that did not
                 self._unopened = error.message
                 self.session.abort(error.message, out)
                 return
-            self.gate.open(view.tables[number], held)
+            self.shards.extend(shards)
+            self.gate.open(spec, held)
 
     # ------------------------------------------------------------------ requests
 

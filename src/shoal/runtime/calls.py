@@ -85,10 +85,11 @@ class Calls:
                 f"to {group!r}"
             )
         ops, answers = [], []
-        for at, name in enumerate(names):
-            if group in ("servers", name):
-                held = self._held(spec, at)
-                op, answer = self._op(spec, held, "request", head, values=memoryview(bytes(body)))
+        asked = {m.rank for m in view.servers if group in ("servers", m.name)}
+        for arc in sorted(view.arcs_of(spec.name), key=lambda arc: arc.chain[0]):
+            if arc.chain[0] in asked:
+                content = memoryview(bytes(body))
+                op, answer = self._op(spec, arc.rows, "request", head, values=content)
                 ops.append(op)
                 answers.append(answer)
         return Exchange(pulls=tuple(ops)), lambda: [
@@ -112,18 +113,11 @@ class Calls:
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
         """Each server that holds some of the keys, by its slots, with which."""
         found = []
-        for at in range(len(self._view().servers)):
-            held = self._held(spec, at)
+        for held in (arc.rows for arc in self._view().arcs_of(spec.name)):
             which = np.flatnonzero(within(keys, held.start, held.stop))
             if len(which):
                 found.append((held, which))
         return found
-
-    def _held(self, spec: TableSpec, server: int) -> KeyRange:
-        view = self._view()
-        number = view.named(spec.name)
-        assert number is not None
-        return view.rows_of(number, server)
 
 
 def _sorted(spec: TableSpec, keys: object) -> np.ndarray:

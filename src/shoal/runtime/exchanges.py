@@ -209,7 +209,7 @@ class Exchanges:
 
             if within is not None:
                 raise InvalidValue(f"table {table!r} is sparse: it has no ranges of rows (within)")
-            return push_op(spec, Batch(spec, keys, len(self._view().servers)), values, assign)
+            return push_op(spec, Batch(spec, keys, self._view()), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
             return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
@@ -234,7 +234,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.runtime.sparse import Batch, pull_op, push_op
 
-            batch = Batch(spec, keys, len(self._view().servers))
+            batch = Batch(spec, keys, self._view())
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
         return self._push_op(table, values, keys, None, False), *self._pull_op(table, keys, out)
 
@@ -243,7 +243,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.runtime.sparse import Batch, pull_op
 
-            return pull_op(spec, Batch(spec, keys, len(self._view().servers)), out)
+            return pull_op(spec, Batch(spec, keys, self._view()), out)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:

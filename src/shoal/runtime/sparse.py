@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
+from shoal.protocol.messages import View
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense import DTYPES
@@ -28,13 +29,13 @@ class Batch:
     sent:     the memory of `chosen`, one object, so that a push and a pull are seen to share it
     """
 
-    def __init__(self, spec: TableSpec, given: object, servers: int) -> None:
+    def __init__(self, spec: TableSpec, given: object, view: View) -> None:
         keys = keys_of(spec, given)
         self._kind = row_methods[spec.access.name]
         self.count = len(keys)
         self.chosen, numbers = distinct(keys)
         self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
-        if servers > 1:
+        if len(view.arcs_of(spec.name)) > 1:
             order = by_slot(self.chosen)
             place = np.empty_like(order)
             place[order] = np.arange(len(order), dtype=np.uint64)

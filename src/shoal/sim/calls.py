@@ -64,7 +64,6 @@ class Calls:
         call = Call(incarnation, number, number, what, 0, np.array([key], np.uint64), **parts)
         table = machine.number_of(SPEC.name)
         assert table is not None
-        ranges = (view.rows_of(table, at) for at in range(len(view.servers)))
-        held = next(rows for rows in ranges if slot_of(key) in rows)
+        held = next(arc.rows for arc in view.arcs[table] if slot_of(key) in arc.rows)
         answer = Answer()
         return PullOp(SPEC.name, held, answer, call.words().data), answer

@@ -46,14 +46,18 @@ def violated(checker: str, message: str) -> Violation:
 
 
 def check_tiling(view: View) -> None:
-    """`tiling`: the servers' rows cover every table exactly once, and fragments are whole."""
-    for number, spec in enumerate(view.tables):
-        held = [view.rows_of(number, index) for index in range(len(view.servers))]
-        if not tiles([rows for rows in held if len(rows)], spec.keys.stop):
+    """`tiling`: arcs cover every table exactly once, fragments are whole, chains of members."""
+    ranks = {member.rank for member in view.servers}
+    for spec, arcs in zip(view.tables, view.arcs, strict=True):
+        held = [arc.rows for arc in arcs]
+        if not tiles(held, spec.keys.stop):
             raise violated("tiling", f"table {spec.name!r} is held as {held} in view {view.id}")
         edges = {part.start for part in spec.fragments()} | {spec.keys.stop}
-        if any(len(rows) and rows.stop not in edges for rows in held):
+        if any(rows.stop not in edges for rows in held):
             raise violated("tiling", f"a fragment of {spec.name!r} is split in view {view.id}")
+        for arc in arcs:
+            if not arc.chain or len(set(arc.chain)) < len(arc.chain) or set(arc.chain) - ranks:
+                raise violated("tiling", f"{spec.name!r} {arc.rows} is on {arc.chain}")
 
 
 class Ledger:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.keys import SLOTS, KeyRange, split_evenly
+from shoal.keys import SLOTS, KeyRange
 from shoal.registry import unknown
 
 ITEM_SIZES = {
@@ -254,8 +254,3 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         stop = self.keys.stop
         edges = range(0, stop, self.fragment_rows)
         return [KeyRange(start, min(start + self.fragment_rows, stop)) for start in edges]
-
-
-def contiguous(spec: TableSpec, servers: int) -> list[KeyRange]:
-    """The fragment indices of each server: contiguous, and balanced to within one fragment."""
-    return split_evenly(len(spec.fragments()), servers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.keys import KeyRange
 from shoal.protocol import messages as m
 from shoal.tables.spec import Access, Init, TableSpec, ssp
 
@@ -16,7 +17,8 @@ _SPEC = TableSpec(
     access=Access("momentum", {"lr": 0.1, "nesterov": True, "steps": -3, "kind": "x"}),
     consistency=ssp(3),
 )
-_VIEW = m.View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), (_WORKER,), "server-1 died")
+_ARC = m.Arc(KeyRange(0, 10), (0, 2))
+_VIEW = m.View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died")
 
 EXAMPLES: list[m.Message] = [
     m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),

@@ -16,6 +16,7 @@ import torch
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Effects, Received, Send, Sink
 from shoal.protocol.messages import SCHEDULER, Member, Message, NewView, NodeId, View
+from shoal.protocol.placement import place
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
@@ -56,7 +57,7 @@ class _Cluster:
     def __init__(self, nbytes: int) -> None:
         spec = TableSpec("bench", nbytes // 4, merge="sum").cut(1)
         servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
-        view = View(1, 1, servers, workers, (spec,))
+        view = View(1, 1, servers, workers, (spec,), (place(spec, servers, 1, 0),))
         self._server = ServerMachine(Session("s", "server"), open_shard)
         self._worker = WorkerMachine(Session("w", "worker"))
         for machine in (self._server, self._worker):

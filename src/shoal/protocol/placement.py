@@ -1,0 +1,67 @@
+"""Where the rows of a table live: arcs of its ring, each with a chain of servers.
+
+A table's keys are a ring: rows in their order, or the hash slots that a sparse table's keys are
+scattered over. The ring is cut into *arcs* of whole fragments, and an arc is what a virtual node of
+consistent hashing holds: it has a chain of servers of its own, of which the first takes pushes and
+the last answers pulls. The ends of arcs are chosen, where others hash them: so every server has the
+same number of fragments, in few ranges (decision 0013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from shoal.keys import KeyRange, split_evenly
+from shoal.protocol.messages import Arc, Member
+from shoal.tables.spec import TableSpec
+
+
+def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> tuple[Arc, ...]:
+    """A new table's arcs: each server is the head of one, and follows in those of its neighbours.
+
+    No server has more than one fragment more than another. Replicas of a fragment are on different
+    hosts, unless there are fewer hosts than replicas.
+
+    turn: which server comes first: tables of one fragment are not to be all on the same
+    """
+    ring = _around(servers)
+    first = turn % len(ring) if ring else 0
+    fragments = spec.fragments()
+    arcs = []
+    for at, part in enumerate(split_evenly(len(fragments), len(ring)) if ring else ()):
+        if len(part):
+            rows = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
+            arcs.append(Arc(rows, _chain(ring, (first + at) % len(ring), replicas)))
+    return tuple(arcs)
+
+
+def crowded(arcs: Sequence[Arc], servers: Sequence[Member]) -> list[str]:
+    """The hosts that have several replicas of a fragment, all of which die with them."""
+    hosts = {member.rank: member.host for member in servers}
+    found: dict[str, None] = {}
+    for arc in arcs:
+        there = [hosts[rank] for rank in arc.chain]
+        found.update((host, None) for host in there if there.count(host) > 1)
+    return sorted(found)
+
+
+def _around(servers: Sequence[Member]) -> list[Member]:
+    """The servers around the ring: by turns from each host, so that neighbours are on others."""
+    by_host: dict[str, list[Member]] = {}
+    for member in sorted(servers, key=lambda m: m.rank):
+        by_host.setdefault(member.host, []).append(member)
+    largest_first = sorted(by_host.values(), key=len, reverse=True)
+    return [each for row in zip_longest(*largest_first) for each in row if each is not None]
+
+
+def _chain(ring: Sequence[Member], at: int, replicas: int) -> tuple[int, ...]:
+    """The server at that place and those after it: on hosts that are not in the chain, if any."""
+    rest = [ring[(at + step) % len(ring)] for step in range(1, len(ring))]
+    chain = [ring[at]]
+    while len(chain) < min(replicas, len(ring)):
+        hosts = {member.host for member in chain}
+        following = next((m for m in rest if m.host not in hosts), rest[0])
+        rest.remove(following)
+        chain.append(following)
+    return tuple(member.rank for member in chain)

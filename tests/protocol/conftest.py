@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Discard, Note, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Member, NewView, Reply, Request, View
+from shoal.protocol.messages import SCHEDULER, NewView, Reply, Request
 from shoal.protocol.placement import place
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.tables.spec import TableSpec, asp, bsp
 

@@ -2,13 +2,7 @@
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import PeerLost, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    NewView,
-    Nudge,
-    Probe,
-    Request,
-)
+from shoal.protocol.messages import SCHEDULER, NewView, Nudge, Probe, Request
 from shoal.protocol.requests import (
     Exchange,
     PullOp,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.protocol.consistency import AtClose, Now, VectorClock, admits, needed, settles
-from shoal.protocol.messages import FOREVER
+from shoal.protocol.views import FOREVER
 from shoal.tables.spec import asp, bsp, ssp
 
 workers = st.integers(1, 4)

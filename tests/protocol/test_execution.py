@@ -3,13 +3,8 @@
 import pytest
 
 from shoal.errors import AccessFailed, InvariantBroken
-from shoal.protocol.messages import (
-    FOREVER,
-    Nudge,
-    Part,
-    Probe,
-    Reply,
-)
+from shoal.protocol.messages import Nudge, Part, Probe, Reply
+from shoal.protocol.views import FOREVER
 from shoal.tables.spec import bsp, ssp
 
 ALL = Part(0, 0, 4)

@@ -2,10 +2,7 @@
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import (
-    Probe,
-    Request,
-)
+from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
     Exchange,
     PullOp,

@@ -3,7 +3,8 @@
 import pytest
 
 from shoal.protocol.membership import Expected, closed_up, decide_view, missing, next_view
-from shoal.protocol.messages import FOREVER, Frozen, Member
+from shoal.protocol.messages import Frozen
+from shoal.protocol.views import FOREVER, Member
 
 TWO_AND_TWO = Expected(servers=2, workers=2)
 

@@ -7,9 +7,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.describing import describe
 from shoal.protocol.machine import Sink, Story
 from shoal.protocol.messages import (
-    FOREVER,
     MESSAGES,
-    Arc,
     Frozen,
     Join,
     NewView,
@@ -18,6 +16,7 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
+from shoal.protocol.views import FOREVER, Arc
 
 
 @pytest.mark.parametrize(

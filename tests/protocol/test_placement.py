@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.keys import tiles
-from shoal.protocol.messages import Member
 from shoal.protocol.placement import crowded, place
+from shoal.protocol.views import Member
 from shoal.tables.spec import TableSpec
 
 replicas = st.integers(1, 4)

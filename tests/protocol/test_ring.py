@@ -6,9 +6,10 @@ import pytest
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Joined, Lacking, Member, NewView, Piece, View
+from shoal.protocol.messages import SCHEDULER, Joined, Lacking, NewView, Piece
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
 
 
 def add(into, other):

@@ -5,14 +5,12 @@ import pytest
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
-    FOREVER,
     SCHEDULER,
     Abort,
     Enter,
     Freeze,
     Frozen,
     Heartbeat,
-    Member,
     NewView,
     Part,
     Probe,
@@ -21,6 +19,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
+from shoal.protocol.views import FOREVER, Member
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import bsp, ssp
 

@@ -8,12 +8,13 @@ from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol import routing
 from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
-from shoal.protocol.messages import SAME, Member, NewView, Part, Request, View
+from shoal.protocol.messages import SAME, NewView, Part, Request
 from shoal.protocol.placement import place
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.routing import Router
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 

@@ -6,10 +6,11 @@ import pytest
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
-from shoal.protocol.messages import Member, NewView, Part, Reply, Request, View
+from shoal.protocol.messages import NewView, Part, Reply, Request
 from shoal.protocol.placement import place
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
 from shoal.tables.dense import DenseShard
 from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 

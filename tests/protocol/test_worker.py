@@ -12,7 +12,6 @@ from shoal.errors import (
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Discard, Received, Sink, Ticked
 from shoal.protocol.messages import (
-    FOREVER,
     SCHEDULER,
     Declare,
     End,
@@ -36,6 +35,7 @@ from shoal.protocol.requests import (
     PushOp,
 )
 from shoal.protocol.session import Session
+from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import WorkerMachine
 from shoal.tables.spec import ssp
 

@@ -100,6 +100,59 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     _assert_nothing_left(run.pid)
 
 
+@pytest.mark.parametrize("strategy", ["sync", "ssp", "asgd"])
+def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_path):
+    with subprocess.Popen(
+        [
+            *SHOAL, "train", "digits", "--workers", "2", "--servers", "3", "--replicas", "2",
+            "--strategy", strategy, "--epochs", "60", "--batch-size", "16", "--json",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        os.kill(_pid_in_training(tmp_path, "server-1", run), signal.SIGKILL)
+        answer, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, errors
+    summary = json.loads(answer.splitlines()[-1])
+    assert summary["lost"] == ["server-1"]
+    assert summary["accuracy"] >= 0.9
+    log = shoal.load_run(tmp_path / summary["run_dir"]).path / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    died = next(event["t"] for event in events if event["kind"] == "lost")
+    after = [event for event in events if event["kind"] == "step" and event["t"] > died]
+    assert {event["node"] for event in after} == {"worker-0", "worker-1"}
+    shards = Path(tmp_path / summary["run_dir"]) / "shards"
+    assert sorted(each.name for each in shards.iterdir()) == [
+        "server-0.safetensors", "server-2.safetensors",
+    ]  # fmt: skip
+    exported = command("export", summary["run_dir"], "--out", "w.safetensors", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    _assert_nothing_left(run.pid)
+
+
+def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
+    with subprocess.Popen(
+        [
+            *SHOAL, "train", "digits", "--workers", "2", "--servers", "2", "--replicas", "2",
+            "--epochs", "5000",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        for name in ("server-0", "server-1"):
+            os.kill(_pid_in_training(tmp_path, name, run), signal.SIGKILL)
+        _, errors = run.communicate(timeout=30)
+    assert run.returncode != 0
+    assert "with the last replica of params.float32[0:" in errors
+    _assert_nothing_left(run.pid)
+
+
 def test_ctrl_c_cleans_up(tmp_path):
     with subprocess.Popen(
         [*SHOAL, "train", "digits", "--epochs", "5000"],

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from shoal.errors import BadLength, BadMagic, BadVersion, HandshakeFailed, WireError
 from shoal.protocol.machine import Loan, Sink
-from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Denied, Heartbeat, Hello, Nudge
+from shoal.protocol.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Denied,
+    Heartbeat,
+    Hello,
+    Nudge,
+)
 from shoal.testing.connections import CALLER, LISTENER, End
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.handshake import challenge, hello

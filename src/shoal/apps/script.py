@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.engines.base import Task
 from shoal.engines.joining import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.local import LocalEngine, spare_servers
 from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder
 
@@ -23,6 +23,7 @@ def run_script(
     out: Path,
     title: str,
     imports: Sequence[str] = (),
+    replicas: int = 1,
 ) -> Path:
     """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
 
@@ -30,7 +31,7 @@ def run_script(
     """
     folder = RunFolder.create(out, title or script.stem)
     with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, servers, workers, imports=imports)
+        scheduler = start_cluster(engine, servers, workers, imports=imports, replicas=replicas)
         threads = max(1, (os.cpu_count() or 1) // workers)
         for rank in range(workers):
             env = {
@@ -47,7 +48,7 @@ def run_script(
                     inherit_output=rank == 0,
                 )
             )
-        engine.join()
+        engine.join(spare=spare_servers(servers, replicas))
     return folder.path
 
 

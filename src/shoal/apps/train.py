@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.apps.catalogue import find_source
 from shoal.engines.base import DENSE, Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.local import LocalEngine, spare_servers
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.reports.events import read_events, time_to, write_tables
@@ -71,7 +71,8 @@ def run_job(
             engine.start(task)
         watcher = watch(folder) if watch is not None else None
         with watcher if watcher is not None else nullcontext():
-            engine.join(watcher.tick if watcher is not None else lambda: None)
+            tick = watcher.tick if watcher is not None else lambda: None
+            engine.join(tick, spare=spare_servers(job.servers, job.replicas))
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -103,9 +104,11 @@ def cluster_tasks(
     init: str = "",
     save: bool = True,
     preload: tuple[str, ...] = DENSE,
+    replicas: int = 1,
 ) -> list[Task]:
     """A run's processes but for its workers: a scheduler, and servers.
 
+    replicas: servers that have a copy of each row
     init:     the folder of a run whose rows their tables begin with
     save:     whether servers leave their shards
     preload:  modules that servers and workers share
@@ -114,11 +117,12 @@ def cluster_tasks(
         shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
+    options = {"servers": servers, "workers": workers, "replicas": replicas}
     tasks = [
         Task(
             "scheduler",
             "shoal.engines.roles:run_scheduler",
-            {"listen": scheduler, "servers": servers, "workers": workers, **common},
+            {"listen": scheduler, **options, **common},
             preload=(),
         )
     ]
@@ -149,7 +153,14 @@ def tasks_of(
     """All processes of a job's run."""
     servers = job.servers if strategies[job.strategy].uses_servers else 0
     threads = max(1, (os.cpu_count() or 1) // job.workers)
-    tasks = cluster_tasks(engine, servers, job.workers, job.transport, started_at)
+    tasks = cluster_tasks(
+        engine,
+        servers,
+        job.workers,
+        job.transport,
+        started_at,
+        replicas=job.replicas if servers else 1,
+    )
     for rank in range(job.workers):
         tasks.append(
             Task(
@@ -175,6 +186,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
     results = [
         json.loads((folder.worker(rank) / "result.json").read_text()) for rank in range(job.workers)
     ]
+    events = list(read_events(folder.events))
     mean = {
         key: sum(result[key] for result in results) / len(results)
         for key in ("accuracy", "loss", "best_accuracy", "staleness")
@@ -185,7 +197,8 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "samples": sum(r["samples"] for r in results),
         "steps": max(r["steps"] for r in results),
         "wall_s": time.time() - started_at,
-        "time_to": time_to(list(read_events(folder.events))),
+        "time_to": time_to(events),
+        "lost": [event["name"] for event in events if event["kind"] == "lost"],
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "run_dir": str(folder.path),

@@ -22,6 +22,13 @@ _token = click.option(
     "--token", envvar="SHOAL_TOKEN", default="", help="shared secret; or SHOAL_TOKEN"
 )
 _scheduler = click.option("--scheduler", required=True, help="its address, tcp://HOST:PORT")
+_replicas = click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="servers that have a copy of each row: one more than may die",
+)
 _init_timeout = click.option(
     "--init-timeout", type=float, default=60.0, show_default=True, help="seconds to join within"
 )
@@ -30,6 +37,7 @@ _init_timeout = click.option(
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--servers", type=click.IntRange(0), default=1, show_default=True)
+@_replicas
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
 @_imports
@@ -38,6 +46,7 @@ _init_timeout = click.option(
 def run(
     workers: int,
     servers: int,
+    replicas: int,
     out: str,
     title: str,
     imports: tuple[str, ...],
@@ -53,7 +62,9 @@ def run(
 
     found = [importable(each) for each in imports]
     with ended_by_signals():
-        folder = run_script(Path(script), list(args), workers, servers, Path(out), title, found)
+        folder = run_script(
+            Path(script), list(args), workers, servers, Path(out), title, found, replicas
+        )
     click.echo(f"run: {folder}", err=True)
 
 
@@ -61,16 +72,23 @@ def run(
 @click.option("--listen", required=True, help="tcp://HOST:PORT or unix:///PATH")
 @click.option("--workers", type=click.IntRange(1), required=True)
 @click.option("--servers", type=click.IntRange(0), required=True)
+@_replicas
 @click.option("--join-timeout", type=float, default=120.0, show_default=True, help="seconds")
 @click.option("--state", default="", help="a file to restart from after a crash")
 @_token
 def scheduler(
-    listen: str, workers: int, servers: int, join_timeout: float, state: str, token: str
+    listen: str,
+    workers: int,
+    servers: int,
+    replicas: int,
+    join_timeout: float,
+    state: str,
+    token: str,
 ) -> None:
     """Be the scheduler of a cluster on several machines."""
     from shoal.engines.roles import run_scheduler
 
-    run_scheduler(listen, servers, workers, join_timeout, token, state)
+    run_scheduler(listen, servers, workers, join_timeout, token, state, replicas=replicas)
 
 
 @main.command()

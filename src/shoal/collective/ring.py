@@ -35,9 +35,10 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import Lacking, Left, Member, NodeId, Piece, Summed, View
+from shoal.protocol.messages import Lacking, Left, Piece, Summed
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, NodeId, View
 
 PIECE_BYTES = 4 << 20
 PARTS = 8  # of a piece: each is added while it is in the cache
@@ -67,6 +68,7 @@ class Ring:
         self._met: dict[NodeId, None] = {}  # neighbours that are in this ring, too
         self._left: dict[str, int] = {}  # workers that are done, and the first sum without them
         self._scratch: list[mmap] = []
+        self._greet_at = inf  # whom a connection was lost to
 
     # ------------------------------------------------------------------ what the machine tells
 
@@ -88,6 +90,7 @@ class Ring:
         self._asked = 0
         self._missed.clear()
         self._met.clear()
+        self._greet_at = inf
         self._left.clear()
 
     def address_of(self, node: NodeId) -> str:
@@ -171,9 +174,18 @@ class Ring:
             self._end(number, out, error)
 
     def deadline(self) -> float:
-        return min((each.again_at for each in self._sums.values()), default=inf)
+        return min((*(each.again_at for each in self._sums.values()), self._greet_at))
+
+    def peer_lost(self, node: NodeId, now: float) -> None:
+        """A neighbour that cannot call is called again, though there be nothing to say to it."""
+        if self._met.pop(node, "") is None:
+            self._greet_at = now + PROBE_S
 
     def tick(self, now: float, out: Effects) -> None:
+        if now >= self._greet_at:
+            self._greet(out)
+            unmet = any(each.id not in self._met for each in self._neighbours())
+            self._greet_at = now + PROBE_S if unmet else inf
         for number, one in self._sums.items():
             if now >= one.again_at:
                 one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)

@@ -6,10 +6,20 @@ from math import inf
 
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
-from shoal.protocol.machine import Arrival, Asked, Effects, Event, Received, Stop, Ticked
-from shoal.protocol.messages import NO_VIEW, Lacking, Left, Message, NodeId, Piece, Summed
+from shoal.protocol.machine import (
+    Arrival,
+    Asked,
+    Effects,
+    Event,
+    PeerLost,
+    Received,
+    Stop,
+    Ticked,
+)
+from shoal.protocol.messages import Lacking, Left, Message, Piece, Summed
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
+from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 
 RINGS = (Piece, Lacking, Summed, Left)
@@ -56,6 +66,8 @@ class CollectiveWorker(WorkerMachine):
         out = super().handle(event, now)
         if isinstance(event, Ticked):
             self.ring.tick(now, out)
+        elif isinstance(event, PeerLost):
+            self.ring.peer_lost(event.node, now)
         view = self.session.view
         if view is not None and view.id != self._ring_view:
             self._ring_view = view.id

@@ -120,10 +120,17 @@ def start_cluster(
     token: str = "",
     server_listen: str = "",
     imports: Sequence[str] = (),
+    replicas: int = 1,
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address."""
     address = listen or engine.address("scheduler")
-    arguments = {"listen": address, "servers": servers, "workers": workers, "token": token}
+    arguments = {
+        "listen": address,
+        "servers": servers,
+        "workers": workers,
+        "token": token,
+        "replicas": replicas,
+    }
     engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=()))
     for rank in range(servers):
         own = server_listen or engine.address(f"server-{rank}")

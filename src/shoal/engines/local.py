@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -28,6 +28,11 @@ from shoal.errors import ProcessDied, RunAborted, ShoalError, by_name
 from shoal.runtime.folder import RunFolder
 
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
+
+
+def spare_servers(servers: int, replicas: int) -> list[str]:
+    """The servers whose death need not end a run."""
+    return [f"server-{rank}" for rank in range(servers)] if replicas > 1 else []
 
 
 class LocalEngine:
@@ -89,16 +94,22 @@ class LocalEngine:
                 ended.append(Exit(report["exited"], report["code"]))
         return ended
 
-    def join(self, tick: Callable[[], None] = lambda: None, tick_s: float = 0.1) -> None:
+    def join(
+        self,
+        tick: Callable[[], None] = lambda: None,
+        tick_s: float = 0.1,
+        spare: Collection[str] = (),
+    ) -> None:
         """Wait for every process; raises for the first that did not end well.
 
-        tick: called every `tick_s` meanwhile, for progress displays
+        tick:   called every `tick_s` meanwhile, for progress displays
+        spare:  who may be killed: the scheduler says whether the run goes on without it
         """
         failed: list[Exit] = []
         give_up_at = float("inf")
         while self.running and monotonic() < give_up_at:
             for each in self.exits(tick_s):
-                if each.code:
+                if each.code and not (each.code < 0 and each.name in spare):
                     failed.append(each)
                     give_up_at = min(give_up_at, monotonic() + GRACE_S)
                     if each.code < 0:

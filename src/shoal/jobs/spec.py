@@ -34,6 +34,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     settles: Annotated[Literal["now", "close"], Meta(description="ssp: when pushes reach the rows")] = "now"
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3
     max_steps: Annotated[int, Meta(ge=0, description="stop after this many steps; 0 for no limit")] = 0
     batch_size: Annotated[int, Meta(ge=1, description="samples a worker and step")] = 64
@@ -56,6 +57,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # fmt: on
 
     def __post_init__(self) -> None:
+        if self.replicas > self.servers:
+            raise InvalidValue(
+                f"{self.replicas} replicas are on as many servers: add --servers {self.replicas}"
+            )
         if self.layers and self.model:
             raise InvalidValue("a job has a model or layers, not both")
         if self.staleness and self.strategy != "ssp":

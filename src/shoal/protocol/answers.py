@@ -6,8 +6,9 @@ from collections import Counter
 
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.machine import Effects, Loan, Note, Send
-from shoal.protocol.messages import Code, Member, NodeId, Nudge, Probe, Reply, Request
+from shoal.protocol.messages import Code, Nudge, Probe, Reply, Request
 from shoal.protocol.session import Session
+from shoal.protocol.views import Member, NodeId
 
 
 class Answers:
@@ -53,15 +54,20 @@ class Answers:
         out.append(Send(to, reply, buffers, self._loan))
 
     def state(
-        self, out: Effects, to: NodeId, request: Request | Probe, code: Code, waits: int
+        self,
+        out: Effects,
+        to: NodeId,
+        request: Request | Probe,
+        code: Code,
+        waits: int,
+        reason: str,
     ) -> None:
         """Say what became of a request; it waits for the clock `waits`, or for none (-1).
 
-        Where the question is urgent, those that it waits for are nudged.
+        Where the question is urgent, the workers that it waits for are nudged.
         """
-        reason = self.absent(waits) if waits >= 0 else ""
         self.reply(out, to, request, code, reason)
-        if isinstance(request, Probe) and request.urgent and reason:
+        if isinstance(request, Probe) and request.urgent and waits >= 0:
             for worker in self._clocks.behind(waits):
                 out.append(Send(self._workers[worker].id, Nudge(reason)))
 

@@ -6,8 +6,9 @@ from math import inf
 
 from shoal.protocol.flight import Flight, Leg, LegPart
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import NodeId, Probe, Request
+from shoal.protocol.messages import Probe, Request
 from shoal.protocol.session import Session
+from shoal.protocol.views import NodeId
 
 
 class Asking:

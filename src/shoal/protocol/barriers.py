@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from shoal.protocol.messages import Group, Member, NodeId
+from shoal.protocol.messages import Group
+from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.protocol.messages import FOREVER
+from shoal.protocol.views import FOREVER
 from shoal.tables.spec import Consistency
 
 
@@ -72,6 +72,12 @@ class VectorClock:
         self._histogram[to] += 1
         self._drop(before)
         return True
+
+    def reset(self, clock: int) -> None:
+        """All workers are taken to be no further than `clock`, until they say it again."""
+        self._clocks = {worker: min(at, clock) for worker, at in self._clocks.items()}
+        self._histogram = Counter(self._clocks.values())
+        self.minimum = min(self._histogram, default=FOREVER)
 
     def behind(self, clock: int) -> list[int]:
         """The workers that have not reached `clock`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from shoal.protocol.messages import (
-    FOREVER,
     Freeze,
     Frozen,
     Message,
     NewView,
     Part,
     Probe,
+    Replicate,
+    Replicated,
     Reply,
     Request,
 )
+from shoal.protocol.views import FOREVER
 
 
 def describe(message: Message) -> str:
@@ -36,6 +38,13 @@ def describe(message: Message) -> str:
         if message.payload:
             words.append(f"{message.payload} bytes")
         return " ".join([name, *words])
+    if isinstance(message, Replicate):
+        words = [f"{name} {message.number}: {message.what}"] if message.parts else [name]
+        words += [_part(part) for part in message.parts]
+        return " ".join([*words, f"to clock {message.clock} of server-{message.head}"])
+    if isinstance(message, Replicated):
+        arcs = [f"t{table}[{start}: version {version}" for table, start, version in message.done]
+        return " ".join([f"{name} below {message.number}", *arcs])
     if isinstance(message, NewView):
         view = message.view
         who = " ".join(m.name for m in (*view.servers, *view.workers))

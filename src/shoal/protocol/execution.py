@@ -13,14 +13,18 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
-from shoal.protocol.consistency import NOW, VectorClock, needed, settles
+from shoal.protocol.consistency import VectorClock, needed
 from shoal.protocol.describing import describe
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
+from shoal.protocol.links import Operation, What
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import FOREVER, Code, Probe, Request
+from shoal.protocol.messages import Code, Probe, Request
+from shoal.protocol.replay import Made
+from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.shards import Shard, Staged
+from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Window
 
 
@@ -44,9 +48,12 @@ class Execution:
         shards: list[Shard],
         clocks: VectorClock,
         answers: Answers,
+        replication: Replication,
     ) -> None:
         self.rounds = Rounds()
         self.parked: dict[tuple[int, int], Parked] = {}
+        self._undone: dict[tuple[int, int], Taken] = {}  # pushes that others are to have as well
+        self._replication = replication
         self._gate = gate
         self._intake = intake
         self._shards = shards
@@ -58,8 +65,8 @@ class Execution:
         window, below = taken.window, taken.request.settled_below
         if below > window.settled_below:
             window.settle(below)
-            if self.parked:
-                self._forget_below(window)
+            if self.parked or self._undone:
+                self.forget_below(window)
         for load in taken.loads:
             problem = load.problem()
             if problem:
@@ -73,28 +80,66 @@ class Execution:
     def drop_worker(self, worker: int, last_clock: int) -> None:
         """It has left; it counts in the rounds below its last clock."""
         self.rounds.drop(worker, last_clock)
-        for key in [key for key in self.parked if key[0] == worker]:
-            del self.parked[key]
+        for waiting in (self.parked, self._undone):
+            for key in [key for key in waiting if key[0] == worker]:
+                del waiting[key]
+
+    def forget_requests(self) -> None:
+        """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
+        for (_, seq), parked in self.parked.items():
+            parked.taken.window.codes[seq] = "accepted"
+        self.parked.clear()
+        self._undone.clear()
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
         return [
-            (describe(each.taken.request), self._answers.absent(each.clock))
+            (describe(each.taken.request), self._reason(each.taken, each.clock))
             for each in self.parked.values()
         ]
 
-    def waits_for(self, request: Request | Probe, code: Code) -> int:
-        """The clock that a request of that code waits for; -1 where it waits for none."""
-        parked = self.parked.get((request.incarnation, request.seq))
+    def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
+        """The clock that a request of that code waits for, or -1, and whom it waits for."""
+        key = request.incarnation, request.seq
+        parked = self.parked.get(key)
         if parked is not None:
-            return parked.clock
-        return self._clocks.minimum + 1 if code == "accepted" else -1
+            return parked.clock, self._reason(parked.taken, parked.clock)
+        if code != "accepted":
+            return -1, ""
+        undone = self._undone.get(key)
+        clock = self._clocks.minimum + 1
+        return clock, self._reason(undone, 0) if undone else self._answers.absent(clock)
+
+    def _reason(self, taken: Taken, clock: int) -> str:
+        """Who keeps it from being answered."""
+        seq = taken.request.seq
+        own = [each for each in taken.window.taken.get(seq, ()) if not each.done]
+        if any(each.version < 0 for each in own):
+            clock = max(clock, taken.request.clock + 1)
+        return (
+            self._answers.absent(clock)
+            or self._replication.behind([n for n, _, _ in taken.footprint.pulls], clock)
+            or self._replication.waits_for(own)
+        )
+
+    def _reached(self, taken: Taken) -> int:
+        """The clock that the rows which a request pulls have come to."""
+        minimum = self._clocks.minimum
+        if not self._gate.replicated:
+            return minimum
+        reached = [self._replication.reached(n, minimum) for n, _, _ in taken.footprint.pulls]
+        return min(reached, default=minimum)
+
+    def _ready(self, parked: Parked) -> bool:
+        if parked.clock > self._reached(parked.taken):
+            return False
+        return parked.taken.window.complete(parked.taken.request.seq)
 
     def problems(self) -> Iterator[str]:
         """Every parked pull has a reason that is still true; no closed round is kept."""
         minimum = self._clocks.minimum
         for parked in self.parked.values():
-            if minimum >= parked.clock:
+            if self._ready(parked):
                 yield (
                     f"{describe(parked.taken.request)} is parked although every worker has reached "
                     f"clock {parked.clock}"
@@ -111,6 +156,10 @@ class Execution:
     def _do(self, taken: Taken, out: Effects) -> None:
         """Push, advance, pull: what of these it asks, in this order."""
         request, codes, accepted = taken.request, taken.window.codes, False
+        if self._gate.replicated:  # it may come again, and others than the last time wait for it
+            taken.window.older.discard(request.seq)
+            for waiting in (self.parked, self._undone):
+                waiting.pop((request.incarnation, request.seq), None)
         if request.pushes:
             if request.clock < self._clocks[request.incarnation] and self._closing(taken):
                 self._close_out(taken, out)
@@ -120,17 +169,21 @@ class Execution:
             self._advance(request.incarnation, request.advance, out)
         if request.pulls:
             self._pull(taken, accepted, out)
-        elif not accepted:
+        elif not accepted and taken.window.complete(request.seq):
             codes[request.seq] = "applied"
             self._answers.reply(out, taken.sender, request, "applied")
+        elif not accepted:
+            codes[request.seq] = "accepted"
+            self._undone[request.incarnation, request.seq] = taken
         elif codes[request.seq] == "accepted":  # and its own advance did not close it
             self._answers.reply(out, taken.sender, request, "accepted")
 
-    def _forget_below(self, window: Window) -> None:
+    def forget_below(self, window: Window) -> None:
         """What its worker has given up is not answered any more."""
         worker, below = window.incarnation, window.settled_below
-        for key in [key for key in self.parked if key[0] == worker and key[1] < below]:
-            del self.parked[key]
+        for waiting in (self.parked, self._undone):
+            for key in [key for key in waiting if key[0] == worker and key[1] < below]:
+                del waiting[key]
 
     def _close_out(self, taken: Taken, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
@@ -144,17 +197,33 @@ class Execution:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
         request, window = taken.request, taken.window
         kept: list[tuple[int, Staged]] = []
+        made = Made(self._replication, self._shards) if self._gate.replicated else None
         self._intake.loan.recall()
-        for (number, _, _), staged in zip(taken.footprint.pushes, taken.loads, strict=False):
-            shard = self._shards[number]
-            if request.assign:
-                shard.write(staged)
-            elif settles(shard.spec.consistency, request.clock) is NOW:
-                if not taken.streamed:
-                    shard.apply(staged, request.lr)
-            else:
-                kept.append((number, staged))
-        code: Code = "accepted" if kept else "applied"
+        try:
+            for at, ((number, _, _), staged) in enumerate(
+                zip(taken.footprint.pushes, taken.loads, strict=False)
+            ):
+                shard = self._shards[number]
+                if made is not None and window.covers(request.seq, request.pushes[at]):
+                    shard.release(staged)
+                elif not request.assign and shard.spec.consistency.settles == "close":
+                    kept.append((number, staged))
+                    if made is not None:
+                        made.in_round(number, request.pushes[at])
+                else:
+                    if made is not None:
+                        made.about_to(number, staged)
+                    if request.assign:
+                        shard.write(staged)
+                    elif not taken.streamed:
+                        shard.apply(staged, request.lr)
+                    if made is not None:
+                        made.changed(number, request.pushes[at], request.lr, tuple(staged.views))
+        finally:
+            if made is not None:
+                self._carry(taken, made, out)
+        accepted = bool(kept) or any(each.version < 0 for each in window.taken.get(request.seq, ()))
+        code: Code = "accepted" if accepted else "applied"
         if request.pulls:
             code = "parked"  # the answer with the rows acknowledges the push as well
         window.codes[request.seq] = code
@@ -163,12 +232,30 @@ class Execution:
             weight, lr = request.weight, request.lr
             entry = Contribution(taken.sender, window, request.seq, weight, lr, kept)
             self.rounds.add(request.clock, entry)
-        return bool(kept)
+        if accepted and made is not None:
+            self._undone[request.incarnation, request.seq] = taken
+        return accepted
+
+    def _carry(self, taken: Taken, made: Made, out: Effects) -> None:
+        """What a push has done here is to be done on other servers as well."""
+        request, window = taken.request, taken.window
+        if made.takings:
+            window.taken.setdefault(request.seq, []).extend(made.takings)
+        if made.changes:
+            origin = request.incarnation, request.seq, window.settled_below
+            what: What = "write" if request.assign else "push"
+            clock = self._clocks.minimum
+            rank = self._replication.rank
+            operation = Operation(what, rank, clock, made.changes, (origin,), made.release)
+            self._replication.carry(operation, out)
 
     def _closing(self, taken: Taken) -> bool:
-        return not taken.request.assign and any(
+        """Whether it has a part for a round that is not in it already."""
+        request, window = taken.request, taken.window
+        return not request.assign and any(
             self._shards[number].spec.consistency.settles == "close"
-            for number, _, _ in taken.footprint.pushes
+            and window.covers(request.seq, part) is None
+            for (number, _, _), part in zip(taken.footprint.pushes, request.pushes, strict=True)
         )
 
     def _advance(self, worker: int, to: int, out: Effects) -> None:
@@ -186,14 +273,14 @@ class Execution:
         need = request.clock + 1 if accepted else 0
         for number, _, _ in taken.footprint.pulls:
             need = max(need, needed(self._shards[number].spec.consistency, clock))
-        if need <= self._clocks.minimum:
+        parked = Parked(taken, need)
+        if self._ready(parked):
             self._serve(taken, out)
             return
         taken.window.codes[request.seq] = "parked"
-        self.parked[request.incarnation, request.seq] = Parked(taken, need)
-        out.append(
-            Note("parked", {"worker": request.incarnation, "reason": self._answers.absent(need)})
-        )
+        self.parked[request.incarnation, request.seq] = parked
+        reason = self._reason(taken, need)
+        out.append(Note("parked", {"worker": request.incarnation, "reason": reason}))
 
     def _serve(self, taken: Taken, out: Effects) -> None:
         request, buffers = taken.request, self._intake.read(taken)
@@ -210,17 +297,30 @@ class Execution:
             self.rounds.reach(minimum)
         for clock in self.rounds.below(minimum):
             self._close(clock, out)
+        if self._gate.replicated:
+            self._replication.tell(minimum, out)
+        self.look(out)
+
+    def look(self, out: Effects) -> None:
+        """Answer what waits no longer."""
         for key, parked in list(self.parked.items()):
-            if parked.clock <= minimum:
+            if self._ready(parked):
                 del self.parked[key]
+                self._undone.pop(key, None)
                 try:
                     self._serve(parked.taken, out)
                 except AccessFailed as error:
                     self._refuse(parked.taken, error.message, out)
+        for key, taken in list(self._undone.items()):
+            if key not in self.parked and taken.window.complete(key[1]):
+                del self._undone[key]
+                taken.window.codes[key[1]] = "applied"
+                self._answers.settled(out, taken.sender, *key, "applied", "")
 
     def _close(self, clock: int, out: Effects) -> None:
         """Merge the round's pushes in rank order, apply them once, acknowledge them."""
         entries = self.rounds.close(clock)
+        made = Made(self._replication, self._shards) if self._gate.replicated else None
         self._intake.loan.recall()
         failed: dict[int, str] = {}
         for shard in sorted({number for entry in entries for number, _ in entry.parts}):
@@ -230,11 +330,25 @@ class Execution:
                 for number, staged in entry.parts
                 if number == shard
             ]
+            if made is not None:
+                made.about_to(shard, *(staged for _, _, staged in parts))
             try:
-                self._shards[shard].merge(parts)
+                updates = self._shards[shard].merge(parts)
             except AccessFailed as error:
                 failed[shard] = error.message
+                updates = []
+            if made is not None:
+                made.merged(shard, updates, entries)
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
+        if made is not None:
+            origins = tuple(
+                (each.window.incarnation, each.seq, each.window.settled_below) for each in entries
+            )
+            weight, rank = self.rounds.weight(clock), self._replication.rank
+            operation = Operation(
+                "round", rank, clock + 1, made.changes, origins, made.release, clock, weight
+            )
+            self._replication.carry(operation, out)
         for entry in entries:
             self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
 
@@ -243,14 +357,14 @@ class Execution:
         window, code = entry.window, entry.window.codes.get(entry.seq)
         if self._gate.windows.get(entry.sender) is not window:
             return  # it has left
+        key = window.incarnation, entry.seq
         if problems:
-            self.parked.pop((window.incarnation, entry.seq), None)
-        elif code != "accepted":
-            return  # its pull in the same request answers for both
+            self.parked.pop(key, None)
+            self._undone.pop(key, None)
+        elif code != "accepted" or self._gate.replicated:
+            return  # its pull in the same request answers for both; or others are to have it too
         code = window.codes[entry.seq] = "refused" if problems else "applied"
-        self._answers.settled(
-            out, entry.sender, window.incarnation, entry.seq, code, "; ".join(problems)
-        )
+        self._answers.settled(out, entry.sender, *key, code, "; ".join(problems))
 
 
 def _read_clock(request: Request) -> int:

@@ -7,7 +7,8 @@ from math import inf
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
-from shoal.protocol.messages import End, NodeId
+from shoal.protocol.messages import End
+from shoal.protocol.views import NodeId
 
 
 class Farewell:

@@ -8,15 +8,15 @@ before all of them hold its pushes, so that its death cannot split the round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 
 import msgspec
 
 from shoal.protocol.machine import Sink
-from shoal.protocol.messages import NodeId
 from shoal.protocol.requests import Exchange
 from shoal.protocol.routing import LegPlan, Share
+from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 from shoal.protocol.windows import WINDOW
 
 
@@ -48,6 +48,8 @@ class Leg(msgspec.Struct, eq=False):
     advance:     the worker's clock afterwards, or -1
     gates:       legs that have to be accepted everywhere first
     follows:     ... or that leave first, and that each server has to take first
+    begun:       it was sent once, by now perhaps to servers that are gone
+    since:       the view in which it was cut as it is; answers of an earlier one are to another cut
     """
 
     seq: int
@@ -60,6 +62,8 @@ class Leg(msgspec.Struct, eq=False):
     gates: list[int] = []
     follows: list[int] = []
     sent: bool = False
+    begun: bool = False
+    since: ViewId = NO_VIEW
 
     def open_parts(self) -> list[LegPart]:
         return [part for part in self.parts.values() if not part.done]
@@ -85,6 +89,8 @@ class Leg(msgspec.Struct, eq=False):
 class Flight:
     """The legs that are not done, and which of them may leave.
 
+    gated: pulls wait until earlier pushes are accepted, because other servers answer them
+
     Invariant: at most WINDOW sequence numbers lie between the oldest leg and the youngest sent.
     """
 
@@ -92,6 +98,7 @@ class Flight:
         self.legs: dict[int, Leg] = {}
         self.unsent: dict[int, Leg] = {}
         self._unaccepted: dict[int, Leg] = {}  # those with pushes that some server may not hold
+        self.gated = False
         self._credit_bytes = credit_bytes
         self._under_way: dict[NodeId, int] = {}  # payload bytes sent and not accepted, by server
         self._next_seq = 0
@@ -102,20 +109,48 @@ class Flight:
         self._next_seq = seq + 1
         parts = {share.server: LegPart(share) for share in plan.shares}
         leg = Leg(seq, request_id, ask, plan, clock, advance, parts)
-        if self._unaccepted:
-            behind = [
-                earlier.seq
-                for earlier in self._unaccepted.values()
-                if advance >= 0 or any(table in plan.pulled for table in earlier.plan.pushed)
-            ]
-            if advance >= 0 and len(parts) > 1:
-                leg.gates = behind
-            else:
-                leg.follows = behind
+        self._line_up(leg)
         self.legs[seq] = self.unsent[seq] = leg
         if plan.pushed:
             self._unaccepted[seq] = leg
         return leg
+
+    def _line_up(self, leg: Leg) -> None:
+        """Put it behind those whose pushes it has to follow."""
+        if not self._unaccepted:
+            return
+        plan, advances = leg.plan, leg.advance >= 0
+        behind = [
+            earlier.seq
+            for earlier in self._unaccepted.values()
+            if earlier.seq < leg.seq
+            and (advances or any(table in plan.pulled for table in earlier.plan.pushed))
+        ]
+        if self.gated or (advances and len(leg.parts) > 1):
+            leg.gates = behind
+        else:
+            leg.follows = behind
+
+    def reroute(self, cut: Callable[[Leg], list[Share]], view: ViewId) -> None:
+        """Other servers have some of the rows now: all that is not done is to be sent to them.
+
+        cut: what of a leg is open, by the servers of that view
+        """
+        for leg in self.legs.values():
+            if leg.sent:
+                for part in leg.parts.values():
+                    self.land(leg, part)
+                leg.sent = False
+            for part in leg.parts.values():
+                part.revoke()
+            shares = cut(leg)
+            leg.parts = {share.server: LegPart(share) for share in shares}
+            leg.since = view
+        self.unsent = dict(self.legs)
+        self._unaccepted = {seq: leg for seq, leg in self.legs.items() if leg.plan.pushed}
+        for leg in self.legs.values():
+            leg.gates, leg.follows = [], []
+            self._line_up(leg)
 
     @property
     def lowest(self) -> int:
@@ -153,7 +188,7 @@ class Flight:
 
     def leave(self, leg: Leg) -> None:
         """The leg is being sent."""
-        leg.sent = True
+        leg.sent = leg.begun = True
         del self.unsent[leg.seq]
         for part in leg.parts.values():
             server, nbytes = part.share.server, part.share.nbytes
@@ -190,12 +225,13 @@ class Flight:
         A push that was not sent is not sent any more.
         """
         leg.request_id = 0
-        if not leg.sent:
+        if not leg.begun:
             self._unaccepted.pop(leg.seq, None)
         for part in leg.parts.values():
             part.revoke()
-            if leg.sent:
-                part.share = part.share.without_caller(copied=not part.accepted)
+            if leg.begun:
+                copied = self.gated or not part.accepted  # it may have to go to other servers yet
+                part.share = part.share.without_caller(copied)
             else:
                 part.share = part.share.emptied()
 

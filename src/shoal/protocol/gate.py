@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import NO_VIEW, SAME, NodeId, Part, Probe, Request, View, ViewId
+from shoal.protocol.messages import SAME, Part, Probe, Request
+from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.protocol.windows import WINDOW, Window
 from shoal.tables.spec import TableSpec
 
@@ -46,12 +47,21 @@ class Footprint(msgspec.Struct, eq=False):
     nbytes: int = -1
 
 
+class Ends(msgspec.Struct, frozen=True):
+    """Whether the pushes of a shard come to this server, and its pulls; whether others have it."""
+
+    pushes: bool
+    pulls: bool
+    chained: bool
+
+
 class Gate:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
     windows:         the view's workers, each with the requests of its that were seen
     held:            for each table, the rows of each shard of it that is here, with its number
+    replicated:      whether other servers hold any of them, or did
     """
 
     def __init__(self) -> None:
@@ -61,6 +71,8 @@ class Gate:
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._shards = 0
+        self._ends: Sequence[Ends] = ()  # of each shard
+        self.replicated = False
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
@@ -74,6 +86,18 @@ class Gate:
         self._shards += len(held)
         self.held.append([(rows, first + at) for at, rows in enumerate(held)])
         self._hashed.append(spec.hashed)
+
+    def place(self, ends: Sequence[Ends], changed: bool) -> None:
+        """Which of its shards' pushes and pulls come here.
+
+        changed: others did in the view before
+        """
+        self._ends = ends
+        self._footprints.clear()
+        self.replicated = self.replicated or any(each.chained for each in ends)
+        if changed:
+            for window in self.windows.values():
+                window.older = {*window.codes, *window.taken}
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
@@ -98,6 +122,8 @@ class Gate:
         seq = request.seq
         if seq < window.settled_below:
             return "settled"
+        if self.replicated and (seq in window.older or _only_copied(window, seq)):
+            return self._looked_at_whole(window, request)
         if seq in window.codes:
             if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
                 return "seen"
@@ -107,12 +133,21 @@ class Gate:
         if isinstance(request, Request):
             if seq - WINDOW >= window.settled_below and seq - WINDOW >= request.settled_below:
                 return "too many"
-            for earlier in request.follows:
-                if earlier >= window.settled_below and earlier not in window.codes:
-                    return "early"
+            if _lacks(window, request.follows):
+                return "early"
             if not 0 < request.weight < inf or not self.footprint(request):
                 return "misfit"
         return "fresh"
+
+    def _looked_at_whole(self, window: Window, request: Request | Probe) -> Verdict:
+        """Some of it may be here and some not: it comes again, and what is here is left out."""
+        if request.view != self.view:
+            return "stale"
+        if isinstance(request, Probe):
+            return "fresh"
+        if _lacks(window, request.follows):
+            return "early"
+        return "again" if self.footprint(request) else "misfit"
 
     def still_fresh(self, request: Request, window: Window, view: ViewId) -> bool:
         """Whether what was fresh in `view` is so now: no new view, and no copy overtook it."""
@@ -128,7 +163,8 @@ class Gate:
         key = (request.pushes, request.pulls)
         found = self._footprints.get(key)
         if found is None:
-            pushes, pulls = self._named(request.pushes), self._named(request.pulls, request.pushes)
+            pushes = self._named(request.pushes)
+            pulls = self._named(request.pulls, request.pushes)
             if pushes is None or pulls is None:
                 return None
             if len(self._footprints) >= FOOTPRINTS_KEPT:
@@ -136,10 +172,11 @@ class Gate:
             found = self._footprints[key] = Footprint(pushes, pulls)
         return found
 
-    def _named(self, parts: Parts, pushed: Parts = ()) -> tuple[Named, ...] | None:
+    def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
+        """The shards that parts of a push are for, or of a pull beside what is `pushed`."""
         named = []
         for part in parts:
-            counted = part if part.keys != SAME else _pushed_to(part, pushed, parts)
+            counted = part if part.keys != SAME else _pushed_to(part, pushed or (), parts)
             if counted is None or not 0 <= part.table < len(self.held):
                 return None
             start, stop = part.start, part.stop
@@ -153,12 +190,28 @@ class Gate:
             )
             if shard is None:
                 return None
+            ends = self._ends[shard]
+            if not (ends.pushes if pushed is None else ends.pulls):
+                return None
             most = KEYS_MAX if self._hashed[part.table] else stop - start
             least = 0 if self._hashed[part.table] else -1
             if not least <= counted.keys <= most:
                 return None
             named.append((shard, KeyRange(start, stop), part.keys))
         return tuple(named)
+
+
+def _only_copied(window: Window, seq: int) -> bool:
+    """Whether all that is known of a request has come from other servers."""
+    return seq in window.taken and seq not in window.codes
+
+
+def _lacks(window: Window, follows: Sequence[int]) -> bool:
+    """Whether one of these has not been taken yet, in this view."""
+    for seq in follows:
+        if seq >= window.settled_below and (seq not in window.codes or seq in window.older):
+            return True
+    return False
 
 
 def _pushed_to(pull: Part, pushed: Parts, pulled: Parts) -> Part | None:

@@ -16,8 +16,9 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import KEY_BYTES, SAME, Message, NodeId, Request, ViewId
+from shoal.protocol.messages import KEY_BYTES, SAME, Message, Request
 from shoal.protocol.shards import Loads, RowShard, Shard, Staged
+from shoal.protocol.views import NodeId, ViewId
 from shoal.protocol.windows import Window
 
 
@@ -109,6 +110,8 @@ class Intake:
     def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
         several = False
+        if self._gate.replicated:
+            return False  # other servers are to have its bytes as well
         for number, rows, keys in footprint.pushes:
             spec, count = self._shards[number].spec, rows.stop - rows.start
             if keys >= 0 or not count or spec.consistency.settles != "now":

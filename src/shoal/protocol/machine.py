@@ -14,7 +14,8 @@ import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.describing import describe
-from shoal.protocol.messages import Message, NodeId
+from shoal.protocol.messages import Message
+from shoal.protocol.views import NodeId
 
 Buffers = tuple[memoryview, ...]
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from shoal.protocol.messages import FOREVER, Frozen, Member, NodeId, View
-from shoal.protocol.placement import place
+from shoal.protocol.messages import Frozen
+from shoal.protocol.placement import place, without
+from shoal.protocol.views import FOREVER, Member, NodeId, View
 from shoal.tables.spec import TableSpec
 
 
@@ -77,7 +78,7 @@ def next_view(
     Servers are frozen between their promise and the view, so these clocks do not move:
     a worker that is gone counts in every round that *any* server saw it finish (it had been
     accepted by all of them before it told one, rule 5), and a new worker's first round is the
-    latest that is open anywhere, so that no server has closed it.
+    latest that is open anywhere, so that no server has closed it, nor one that is gone.
     """
     promised = list(promises)
     reached: dict[int, int] = {}
@@ -85,7 +86,7 @@ def next_view(
         for incarnation, clock in promise.clocks:
             reached[incarnation] = max(reached.get(incarnation, 0), clock)
     opened = [p.open_round for p in promised if p.open_round < FOREVER]
-    first_clock = max(opened, default=0)
+    first_clock = max([*opened, *(p.replayed for p in promised)], default=0)
     behind = min(opened, default=0)
     known = {m.id: m for m in previous.workers} if previous else {}
     present = sorted(members, key=lambda m: (m.role, m.rank))
@@ -101,7 +102,7 @@ def next_view(
         if m.id not in alive
     ]
     servers = tuple(m for m in present if m.role == "server")
-    arcs = previous.arcs if previous else ()
+    arcs = without(previous.arcs, {m.rank for m in servers}) if previous else ()
     arcs += tuple(
         place(tables[number], servers, replicas, number) for number in range(len(arcs), len(tables))
     )

@@ -10,18 +10,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-from shoal.keys import KeyRange
+from shoal.protocol.views import NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
-NodeId = str
-ViewId = tuple[int, int]
-Role = Literal["scheduler", "server", "worker"]
 Group = Literal["scheduler", "servers", "workers"]
 
 PROTOCOL_VERSION = 1
 SCHEDULER: NodeId = "scheduler"
-FOREVER = 1 << 62  # the clock of a worker that will push no more
-NO_VIEW: ViewId = (0, 0)
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,73 +41,6 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     start: int
     stop: int
     keys: int = -1
-
-
-# ---------------------------------------------------------------------------- views
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One incarnation of a node.
-
-    A worker counts in the rounds `[first_clock, last_clock)`.
-    """
-
-    id: NodeId
-    role: Role
-    rank: int
-    incarnation: int
-    address: str = ""
-    host: str = ""
-    first_clock: int = 0
-    last_clock: int = FOREVER
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}-{self.rank}"
-
-
-class Arc(msgspec.Struct, frozen=True, array_like=True):
-    """Whole fragments of a table that lie side by side, and the servers that hold them, by rank.
-
-    chain: the first, its *head*, takes pushes; the last, its *tail*, answers pulls
-    """
-
-    rows: KeyRange
-    chain: tuple[int, ...]
-
-
-class View(msgspec.Struct, frozen=True, array_like=True):
-    """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
-
-    arcs:      of each table, in order; `protocol.placement` makes them
-    departed:  workers that left with a last clock which some server may still have ahead
-    """
-
-    term: int
-    number: int
-    servers: tuple[Member, ...]
-    workers: tuple[Member, ...]
-    tables: tuple[TableSpec, ...] = ()
-    arcs: tuple[tuple[Arc, ...], ...] = ()
-    departed: tuple[Member, ...] = ()
-    reason: str = ""
-
-    @property
-    def id(self) -> ViewId:
-        return (self.term, self.number)
-
-    def member(self, node: NodeId) -> Member | None:
-        return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
-
-    def arcs_of(self, table: str) -> tuple[Arc, ...]:
-        """The arcs of the table of that name, which is one of this view's."""
-        return next(
-            arcs for spec, arcs in zip(self.tables, self.arcs, strict=True) if spec.name == table
-        )
-
-    def named(self, table: str) -> int | None:
-        """The number of the table of that name."""
-        return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
 
 
 # ---------------------------------------------------------------------------- handshake
@@ -187,11 +115,15 @@ class Freeze(Body, frozen=True, array_like=True, tag=True):
 
 
 class Frozen(Body, frozen=True, array_like=True, tag=True):
-    """The promise, with this server's clocks: (incarnation, clock) pairs and the open round."""
+    """The promise, with this server's clocks: (incarnation, clock) pairs and the open round.
+
+    replayed: the open round of the heads that it follows, as far as it knows
+    """
 
     view: ViewId
     clocks: tuple[tuple[int, int], ...]
     open_round: int
+    replayed: int = 0
 
 
 class NewView(Body, frozen=True, array_like=True, tag=True):
@@ -303,6 +235,46 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     payload: int = 0
 
 
+class Replicate(Body, frozen=True, array_like=True, tag=True):
+    """What was done to rows, for the next server in their chains; keys and values follow.
+
+    number:    of those from this server to that one in this view
+    head:      the rank of the server that did it first
+    clock:     of the head: all rounds below it are in this one or in earlier ones
+    what:      a push or a write, as its worker sent it, or what a round came to
+    parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
+               and the learning rate that overrides the table's
+    origins:   the pushes in it: (incarnation, seq, settled_below)
+    round, weight: of the round
+    """
+
+    view: ViewId
+    number: int
+    head: int
+    clock: int
+    what: Literal["push", "write", "round"] = "round"
+    parts: tuple[Part, ...] = ()
+    versions: tuple[int, ...] = ()
+    rates: tuple[float | None, ...] = ()
+    origins: tuple[tuple[int, int, int], ...] = ()
+    round: int = -1
+    weight: float = 0.0
+
+
+class Replicated(Body, frozen=True, array_like=True, tag=True):
+    """All below `number` has been done here, and of each arc so much on the servers after as well.
+
+    Credit is given back for what is done here, and each arc is acknowledged by itself: chains may
+    go around in a circle, where each server would wait for the next one otherwise.
+
+    done: (table, first row, version) of arcs
+    """
+
+    view: ViewId
+    number: int
+    done: tuple[tuple[int, int, int], ...]
+
+
 class Probe(Body, frozen=True, array_like=True, tag=True):
     """Ask what became of a request. `urgent` asks the server to nudge those it waits for."""
 
@@ -373,6 +345,7 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | Freeze | Frozen | NewView
     | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Piece | Lacking | Summed | Left | Malformed
+    | Request | Reply | Probe | Nudge | Replicate | Replicated
+    | Piece | Lacking | Summed | Left | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

@@ -10,7 +10,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.protocol.flight import Leg
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import FOREVER, Reply
+from shoal.protocol.messages import Reply
+from shoal.protocol.views import FOREVER
 
 
 class Pending(msgspec.Struct, eq=False):

@@ -9,11 +9,13 @@ same number of fragments, in few ranges (decision 0013).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
+import msgspec
+
 from shoal.keys import KeyRange, split_evenly
-from shoal.protocol.messages import Arc, Member
+from shoal.protocol.views import Arc, Member
 from shoal.tables.spec import TableSpec
 
 
@@ -25,6 +27,8 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
 
     turn: which server comes first: tables of one fragment are not to be all on the same
     """
+    if spec.kind == "handled" or spec.max_rows:
+        replicas = 1  # what handlers do, and which rows make room, is not told to other servers yet
     ring = _around(servers)
     first = turn % len(ring) if ring else 0
     fragments = spec.fragments()
@@ -34,6 +38,31 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
             rows = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
             arcs.append(Arc(rows, _chain(ring, (first + at) % len(ring), replicas)))
     return tuple(arcs)
+
+
+def without(
+    arcs: tuple[tuple[Arc, ...], ...], living: Collection[int]
+) -> tuple[tuple[Arc, ...], ...]:
+    """The arcs of tables, with the living servers of their chains: whoever is next takes over."""
+    return tuple(
+        tuple(
+            msgspec.structs.replace(arc, chain=tuple(r for r in arc.chain if r in living))
+            for arc in table
+        )
+        for table in arcs
+    )
+
+
+def lost(
+    tables: Sequence[TableSpec], arcs: tuple[tuple[Arc, ...], ...], living: Collection[int]
+) -> list[str]:
+    """The rows of which no server lives, in words."""
+    return [
+        f"{spec.name}{arc.rows}"
+        for spec, parts in zip(tables, arcs, strict=False)
+        for arc in parts
+        if not any(rank in living for rank in arc.chain)
+    ]
 
 
 def crowded(arcs: Sequence[Arc], servers: Sequence[Member]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.protocol.messages import Member, NodeId, View
+from shoal.protocol.views import Member, NodeId, View
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
@@ -16,6 +16,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     broken_s:          ... or for this long after its connection broke
     resend_s:          between repetitions of an unanswered Freeze or End
     linger_s:          at the end, how long to wait for members to confirm it
+    replicas:          servers that have a copy of each row, where there are as many
     elastic:           workers may join and leave while the run goes on
     """
 
@@ -27,6 +28,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     resend_s: float = 0.25
     linger_s: float = 2.0
     elastic: bool = False
+    replicas: int = 1
 
 
 def check_options(options: SchedulerOptions) -> None:
@@ -34,6 +36,11 @@ def check_options(options: SchedulerOptions) -> None:
     if options.servers < 0:
         raise InvalidValue(
             f"a cluster has 0 servers (for allreduce) or more, not {options.servers}"
+        )
+    if not 1 <= options.replicas <= max(options.servers, 1):
+        raise InvalidValue(
+            f"{options.replicas} replicas need as many servers, and at least one; there are "
+            f"{options.servers}"
         )
     if options.workers < 1:
         raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.protocol.messages import NodeId
 from shoal.protocol.shards import Staged
+from shoal.protocol.views import NodeId
 from shoal.protocol.windows import WINDOW, Window
 
 
@@ -45,10 +45,14 @@ class Rounds:
         """The round's pushes, by rank: the order in which they are merged."""
         entries = sorted(self._open.pop(clock), key=lambda entry: (entry.window.rank, entry.seq))
         self.reach(clock + 1)
-        self._weights[clock] = sum(entry.weight for entry in entries)
+        self.weigh(clock, sum(entry.weight for entry in entries))
+        return entries
+
+    def weigh(self, clock: int, weight: float) -> None:
+        """A round that has closed had pushes of this weight: here, or at the head of an arc."""
+        self._weights[clock] = max(weight, self._weights.get(clock, 0.0))
         for old in [each for each in self._weights if each < clock - WINDOW]:
             del self._weights[old]
-        return entries
 
     def reach(self, clock: int) -> None:
         self.first_open = max(self.first_open, clock)

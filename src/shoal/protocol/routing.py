@@ -15,8 +15,9 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
-from shoal.protocol.messages import KEY_BYTES, SAME, NodeId, Part, View
+from shoal.protocol.messages import KEY_BYTES, SAME, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
+from shoal.protocol.views import NodeId, View
 
 PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
@@ -44,12 +45,12 @@ class Share(msgspec.Struct, frozen=True):
         sent, pushed, pulls = iter(self.buffers), {}, []
         for part in self.pushes:
             if part.keys >= 0:
-                pushed[part.table] = next(sent)
+                pushed[part.table, part.start, part.stop] = next(sent)
             next(sent)
         keys = []
         for part in self.pulls:
             if part.keys == SAME:
-                keys.append(pushed[part.table])
+                keys.append(pushed[part.table, part.start, part.stop])
                 part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
             elif part.keys >= 0:
                 keys.append(next(sent))
@@ -155,7 +156,8 @@ class Router:
         """Whether push, advance and pull may travel in one message per server.
 
         Not where the push settles at the close and there are several servers: they all have to
-        hold it before one of them hears that the round is over.
+        hold it before one of them hears that the round is over. Nor where others answer the pull
+        than take the push.
         """
         if not ask.pushes or not (ask.advance or ask.pulls):
             return True
@@ -163,8 +165,14 @@ class Router:
             return False
         rules = [self.view.tables[self._number(op.table)].consistency for op in ask.pushes]
         closing = [rule for rule in rules if rule.settles == "close"]
+        if ask.pulls and any(rule.name != "asp" for rule in rules) and self._chained(ask.pushes):
+            return False
         alone = len(self.view.servers) == 1
         return not closing or (alone and all(rule.name == "bsp" for rule in closing))
+
+    def _chained(self, pushes: Sequence[PushOp]) -> bool:
+        arcs = (arc for op in pushes for arc in self.view.arcs[self._number(op.table)])
+        return any(len(arc.chain) > 1 for arc in arcs)
 
     def cut(
         self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool

@@ -45,17 +45,15 @@ from shoal.protocol.messages import (
     HeartbeatSeen,
     Join,
     Joined,
-    Member,
     Message,
     NewView,
-    NodeId,
     NotDeclared,
     NotJoined,
     Released,
-    View,
-    ViewId,
 )
+from shoal.protocol.placement import lost
 from shoal.protocol.record import Record, SchedulerOptions
+from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
 
@@ -167,19 +165,20 @@ class SchedulerMachine:
         del self._silent_at[node]
         out.append(Note("lost", {"name": member.name, "node": node}))
         if self.view is not None and member.role == "server":
-            where = f" on {member.host}" if member.host else ""
-            self._end(
-                RunAborted(
-                    f"{member.name}{where} died (not heard of for {self.options.silence_s:g} s, or "
-                    "its connection broke): its rows had one replica and are lost"
-                ),
-                now,
-                out,
-            )
-            return
+            living = {m.rank for m in self.members.values() if m.role == "server"}
+            rows = lost(self.view.tables, self.view.arcs, living)
+            if rows or not living:
+                self._end(self._range_lost(member, rows), now, out)
+                return
         self._consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
+
+    def _range_lost(self, dead: Member, rows: list[str]) -> RunAborted:
+        where = f" on {dead.host}" if dead.host else ""
+        how = f"not heard of for {self.options.silence_s:g} s, or its connection broke"
+        all_of = ", ".join(rows) or "everything"
+        return RunAborted(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
     # ------------------------------------------------------------------ messages
 
@@ -350,6 +349,7 @@ class SchedulerMachine:
             self._tables,
             self._promises.values(),
             reason,
+            self.options.replicas,
         )
         self._persist(out)
         out.append(Note("view", {"view": number, "reason": reason}))

@@ -9,15 +9,18 @@ from __future__ import annotations
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
+from shoal.keys import KeyRange
 from shoal.protocol.answers import Answers
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
 from shoal.protocol.execution import Execution
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.intake import Intake, Taken
+from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import (
     Arrival,
     Asked,
+    Discard,
     Effects,
     Event,
     Note,
@@ -31,23 +34,32 @@ from shoal.protocol.messages import (
     SCHEDULER,
     Freeze,
     Frozen,
-    Member,
     Message,
-    NodeId,
     Probe,
+    Replicate,
+    Replicated,
     Request,
-    View,
 )
+from shoal.protocol.replay import Replay
+from shoal.protocol.replication import Replication
 from shoal.protocol.session import Session
-from shoal.protocol.shards import OpenShard, Shard
+from shoal.protocol.shards import OpenShard, Shard, Staged
+from shoal.protocol.views import Member, NodeId, View
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
+
+BEHIND_S = 0.01  # before sending again to a server whose connection broke
 
 
 class ServerMachine:
     """Takes what the gate lets in, and has it carried out on its shards."""
 
-    def __init__(self, session: Session, open_shard: OpenShard) -> None:
+    def __init__(
+        self,
+        session: Session,
+        open_shard: OpenShard,
+        replication: ReplicationOptions | None = None,
+    ) -> None:
         self.session = session
         self.shards: list[Shard] = []
         self.clocks = VectorClock()
@@ -57,24 +69,40 @@ class ServerMachine:
         self.intake = Intake(self.gate, self.shards)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
-        self.execution = Execution(self.gate, self.intake, self.shards, self.clocks, self.answers)
+        self.replication = Replication(replication)
+        self.execution = Execution(
+            self.gate, self.intake, self.shards, self.clocks, self.answers, self.replication
+        )
+        self.replay = Replay(self.gate, self.intake, self.shards, self.execution, self.replication)
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        if isinstance(message, Replicate):
+            if self.frozen:
+                return Discard("frozen")
+            return self.replication.arriving(sender, message, nbytes, self._stage)
         return self.intake.arriving(sender, message, nbytes)
+
+    def _stage(self, shard: int, rows: KeyRange, keys: int) -> Staged:
+        staged: Staged = self.shards[shard].stage(rows, keys)
+        return staged
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
+        self.replication.now = now
         if isinstance(event, Received):
             self._received(event, now, out)
         elif isinstance(event, Ticked):
             self.session.tick(now, out)
+            if not self.frozen and now >= self.replication.wakes_at():
+                self.replication.tick(out)
         elif isinstance(event, Asked):
             name, groups = event.request
             self.session.enter_barrier(event.request_id, name, groups, now, out)
-        # a lost peer changes nothing: views say who is gone; a broken connection may come back
+        else:  # views say who is gone; a broken connection may come back
+            self.replication.peer_lost(event.node, now + BEHIND_S)
         self.session.progress += 1
         return out
 
@@ -89,6 +117,8 @@ class ServerMachine:
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._probe(sender, message, out)
+        elif isinstance(message, Replicate | Replicated):
+            self._replicated(sender, message, event.payload, out)
         elif sender != SCHEDULER:
             self.answers.count(out, "unexpected", sender, type(message).__name__)
         elif isinstance(message, Freeze):
@@ -99,11 +129,14 @@ class ServerMachine:
                 self._adopt(view, out)
 
     def deadline(self) -> float | None:
-        return self.session.deadline()
+        at = self.session.deadline()
+        return at if self.frozen else min(at, self.replication.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:
+        """Of two servers the one of lower rank connects to the other."""
         member = self.session.view.member(node) if self.session.view else None
-        return member.address if member and member.role == "server" else None
+        above = member is not None and member.role == "server" and member.rank > self.session.rank
+        return member.address if member is not None and above else None
 
     def check(self) -> None:
         """What `Execution.problems` finds is a bug."""
@@ -117,9 +150,15 @@ class ServerMachine:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.gate.frozen
 
+    def holdings(self) -> list[Shard]:
+        """The shards of which this server is the tail: of all servers, every row once."""
+        copies = zip(self.replication.copies, self.shards, strict=True)
+        return [shard for copy, shard in copies if copy.chain[-1] == self.session.rank]
+
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
-        """What each shard holds: its rows, and how many have made room for others."""
-        return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in self.shards]
+        """What each of them holds: its rows, and how many have made room for others."""
+        held = self.holdings()
+        return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in held]
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
@@ -134,11 +173,19 @@ class ServerMachine:
         if message.view == self.gate.promised:
             clocks = tuple(self.clocks.items())
             first_open = self.execution.rounds.first_open
-            out.append(Send(SCHEDULER, Frozen(message.view, clocks, first_open)))
+            replayed = self.replication.latest()
+            out.append(Send(SCHEDULER, Frozen(message.view, clocks, first_open, replayed)))
 
     def _adopt(self, view: View, out: Effects) -> None:
         self.gate.adopt(view)
+        rank = self.session.rank
+        changed, begin = self.replication.adopt(view, rank, out)
         self._open_tables(view, out)
+        self.replication.greet(out)
+        asynchronous = [spec.consistency.name == "asp" for spec in view.tables]
+        self.gate.place(self.replication.ends(asynchronous), changed)
+        if changed:
+            self.execution.forget_requests()
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
@@ -151,13 +198,16 @@ class ServerMachine:
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)
+        if begin is not None:  # they say again where they are once they have sent again what I lack
+            self.clocks.reset(begin)
         self.execution.settle(out)
 
     def _open_tables(self, view: View, out: Effects) -> None:
         rank = self.session.rank
         for number in range(len(self.gate.held), len(view.tables)):
             spec = view.tables[number]
-            held = [arc.rows for arc in view.arcs[number] if rank in arc.chain]
+            mine = [arc for arc in view.arcs[number] if rank in arc.chain]
+            held = [arc.rows for arc in mine]
             try:
                 shards = [self._open_shard(spec, rows) for rows in held]
             except ShoalError as error:  # the client checks first; this is for one that did not
@@ -166,6 +216,8 @@ class ServerMachine:
                 return
             self.shards.extend(shards)
             self.gate.open(spec, held)
+            for arc in mine:
+                self.replication.open(number, arc.rows, arc.chain)
 
     # ------------------------------------------------------------------ requests
 
@@ -214,6 +266,27 @@ class ServerMachine:
             )
             self.answers.reply(out, sender, request, "refused", reason)
 
+    def _replicated(
+        self, sender: NodeId, message: Replicate | Replicated, payload: Sink | None, out: Effects
+    ) -> None:
+        """Another server has done something, or has done what it was told."""
+        if self.frozen or message.view != self.session.view_id:
+            self.answers.count(out, "between servers", sender, type(message).__name__)
+            if message.view > self.session.view_id:
+                self.session.ask_for_view(out)
+            return
+        if isinstance(message, Replicated):
+            if not self.replication.acknowledged(sender, message, out):
+                return
+        else:
+            due = self.replication.received(sender, message, payload, self._stage, out)
+            for each, copies, loads in due:
+                operation = self.replay.do(each, copies, loads)
+                out.append(Note("replayed", {"message": each, "from": sender}))
+                self.replication.handled(sender, operation, out)
+            self.replication.answer(out)
+        self.execution.look(out)
+
     # ------------------------------------------------------------------ answers
 
     def _probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
@@ -229,8 +302,8 @@ class ServerMachine:
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         code = self.gate.windows[sender].codes[request.seq]
-        waits = self.execution.waits_for(request, code)
-        self.answers.state(out, sender, request, code, waits)
+        waits, reason = self.execution.waits_for(request, code)
+        self.answers.state(out, sender, request, code, waits, reason)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._story.broken(message)

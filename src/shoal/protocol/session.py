@@ -13,7 +13,6 @@ import msgspec
 from shoal.errors import JoinRefused, JoinTimeout, Refused, RunAborted, ShoalError
 from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
-    NO_VIEW,
     SCHEDULER,
     Abort,
     Declare,
@@ -28,14 +27,11 @@ from shoal.protocol.messages import (
     Joined,
     Message,
     NewView,
-    NodeId,
     NotDeclared,
     NotJoined,
     Released,
-    Role,
-    View,
-    ViewId,
 )
+from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
 

@@ -12,13 +12,25 @@ from shoal.tables.spec import TableSpec
 class Staged(Protocol):
     """A push that has come in whole and is not applied yet, or the keys of a pull.
 
-    kept: its keys are read once it is applied
+    kept:     its keys are read once it is applied
+    retained: its memory is not released when it is applied: other servers are to have it as well
     """
 
     views: list[memoryview]
     kept: bool
+    retained: bool
 
     def problem(self) -> str: ...
+
+
+class Update(Protocol):
+    """What a round came to, for some rows: all of them, or those of some keys."""
+
+    rows: KeyRange
+    lr: float | None
+
+    @property
+    def views(self) -> tuple[memoryview, ...]: ...
 
 
 Loads = list[Staged]  # one per push part, then one per keyed pull part
@@ -38,7 +50,11 @@ class Shard(Protocol):
     def stage_keys(self, rows: KeyRange, keys: int) -> Any: ...
     def apply(self, staged: Any, lr: float | None) -> None: ...
     def write(self, staged: Any) -> None: ...
-    def merge(self, contributions: Sequence[tuple[float, float | None, Any]]) -> None: ...
+    def merge(
+        self, contributions: Sequence[tuple[float, float | None, Any]]
+    ) -> Sequence[Update]: ...
+    def settle(self, updates: Sequence[tuple[float | None, Any]]) -> None: ...
+    def release(self, staged: Any) -> None: ...
     def read_keys(self, staged: Any) -> memoryview: ...
     def keep(self, clients: Collection[int]) -> None: ...
     def state(self) -> dict[str, Any]: ...

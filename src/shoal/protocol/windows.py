@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
-from shoal.protocol.messages import Code
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.protocol.messages import Code, Part
 
 WINDOW = 256  # requests that one worker may have in flight
+
+
+class Copy(msgspec.Struct, eq=False):
+    """A server's copy of an arc: its shard of that number.
+
+    version:   how often it has been changed here
+    done:      ... and on all servers after this one in the chain
+    reached:   the clock of the chain's head, as far as it has come here
+    """
+
+    number: int
+    table: int
+    rows: KeyRange
+    chain: tuple[int, ...]
+    version: int = 0
+    done: int = 0
+    reached: int = 0
+
+
+class Taking(msgspec.Struct, eq=False):
+    """A part of a push that is here, and the version that it made of an arc's copy.
+
+    version: -1 while its round is open
+    """
+
+    part: Part
+    copy: Copy
+    version: int
+
+    @property
+    def done(self) -> bool:
+        return 0 <= self.version <= self.copy.done
 
 
 class Window:
@@ -12,11 +47,16 @@ class Window:
 
     landed: of those that are applied while they come in, what is: (table, first row) of fragments
 
+    taken:  where rows have replicas, the parts of pushes that are here, and what came of each
+    older:  the requests that came in a view in which other servers had these rows
+
     `settled_below` only grows, and a request below it is forgotten, so there are never more than
     the WINDOW requests that may be in flight.
     """
 
-    __slots__ = ("codes", "incarnation", "landed", "rank", "settled_below")
+    __slots__ = (
+        "codes", "incarnation", "landed", "older", "rank", "settled_below", "taken"
+    )  # fmt: skip
 
     def __init__(self, incarnation: int, rank: int) -> None:
         self.incarnation = incarnation
@@ -24,6 +64,8 @@ class Window:
         self.settled_below = 0
         self.codes: dict[int, Code] = {}
         self.landed: dict[int, set[tuple[int, int]]] = {}
+        self.taken: dict[int, list[Taking]] = {}
+        self.older: set[int] = set()
 
     def settle(self, below: int) -> None:
         """Forget every request below: its worker has settled it, or given it up."""
@@ -33,6 +75,21 @@ class Window:
         else:
             for seq in [seq for seq in codes if seq < below]:
                 del codes[seq]
+        if self.taken:
+            self.taken = {seq: parts for seq, parts in self.taken.items() if seq >= below}
+            self.older = {seq for seq in self.older if seq >= below}
         if self.landed:
             self.landed = {seq: done for seq, done in self.landed.items() if seq >= below}
         self.settled_below = below
+
+    def covers(self, seq: int, part: Part) -> Taking | None:
+        """What came of a part of a push, where that part is here."""
+        for taking in self.taken.get(seq, ()):
+            here = taking.part
+            if here.table == part.table and here.start <= part.start and part.stop <= here.stop:
+                return taking
+        return None
+
+    def complete(self, seq: int) -> bool:
+        """Whether all that is here of a push is on all servers of its chains."""
+        return all(taking.done for taking in self.taken.get(seq, ()))

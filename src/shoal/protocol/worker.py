@@ -40,15 +40,7 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
-from shoal.protocol.messages import (
-    FOREVER,
-    SCHEDULER,
-    Message,
-    NodeId,
-    Nudge,
-    Reply,
-    View,
-)
+from shoal.protocol.messages import SCHEDULER, Message, Nudge, Reply
 from shoal.protocol.pending import Pending, PendingRequests
 from shoal.protocol.requests import (
     AwaitView,
@@ -58,8 +50,10 @@ from shoal.protocol.requests import (
     Exchange,
     FinishWork,
 )
+from shoal.protocol.rerouting import chained, moved, reroute
 from shoal.protocol.routing import Router
 from shoal.protocol.session import Session
+from shoal.protocol.views import FOREVER, NodeId, View
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -94,8 +88,7 @@ class WorkerMachine:
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        leg = self._leg_of(message)
-        part = leg.parts.get(sender) if leg is not None else None
+        part = self._part(self._leg_of(message), sender, message)
         if part is None or part.done or part.share.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
         if part.sink is not None:
@@ -262,11 +255,17 @@ class WorkerMachine:
             return None
         return self._flight.legs.get(message.seq)
 
+    def _part(self, leg: Leg | None, sender: NodeId, message: Message) -> LegPart | None:
+        """The part that a server answers, as it was last sent."""
+        if leg is None or not isinstance(message, Reply):
+            return None
+        return leg.parts.get(sender) if leg.sent and message.view >= leg.since else None
+
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
         leg = self._leg_of(reply)
-        part = leg.parts.get(sender) if leg is not None else None
+        part = self._part(leg, sender, reply)
         if leg is None or part is None or part.done:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
@@ -274,11 +273,11 @@ class WorkerMachine:
         match reply.code:
             case "applied":
                 self._applied(leg, part, reply, payload, now, out)
-            case "accepted":
-                self._accepted(leg, part, now, out)
-            case "parked":  # its pull is; the push with it has been taken
+            case "accepted" | "parked":  # its pull is parked; the push with it has been taken
                 part.again_at = now + part.wait_s
-                self._accepted(leg, part, now, out)
+                if reply.code == "parked" or leg.plan.closing or not self._flight.gated:
+                    self._flight.land(leg, part)  # not while other servers are to have it
+                    self._pump(now, out)
             case "missing":
                 self._asking.send_again(leg, part, now, out)
             case "stale" | "early":
@@ -319,10 +318,6 @@ class WorkerMachine:
             self._leg_done(leg, out)
         self._pump(now, out)
 
-    def _accepted(self, leg: Leg, part: LegPart, now: float, out: Effects) -> None:
-        self._flight.land(leg, part)
-        self._pump(now, out)
-
     def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who = self._name(part.share.server)
@@ -356,9 +351,9 @@ class WorkerMachine:
 
     def _abandon(self, leg: Leg, out: Effects) -> None:
         """Its request is over, the leg is not: a push that was sent goes on, and an advance."""
-        told = leg.advance >= 0 or (leg.sent and leg.plan.pushed)
+        told = leg.advance >= 0 or (leg.begun and leg.plan.pushed)
         if told and not leg.done and not self.session.ended:
-            if leg.sent and leg.plan.pushed:
+            if leg.begun and leg.plan.pushed:
                 out += [Detach(server) for server, p in leg.parts.items() if not p.accepted]
             self._flight.orphan(leg)
         else:
@@ -380,7 +375,11 @@ class WorkerMachine:
         first = view.member(self.session.me)
         if first is not None and self.clock < first.first_clock:
             self.clock = first.first_clock
-        self._router = Router(view)
+        before, router = self._router, Router(view)
+        self._router = router
+        self._flight.gated = chained(view)
+        if before is not None and moved(before.view, view):
+            reroute(self._flight, before.view, router, self.clock)
         self._asking.probe_all(now, out)
         self._pump(now, out)
 

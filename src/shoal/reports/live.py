@@ -108,6 +108,8 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
         "staleness": f"{summary['staleness']:.2f} clocks on average",
         "run": summary["run_dir"],
     }
+    if summary["lost"]:
+        rows["went on without"] = ", ".join(summary["lost"])
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == "test accuracy" else None)
     console.print(table)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import KeyRange
-from shoal.protocol.messages import View
 from shoal.protocol.requests import Answer, Exchange, PullOp
+from shoal.protocol.views import View
 from shoal.runtime.exchanges import Lens, check_values
 from shoal.runtime.sparse import keys_of
 from shoal.tables.calls import Call, Pairs, What, elements, read_answer

@@ -16,7 +16,7 @@ from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Note, Outcome
-from shoal.protocol.messages import Group, View
+from shoal.protocol.messages import Group
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -27,6 +27,7 @@ from shoal.protocol.requests import (
     Wait,
 )
 from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.views import View
 from shoal.protocol.worker import WorkerOptions
 from shoal.runtime.blocking import Blocking
 from shoal.runtime.driver import Driver, Finish, Future

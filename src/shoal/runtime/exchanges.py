@@ -19,8 +19,8 @@ from torch import Tensor
 
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
-from shoal.protocol.messages import View
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.views import View
 from shoal.runtime.driver import Future
 from shoal.runtime.finite import Finite
 from shoal.tables.dense import DTYPES

@@ -30,7 +30,8 @@ from shoal.protocol.machine import (
     Sink,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Malformed, Message, NodeId
+from shoal.protocol.messages import SCHEDULER, Malformed, Message
+from shoal.protocol.views import NodeId
 from shoal.runtime.poller import Poller
 from shoal.transport import Connection, Identity, Listener, transport_for
 

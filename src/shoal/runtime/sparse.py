@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.protocol.messages import View
 from shoal.protocol.requests import PullOp, PushOp
+from shoal.protocol.views import View
 from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense import DTYPES
 from shoal.tables.distinct import by_slot, distinct

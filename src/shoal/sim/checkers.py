@@ -15,21 +15,18 @@ from shoal.errors import ShoalError
 from shoal.keys import tiles
 from shoal.protocol.describing import describe
 from shoal.protocol.messages import (
-    NO_VIEW,
     End,
     Frozen,
     Joined,
     Message,
     NewView,
-    NodeId,
     Released,
     Reply,
     Request,
-    View,
-    ViewId,
 )
 from shoal.protocol.record import Record
 from shoal.protocol.server import ServerMachine
+from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.tables.spec import Consistency
 
 
@@ -75,6 +72,7 @@ class Ledger:
         self.acknowledged: set[int] = set()
         self.failed: set[int] = set()
         self.crashed: set[int] = set()  # incarnations
+        self.seen: set[int] = set()  # keys that somebody has read as 1
 
     def key(self, incarnation: int, clock: int) -> int:
         return incarnation * self.clocks + clock
@@ -90,6 +88,7 @@ class Ledger:
         for key in np.flatnonzero(values > 0).tolist():
             if key not in self.intended:
                 raise violated("exactly once", f"key {key} reads 1 and was never pushed")
+            self.seen.add(key)
         bound = clock - self.consistency.staleness
         for key, at in self.intended.items():
             owner = key // self.clocks
@@ -110,8 +109,13 @@ class Ledger:
                 )
 
     def check_end(self, values: np.ndarray) -> None:
-        """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0."""
+        """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
+
+        `vanished`: what was read is there; but under `asp` a head answers alone.
+        """
         for key, value in enumerate(values.tolist()):
+            if key in self.seen and value == 0 and self.consistency.name != "asp":
+                raise violated("vanished", f"key {key} was read as 1 and reads 0 at the end")
             if key in self.acknowledged and value != 1:
                 raise violated("lost", f"the acknowledged push {key} reads {value:g}")
             if key not in self.intended and value != 0:

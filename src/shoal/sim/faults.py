@@ -13,7 +13,8 @@ from typing import Protocol
 import msgspec
 
 from shoal.protocol.machine import Persist, Send
-from shoal.protocol.messages import SCHEDULER, Message, NodeId, Request
+from shoal.protocol.messages import SCHEDULER, Message, Reply, Request
+from shoal.protocol.views import NodeId
 from shoal.sim.world import SimNode, World
 
 PHASES = ("joining", "view change", "open round", "parked", "quiet")
@@ -29,6 +30,7 @@ MENU = (
     "take for dead",
     "join",
 )
+ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 
 
@@ -64,11 +66,18 @@ class Faults:
         self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
         self._in_payload = False  # a worker is to die in the middle of a payload of its
         self._in_advance = False  # ... when it has told one server of its clock and another not
+        self._doomed: tuple[NodeId, str] | None = None  # a server, and what it is not to say
         self._told: tuple[NodeId, int] | None = None  # the latest advance, by worker and request
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
 
-    def plan(self, number: int, phases: tuple[str, ...], kill_server: NodeId | None) -> None:
+    def plan(
+        self,
+        number: int,
+        phases: tuple[str, ...],
+        kill_server: NodeId | None,
+        replicated: bool,
+    ) -> None:
         """Schedule `number` faults, the phases drawn from those that this cluster has."""
         random = self._random
         for _ in range(number):
@@ -80,13 +89,15 @@ class Faults:
             )
         if kill_server is not None:
             least = 500 + random.randrange(300)
-            self._world.at(0.1, lambda: self._kill_server(kill_server, least))
+            about_to = random.choice(ABOUT_TO) if replicated else ""
+            self._world.at(0.1, lambda: self._kill_server(kill_server, least, about_to))
 
     def heal(self) -> None:
         """No faults from here on."""
         self.healed = True
         self._armed.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
+        self._doomed = None
         self._world.network.heal()
 
     def look(self) -> None:
@@ -108,6 +119,8 @@ class Faults:
 
     def _strike(self, what: str) -> None:
         if self.healed or self._cast.over():
+            return
+        if not any(sim.alive and not sim.stopped for sim in self._world.nodes.values()):
             return
         random, network = self._random, self._world.network
         names = sorted(n for n, s in self._world.nodes.items() if s.alive and not s.stopped)
@@ -173,8 +186,10 @@ class Faults:
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
         """Kill the scheduler just before or just after a record is durable; or a worker half-way
         through its advance."""
-        if self._in_advance and isinstance(effect, Send):
-            return self._half_advanced(sim.node, effect.message)
+        if isinstance(effect, Send):
+            if self._in_advance:
+                return self._half_advanced(sim.node, effect.message)
+            return self._struck_down(sim, effect)
         if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
             return False
         if self._at_persist == "after":
@@ -209,16 +224,41 @@ class Faults:
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
 
-    def _kill_server(self, victim: NodeId, least_events: int) -> None:
+    def _kill_server(self, victim: NodeId, least_events: int, about_to: str) -> None:
         """Kill a server for good, once the seed has seen enough and while it is still needed."""
-        if self._cast.over() or not self._cast.at_work():
+        if self._cast.over() or not self._cast.at_work() or not self._world.nodes[victim].alive:
             return
-        if self._world.events < least_events:
+        if self._world.events < least_events or about_to:
+            if self._world.events >= least_events:
+                self._doomed, least_events = (victim, about_to), least_events + 200
+                about_to = ""  # where it does not come to that
             again = self._world.now + 0.02
-            self._world.at(again, lambda: self._kill_server(victim, least_events))
+            self._world.at(again, lambda: self._kill_server(victim, least_events, about_to))
         else:
+            self._doomed = None
             self._count("crash server")
             self._world.crash(victim)
+            self._join_meanwhile()
+
+    def _join_meanwhile(self) -> None:
+        """A worker may come while nobody has noticed a server's death."""
+        if self._random.random() < 0.3 and self._cast.add_worker() is not None:
+            self._count("join")
+
+    def _struck_down(self, sim: SimNode, effect: Send) -> bool:
+        """Kill a server that is about to say something to the others, or to a worker."""
+        if self._doomed is None or sim.node != self._doomed[0]:
+            return False
+        about_to, message = self._doomed[1], effect.message
+        final = isinstance(message, Reply) and message.code == "applied"
+        if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
+            return False
+        if self._random.random() < 0.5:  # the next one
+            return False
+        self._doomed = None
+        self._count(f"crash server about to {about_to}")
+        self._world.at(self._world.now, self._join_meanwhile)
+        return True
 
     def _count(self, fault: str) -> None:
         """Count a fault, by its phase where it is one that may come in any."""

@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from shoal.protocol.messages import NodeId
+from shoal.protocol.views import NodeId
 
 
 class NetworkOptions(msgspec.Struct, frozen=True):

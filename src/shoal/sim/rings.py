@@ -8,11 +8,12 @@ import numpy as np
 
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvariantBroken
-from shoal.protocol.messages import SCHEDULER, NodeId
+from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.views import NodeId
 from shoal.sim.checkers import Violation, violated
 from shoal.sim.network import NetworkOptions
 from shoal.sim.world import Program, Sleep, World
@@ -55,7 +56,7 @@ class RingScenario:
         )
         for index in range(self.workers):
             node = f"worker-{index}"
-            session = Session(node, "worker", rank=index, options=session_options)
+            session = Session(node, "worker", node, rank=index, options=session_options)
             session.announce(f"sim://{node}")
             machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
             world.add(node, machine, self._program(node, machine, Random(seed * 31 + index)))

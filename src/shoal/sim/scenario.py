@@ -7,34 +7,32 @@ from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 import msgspec
-import numpy as np
 
 from shoal.errors import InvariantBroken
+from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import Note
-from shoal.protocol.messages import SCHEDULER, Message, NodeId, View
+from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.placement import lost
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.sim.checkers import (
     Durability,
     Views,
     Violation,
-    check_one_round,
     check_parked,
     check_tiling,
-    check_untorn,
     violated,
 )
 from shoal.sim.faults import ONE_SIDED, PHASES, Faults
+from shoal.sim.holdings import check_holdings
 from shoal.sim.network import NetworkOptions
-from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
+from shoal.sim.workload import INCARNATIONS, Workload
 from shoal.sim.world import SimNode, World
-from shoal.tables.dense import DenseShard
-from shoal.tables.handled import HandledShard
 from shoal.tables.opening import open_shard
-from shoal.tables.sparse import SparseShard
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 LEAST_EVENTS = 500  # a seed that sees less, or fewer faults, proves too little
@@ -64,6 +62,15 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "crash worker in mid-advance",
     "sender crashed in mid-payload",
     "crash server",
+    "crash server about to replicate",
+    "crash server about to replicated",
+    "crash server about to answer",
+    "loss of Replicate",
+    "loss of Replicated",
+    "duplicate of Replicate",
+    "reorder of Replicate",
+    "declined between servers",
+    "note replayed",
     "slow worker",
     "taken for dead alive",
     "restart worker",
@@ -90,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True):
     workers: int
     consistency: Consistency
     network: NetworkOptions
+    replicas: int
     kill_server: bool
     faults: int
     clocks: int
@@ -113,7 +121,8 @@ class Plan(msgspec.Struct, frozen=True):
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
                 link_bytes=random.choice([4600, 4600, 4600, 6000]),
             ),
-            kill_server=random.random() < 0.15,
+            replicas=min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3])),
+            kill_server=random.random() < 0.15 or Random(seed * 19 + 7).random() < 0.4,
             faults=random.randint(7, 10),
             clocks=26 if servers * workers > 3 else 44,
         )
@@ -168,19 +177,22 @@ class Scenario:
             silence_s=3.0,
             broken_s=1.8,
             elastic=True,
+            replicas=plan.replicas,
         )
         self._session_options = SessionOptions(
             join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
         )
         self.world.add(SCHEDULER, SchedulerMachine(self._scheduler_options))
         for index in range(plan.servers):
-            session = Session(f"server-{index}", "server", options=self._session_options)
-            self._servers[session.me] = ServerMachine(session, open_shard)
+            name = f"server-{index}"
+            session = Session(name, "server", name, options=self._session_options)
+            replication = ReplicationOptions(credit_bytes=200, resend_s=0.05, resend_max_s=0.4)
+            self._servers[session.me] = ServerMachine(session, open_shard, replication)
             self.world.add(session.me, self._servers[session.me])
         for _ in range(plan.workers):
             self.add_worker()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
-        self.faults.plan(plan.faults, plan.phases(), victim)
+        self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         self.world.at(HEAL_AT_S, self.faults.heal)
 
     # ------------------------------------------------------------------ the cast
@@ -279,41 +291,29 @@ class Scenario:
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
-        dead = [n for n in self._servers if not self.world.nodes[n].alive]
-        lost = [n for n in self._servers if n in self._lost]
-        if any(self._servers[node].session.name in ended for node in (*dead, *lost)):
-            return
-        if dead:
-            raise violated("named death", f"{dead} died and the run ended with {ended!r}")
+        gone = [n for n in self._servers if not self.world.nodes[n].alive or n in self._lost]
+        view = self._view()
+        if view is None and gone and ended:
+            return  # it was never complete
+        if view is not None and view.tables and gone:
+            ranks = {m.session.rank for n, m in self._servers.items() if n not in gone}
+            if any(self._servers[node].session.name in ended for node in gone):
+                if not lost(view.tables, view.arcs, ranks):
+                    raise violated("named death", f"without {gone} the run ended with {ended!r}")
+                return
+            if lost(view.tables, view.arcs, ranks):
+                raise violated("named death", f"{gone} died and the run ended with {ended!r}")
         for node, sim in self.world.nodes.items():
             expected = node in self._lost or self._never_in(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
-        ledger = np.zeros(INCARNATIONS * self.plan.clocks, np.float32)
-        stamps, handled = [], []
-        for machine in self._servers.values():
-            for shard in machine.shards:
-                if isinstance(shard, HandledShard):
-                    handled.append(shard)
-                    continue
-                if isinstance(shard, SparseShard):
-                    rows = shard.records[: len(shard) * shard.stride]
-                    check_untorn(rows, shard.stride)
-                    ledger[shard.keys] += rows[:: shard.stride]
-                    continue
-                assert isinstance(shard, DenseShard)
-                rows = shard.rows.numpy()
-                if shard.spec.name == "stamp":
-                    stamps.append(rows)
-                else:
-                    ledger[shard.held.start : shard.held.stop] = rows.ravel()
-        self.work.ledger.check_end(ledger)
-        if self.work.calls is not None:
-            self.work.calls.check_end(handled)
-        for each in stamps:
-            check_untorn(each.ravel(), STAMP_FRAGMENT)
-        if self.plan.consistency.settles == "close":
-            check_one_round(stamps)
+        check_holdings(
+            {n: machine for n, machine in self._servers.items() if n not in gone},
+            self.work,
+            INCARNATIONS * self.plan.clocks,
+            # what was accepted by a head dies with it; its worker sends it again, if it lives
+            self.plan.consistency.settles == "close" and not (gone and self.work.ledger.crashed),
+        )
 
     def _never_in(self, sim: SimNode) -> bool:
         """Whether it came too late for any view."""

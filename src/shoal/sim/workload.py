@@ -14,7 +14,6 @@ import numpy as np
 
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import NodeId
 from shoal.protocol.requests import (
     AwaitView,
     Cancel,
@@ -27,6 +26,7 @@ from shoal.protocol.requests import (
     Start,
     Wait,
 )
+from shoal.protocol.views import NodeId
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn

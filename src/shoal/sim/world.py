@@ -38,8 +38,10 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import Message, NodeId
+from shoal.protocol.messages import Message
 from shoal.protocol.requests import Start, Wait
+from shoal.protocol.views import NodeId
+from shoal.sim.connections import Connections
 from shoal.sim.network import Network, NetworkOptions
 from shoal.transport.wire import encode, message_of
 
@@ -119,7 +121,7 @@ class World:
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
         self.cut_short: Callable[[NodeId, Message], bool] = lambda source, message: False
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
-        self._broken: dict[frozenset[NodeId], int] = {}  # how often each connection broke
+        self._connections = Connections()
         self._hash = blake2b(digest_size=16)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -147,14 +149,14 @@ class World:
         self._trace(f"crash {node}")
         if sim.program is not None:
             sim.program.close()
+        self._connections.died(node)
         if tell:
             for other in list(self.nodes.values()):
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
 
     def break_connection(self, one: NodeId, other: NodeId) -> None:
         """Lose what is under way between two nodes, and tell both; the next message reconnects."""
-        pair = frozenset((one, other))
-        self._broken[pair] = self._broken.get(pair, 0) + 1
+        self._connections.broke(one, other)
         self._trace(f"connection of {one} and {other} breaks")
         for node, peer in ((one, other), (other, one)):
             if node in self.nodes:
@@ -188,6 +190,10 @@ class World:
     def _send(self, sim: SimNode, effect: Send) -> None:
         source, target, message = sim.node, effect.to, effect.message
         self.on_send(sim, target, message)
+        living = target in self.nodes and self.nodes[target].alive
+        if not living or not self._connections.reach(source, sim.machine, target):
+            self.coverage["unreachable"] += 1
+            return
         nbytes = sum(buffer.nbytes for buffer in effect.buffers)
         frame = encode(message, nbytes)
         line = f"{source} -> {target}  {describe(message)}"
@@ -197,7 +203,7 @@ class World:
         arrivals, faults = self.network.send(self.now, source, target, len(frame) + nbytes)
         self._hit(faults, message)
         self._trace(line if arrivals else f"{line}   LOST")
-        breaks = self._breaks(source, target)
+        breaks = self._connections.breaks(source, target)
         envelope = _Envelope(source, target, frame, effect.buffers, nbytes, breaks)
         if effect.loan is None:
             envelope.settle()
@@ -266,12 +272,9 @@ class World:
         for fault in faults:
             self.coverage[f"{fault} of {type(message).__name__}"] += 1
 
-    def _breaks(self, one: NodeId, other: NodeId) -> int:
-        return self._broken.get(frozenset((one, other)), 0) if self._broken else 0
-
     def _is_cut(self, envelope: _Envelope) -> bool:
         """Whether the connection broke while this was under way."""
-        return envelope.breaks != self._breaks(envelope.source, envelope.target)
+        return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)
 
     # ------------------------------------------------------------------ machines
 

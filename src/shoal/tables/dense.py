@@ -16,7 +16,16 @@ from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, POOLED_PER_SIZE, StagedRows, Staging, StreamedRows, aligned
+from shoal.tables.staging import (
+    ALIGN,
+    POOLED_PER_SIZE,
+    Merged,
+    StagedRows,
+    Staging,
+    StreamedRows,
+    aligned,
+    side_by_side,
+)
 
 DTYPES = {
     name: getattr(torch, name)
@@ -147,6 +156,8 @@ class DenseShard:
 
     def release(self, staged: StagedRows) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
+        if staged.retained:
+            return
         if staged.keys is not None:
             if not staged.kept:
                 self._staging.give(staged._memory)
@@ -198,36 +209,63 @@ class DenseShard:
             self.versions[index] += 1
         self.release(staged)
 
-    def merge(self, contributions: Sequence[tuple[float, float | None, StagedRows]]) -> None:
+    def merge(
+        self, contributions: Sequence[tuple[float, float | None, StagedRows]]
+    ) -> list[Merged]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         `mean`: u = sum_i w_i u_i / sum_i w_i, over the pushes that name the row; `sum`: the plain
         sum. Rows that a push names and does not carry count as zeros in u; rows that nobody
         carries are not touched.
+
+        Returns what was applied, in the memory of pushes that are retained.
         """
         ranges = [staged.rows for _, _, staged in contributions]
+        applied: list[Merged] = []
         for index, part in enumerate(self.fragments):
-            updated = False
+            pieces = []
             for piece in cut_at_edges(part, ranges):
                 named = [c for c in contributions if c[2].rows.covers(piece)]
                 if not named:
                     continue
                 if all(staged.keys is None for _, _, staged in named):
-                    self._merge_whole(index, piece, named)
+                    pieces.append(self._merge_whole(piece, named))
                 else:
-                    self._merge_some(index, piece, named)
-                updated = True
-            self.updates[index] += updated
-            self.versions[index] += updated
+                    pieces.append(self._merge_some(piece, named))
+                self._apply_merged(index, piece, pieces[-1])
+            self.updates[index] += bool(pieces)
+            self.versions[index] += bool(pieces)
+            applied += pieces
         for _, _, staged in contributions:
             self.release(staged)
+        return side_by_side(applied)
+
+    def settle(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
+        """Apply what another copy has merged: all of it is one update of each fragment."""
+        touched: dict[int, None] = {}
+        for lr, staged in updates:
+            merged = Merged(staged.rows, staged.keys, staged.values, lr)
+            for index, part in self._touched(staged.rows):
+                self._apply_merged(index, part, merged)
+                touched[index] = None
+        for index in touched:
+            self.updates[index] += 1
+            self.versions[index] += 1
+        for _, staged in updates:
+            self.release(staged)
+
+    def _apply_merged(self, index: int, part: KeyRange, update: Merged) -> None:
+        keys, values, lr = update.keys, update.values, update.lr
+        if keys is None:
+            rows = values[part.start - update.rows.start : part.stop - update.rows.start]
+            self.access.apply(*self._piece(part), rows, self.updates[index], lr)
+        else:
+            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
+            self._update_some(index, keys[first:last], values[first:last], lr)
 
     def _merge_whole(
-        self,
-        index: int,
-        part: KeyRange,
-        named: Sequence[tuple[float, float | None, StagedRows]],
-    ) -> None:
+        self, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
+    ) -> Merged:
         factors = self.spec.factors([weight for weight, _, _ in named])
         merged: Tensor | None = None
         for factor, (_, _, staged) in zip(factors, named, strict=True):
@@ -237,14 +275,11 @@ class DenseShard:
             else:
                 merged.add_(update, alpha=factor)
         assert merged is not None
-        self.access.apply(*self._piece(part), merged, self.updates[index], named[0][1])
+        return Merged(part, None, merged, named[0][1])
 
     def _merge_some(
-        self,
-        index: int,
-        part: KeyRange,
-        named: Sequence[tuple[float, float | None, StagedRows]],
-    ) -> None:
+        self, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
+    ) -> Merged:
         factors = self.spec.factors([weight for weight, _, _ in named])
         merged = torch.zeros((len(part), self.spec.width), dtype=self.dtype)
         carried = torch.zeros(len(part), dtype=torch.bool)
@@ -258,8 +293,10 @@ class DenseShard:
                 places = staged.keys[inside] - part.start
                 merged.index_add_(0, places, values[inside], alpha=factor)
                 carried[places] = True
+        if bool(carried.all()):
+            return Merged(part, None, merged, named[0][1])
         chosen = carried.nonzero().view(-1)
-        self._update_some(index, chosen + part.start, merged[chosen], named[0][1])
+        return Merged(part, chosen + part.start, merged[chosen], named[0][1])
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)

@@ -25,6 +25,7 @@ from shoal.keys import KeyRange
 from shoal.registry import Registry
 from shoal.tables.calls import Call, Pairs, answer_of
 from shoal.tables.spec import TableSpec
+from shoal.tables.staging import Merged
 
 SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
 
@@ -98,12 +99,12 @@ handlers.add("lists", Lists)
 class StagedCall:
     """A call as it comes in."""
 
-    __slots__ = ("kept", "views", "words")
+    __slots__ = ("kept", "retained", "views", "words")
 
     def __init__(self, words: int) -> None:
         self.words = np.empty(words, np.uint64)
         self.views: list[memoryview] = [self.words.view(np.uint8).data] if words else []
-        self.kept = False
+        self.kept = self.retained = False
 
     def problem(self) -> str:
         return ""
@@ -212,8 +213,16 @@ class HandledShard:
     def write(self, staged: StagedCall) -> None:
         raise AccessFailed(staged.problem())
 
-    def merge(self, contributions: Sequence[tuple[float, float | None, StagedCall]]) -> None:
+    def merge(
+        self, contributions: Sequence[tuple[float, float | None, StagedCall]]
+    ) -> list[Merged]:
         raise AccessFailed("a handled table has no rounds")
+
+    def settle(self, updates: Sequence[tuple[float | None, StagedCall]]) -> None:
+        raise AccessFailed("a handled table has no rounds")
+
+    def release(self, staged: StagedCall) -> None:
+        """Nothing is pooled."""
 
     # ------------------------------------------------------------------ disk
 

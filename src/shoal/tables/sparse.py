@@ -23,7 +23,7 @@ from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Staging
+from shoal.tables.staging import ALIGN, Merged, Staging
 
 NO_BOUND = 1 << 62
 _COLUMNS = U(0xD1342543DE82EF95)  # odd
@@ -33,18 +33,20 @@ _KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}
 class StagedKeys:
     """Keys and values of a push (or the keys of a pull) as they come in.
 
-    held:    the slots that the keys are to be in
+    rows:    the slots that the keys are to be in
     keys:    (n,) uint64, in any order
     values:  (n, width) of the table's dtype; (0, width) for a pull
     kept:    its keys are read once it is applied
+    retained: it goes to other servers as well, and keeps its memory when it is applied
     """
 
-    __slots__ = ("held", "kept", "keys", "memory", "values", "views")
+    __slots__ = ("kept", "keys", "memory", "retained", "rows", "values", "views")
 
-    def __init__(self, held: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
-        self.held = held
+    def __init__(self, rows: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
+        self.rows = rows
         self.memory: np.ndarray | None = memory
         self.kept = False
+        self.retained = False
         self.keys = memory[: 8 * keys].view(np.uint64)
         self.values = values
         self.views: list[memoryview] = [memory[: 8 * keys].data]
@@ -52,10 +54,10 @@ class StagedKeys:
             self.views.append(values.reshape(-1).view(np.uint8).data)
 
     def problem(self) -> str:
-        if len(self.held) == SLOTS:
+        if len(self.rows) == SLOTS:
             return ""
-        first = outside(self.keys, self.held.start, self.held.stop)
-        return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.held}"
+        first = outside(self.keys, self.rows.start, self.rows.stop)
+        return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.rows}"
 
 
 class SparseShard:
@@ -123,7 +125,7 @@ class SparseShard:
 
     def release(self, staged: StagedKeys) -> None:
         """Take staging memory back. Nobody may hold its views any more."""
-        if not staged.kept and staged.memory is not None:
+        if not staged.kept and not staged.retained and staged.memory is not None:
             self._staging.give(staged.memory)
             staged.memory = None  # not twice: two requests would have it
 
@@ -149,21 +151,30 @@ class SparseShard:
             scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
-    def merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> None:
+    def merge(
+        self, contributions: Sequence[tuple[float, float | None, StagedKeys]]
+    ) -> list[Merged]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         `mean`: u = sum_i w_i u_i / sum_i w_i, where what a push does not carry counts as zero;
         `sum`: the plain sum. Rows that nobody carries are not touched.
+
+        Returns what was applied.
         """
         if not contributions:
-            return
+            return []
         try:
-            self._merge(contributions)
+            return [self._merge(contributions)]
         finally:
             for _, _, staged in contributions:
                 self.release(staged)
 
-    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> None:
+    def settle(self, updates: Sequence[tuple[float | None, StagedKeys]]) -> None:
+        """Apply what another copy has merged."""
+        for lr, staged in updates:
+            self.apply(staged, lr)
+
+    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> Merged:
         keys, numbers = distinct(np.concatenate([each.keys for _, _, each in contributions]))
         merged = np.zeros((len(keys), self.spec.width), self.dtype)
         factors = self.spec.factors([weight for weight, _, _ in contributions])
@@ -172,7 +183,10 @@ class SparseShard:
             mine = numbers[at : at + len(staged.keys)]
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
-        self._update(keys, merged, contributions[0][1])
+        lr = contributions[0][1]
+        self._update(keys, merged, lr)
+        sent = torch.from_numpy(keys.view(np.int64))
+        return Merged(self.held, sent, torch.from_numpy(merged), lr)
 
     def _update(
         self,

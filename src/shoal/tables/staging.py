@@ -51,7 +51,7 @@ class StagedRows:
     values:  (n, width) of the table's dtype
     """
 
-    __slots__ = ("_memory", "kept", "keys", "prepared", "rows", "values", "views")
+    __slots__ = ("_memory", "kept", "keys", "prepared", "retained", "rows", "values", "views")
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class StagedRows:
     ) -> None:
         self.rows = rows
         self.kept = False  # the keys are read once this is applied
+        self.retained = False  # other servers are to have it too: its memory stays
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
         keys_bytes = 0 if keys < 0 else 8 * keys
@@ -95,6 +96,62 @@ class StagedRows:
         if len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
             return "keys are not strictly increasing"
         return ""
+
+
+class Merged:
+    """What the pushes of a round come to, for some rows.
+
+    keys:    (n,) int64 or uint64, or None for all of `rows`
+    values:  (n, width)
+    """
+
+    __slots__ = ("keys", "lr", "rows", "values")
+
+    def __init__(
+        self, rows: KeyRange, keys: Tensor | None, values: Tensor, lr: float | None
+    ) -> None:
+        self.rows = rows
+        self.keys = keys
+        self.values = values
+        self.lr = lr
+
+    @property
+    def views(self) -> tuple[memoryview, ...]:
+        """Its bytes: the keys', if it has any, and the values'."""
+        values = _bytes(self.values)
+        return (values,) if self.keys is None else (_bytes(self.keys), values)
+
+
+def side_by_side(updates: list[Merged]) -> list[Merged]:
+    """The same with neighbours in one, where their rows and their memory follow on each other."""
+    joined: list[Merged] = []
+    for each in updates:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.keys is None
+            and each.keys is None
+            and last.rows.stop == each.rows.start
+            and last.lr == each.lr
+            and _end(last.values) == each.values.data_ptr()
+        ):
+            shape = (len(last.values) + len(each.values), each.values.shape[1])
+            values = last.values.as_strided(shape, last.values.stride())
+            joined[-1] = Merged(KeyRange(last.rows.start, each.rows.stop), None, values, each.lr)
+        else:
+            joined.append(each)
+    return joined
+
+
+def _end(values: Tensor) -> int:
+    return values.data_ptr() + values.nbytes
+
+
+def _bytes(values: Tensor) -> memoryview:
+    if not values.numel():
+        return memoryview(b"")
+    data: memoryview = values.contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 class StreamedRows:

@@ -10,7 +10,8 @@ from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import Message, NodeId
+from shoal.protocol.messages import Message
+from shoal.protocol.views import NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 
 Make = Callable[[], tuple[Transport, str]]

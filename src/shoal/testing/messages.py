@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from shoal.keys import KeyRange
 from shoal.protocol import messages as m
+from shoal.protocol.views import FOREVER, Arc, Member, View
 from shoal.tables.spec import Access, Init, TableSpec, ssp
 
-_SERVER = m.Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
-_WORKER = m.Member("node-b", "worker", 1, (1 << 63) - 1, first_clock=3, last_clock=9)
+_SERVER = Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
+_WORKER = Member("node-b", "worker", 1, (1 << 63) - 1, first_clock=3, last_clock=9)
 _SPEC = TableSpec(
     "weights éß漢",
     rows=10,
@@ -17,8 +18,8 @@ _SPEC = TableSpec(
     access=Access("momentum", {"lr": 0.1, "nesterov": True, "steps": -3, "kind": "x"}),
     consistency=ssp(3),
 )
-_ARC = m.Arc(KeyRange(0, 10), (0, 2))
-_VIEW = m.View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died")
+_ARC = Arc(KeyRange(0, 10), (0, 2))
+_VIEW = View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died")
 
 EXAMPLES: list[m.Message] = [
     m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),
@@ -31,7 +32,7 @@ EXAMPLES: list[m.Message] = [
     m.Heartbeat(7, 123456789, (2, 5)),
     m.HeartbeatSeen(123456789),
     m.Freeze((2, 6)),
-    m.Frozen((2, 6), ((1, 4), (2, m.FOREVER)), -1),
+    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), -1),
     m.NewView(_VIEW),
     m.Declare(7, _SPEC),
     m.NotDeclared("weights", "another table has that name"),
@@ -44,11 +45,15 @@ EXAMPLES: list[m.Message] = [
     m.Abort("loss is nan"),
     m.Request((2, 5), 7, 1, 0, 0),
     m.Request(
-        (2, 5), 7, 9, 8, 3, (m.Part(0, 0, 10), m.Part(0, 4, 9, 2)), m.FOREVER,
+        (2, 5), 7, 9, 8, 3, (m.Part(0, 0, 10), m.Part(0, 4, 9, 2)), FOREVER,
         (m.Part(0, 0, 1 << 62),), 0.25, 1e-3, True,
     ),
     m.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
     m.Reply(7, 9, (2, 5), "parked", "waits for worker-1 (clock 2)"),
+    m.Replicate(
+        (2, 5), 0, 2, 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
+    ),
+    m.Replicated((2, 5), 1, ((0, 3, 9),)),
     m.Probe((2, 5), 7, 9, True),
     m.Nudge("worker-1 waits for your push"),
     m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),

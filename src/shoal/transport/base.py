@@ -20,7 +20,8 @@ import msgspec
 
 from shoal.errors import AddressInvalid, BadLength, UnknownName
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import Message, NodeId, Role
+from shoal.protocol.messages import Message
+from shoal.protocol.views import NodeId, Role
 from shoal.registry import Registry
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shoal.protocol.machine import Sink
-from shoal.protocol.messages import Message, NodeId
+from shoal.protocol.messages import Message
+from shoal.protocol.views import NodeId
 from shoal.transport.base import Deliver
 from shoal.transport.outbox import Outbox
 from shoal.transport.shared import Inlet

@@ -1,0 +1,191 @@
+"""Links: what a server has to say to the next one in its chains, and hears from the one before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from shoal.protocol.machine import Buffers, Effects, Send
+from shoal.protocol.messages import Part, Replicate, Replicated
+from shoal.protocol.shards import Loads
+from shoal.protocol.views import NodeId, ViewId
+from shoal.protocol.windows import Copy
+
+Origin = tuple[int, int, int]  # incarnation, seq, settled_below
+What = Literal["push", "write", "round"]
+
+
+class ReplicationOptions(msgspec.Struct, frozen=True):
+    """
+    credit_bytes:  payload that may be under way to a server (one operation may exceed it alone)
+    resend_s:      what is not acknowledged is sent again after this; doubles up to resend_max_s
+    """
+
+    credit_bytes: int = 256 << 20
+    resend_s: float = 0.5
+    resend_max_s: float = 4.0
+
+
+class Change(msgspec.Struct, eq=False):
+    """One part of what was done, with the version that it made of its copy."""
+
+    copy: Copy
+    part: Part
+    version: int
+    lr: float | None
+    buffers: Buffers
+
+    @property
+    def done(self) -> bool:
+        return self.copy.done >= self.version
+
+
+class Operation(msgspec.Struct, eq=False):
+    """What was done here at once, and is kept until it is done on all servers of its chains.
+
+    clock:    of its head: all rounds below it are in this or in what was done before
+    release:  called when it is done
+    """
+
+    what: What
+    head: int
+    clock: int
+    changes: list[Change]
+    origins: tuple[Origin, ...]
+    release: Callable[[], None]
+    round: int = -1
+    weight: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return all(each.done for each in self.changes)
+
+    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> Replicate:
+        """What is said of some of its changes."""
+        return Replicate(
+            view,
+            number,
+            self.head,
+            clock,
+            self.what,
+            tuple(each.part for each in changes),
+            tuple(each.version for each in changes),
+            tuple(each.lr for each in changes),
+            self.origins,
+            self.round,
+            self.weight,
+        )
+
+
+class Entry(msgspec.Struct, eq=False):
+    """What one server is sent of an operation; without changes it is told a clock."""
+
+    message: Replicate
+    changes: list[Change]
+
+    @property
+    def done(self) -> bool:
+        return all(each.done for each in self.changes)
+
+    @property
+    def buffers(self) -> Buffers:
+        return tuple(buffer for each in self.changes for buffer in each.buffers)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+class Link:
+    """What the next server has been sent, or is to be, in one view.
+
+    there: all below this number has been done by that server
+    told:  the latest clock of each head
+    """
+
+    def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
+        self.to = to
+        self.there = 0
+        self.told: dict[int, int] = {}
+        self.again_at = inf
+        self._view = view
+        self._options = options
+        self._number = 0
+        self._entries: dict[int, Entry] = {}  # by number: what is not done on all servers
+        self._unsent: deque[Entry] = deque()  # ... and waits for credit
+        self._under_way = 0
+        self._wait_s = options.resend_s
+
+    def say(self, operation: Operation, changes: list[Change], now: float, out: Effects) -> None:
+        """Have these changes done there; or only the clock told, which is told with them."""
+        head = operation.head
+        clock = self.told[head] = max(operation.clock, self.told.get(head, 0))
+        entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
+        self._entries[self._number] = entry
+        self._number += 1
+        self._unsent.append(entry)
+        self._pump(now, out)
+
+    def _pump(self, now: float, out: Effects) -> None:
+        """Send what the credit allows, in order."""
+        while self._unsent:
+            entry, before = self._unsent[0], self._under_way
+            nbytes = entry.nbytes
+            if before and nbytes and before + nbytes > self._options.credit_bytes:
+                return
+            self._unsent.popleft()
+            self._under_way += nbytes
+            self.again_at = min(self.again_at, now + self._wait_s)
+            out.append(Send(self.to, entry.message, entry.buffers))
+
+    def heard(self, number: int) -> bool:
+        """That server has done all below a number; whether that is news."""
+        if not self.there < number <= self._number - len(self._unsent):
+            return False
+        for each in range(self.there, number):
+            self._under_way -= self._entries[each].nbytes
+        self.there = number
+        return True
+
+    def go_on(self, now: float, out: Effects) -> None:
+        """After news: forget what is done, send what there is credit for now."""
+        done = [n for n, each in self._entries.items() if n < self.there and each.done]
+        for number in done:
+            del self._entries[number]
+        self._wait_s = self._options.resend_s
+        self.again_at = now + self._wait_s if self._entries else inf
+        self._pump(now, out)
+
+    def again(self, now: float, out: Effects) -> None:
+        """Nothing was heard for too long: send again what has not come there."""
+        sent = list(self._entries.values())[: len(self._entries) - len(self._unsent)]
+        self._wait_s = min(2 * self._wait_s, self._options.resend_max_s)
+        self.again_at = now + self._wait_s if sent else inf
+        lost = [each for each in sent if each.message.number >= self.there]
+        out += [Send(self.to, each.message, each.buffers) for each in lost]
+        if sent and not lost:  # it has all that was sent: ask how far the others are
+            first = sent[0].message
+            out.append(Send(self.to, Replicate(self._view, first.number, first.head, first.clock)))
+
+    def broken(self, again_at: float) -> None:
+        """The connection is; send again once it is back."""
+        if len(self._entries) > len(self._unsent):
+            self.again_at = min(self.again_at, again_at)
+
+
+class Incoming:
+    """What comes from the server before, in one view.
+
+    expected:  the number of the next
+    early:     what has come before its turn
+    said:      what it was told last
+    """
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.early: dict[int, tuple[Replicate, Loads]] = {}
+        self.said: Replicated | None = None

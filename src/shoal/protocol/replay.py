@@ -1,0 +1,141 @@
+"""What servers do for other servers: changes on their way there, and those that come from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvariantBroken
+from shoal.protocol.links import Change, Operation
+from shoal.protocol.machine import Buffers
+from shoal.protocol.messages import KEY_BYTES, Part, Replicate
+from shoal.protocol.replication import Replication
+from shoal.protocol.shards import Loads, Shard, Staged, Update
+from shoal.protocol.windows import Copy, Taking
+
+if TYPE_CHECKING:
+    from shoal.protocol.execution import Execution
+    from shoal.protocol.gate import Gate
+    from shoal.protocol.intake import Intake
+    from shoal.protocol.rounds import Contribution
+
+
+class Made:
+    """What is being done to shards at once, for other servers to do as well."""
+
+    def __init__(self, replication: Replication, shards: Sequence[Shard]) -> None:
+        self.changes: list[Change] = []
+        self.takings: list[Taking] = []
+        self._replication = replication
+        self._shards = shards
+        self._retained: list[tuple[int, Staged]] = []
+
+    def about_to(self, number: int, *staged: Staged) -> None:
+        """A shard is to be changed by these, which other servers are to have as well."""
+        if not self._replication.alone(number):
+            for each in staged:
+                each.retained = True
+                self._retained.append((number, each))
+
+    def in_round(self, number: int, part: Part) -> None:
+        """A part of a push waits for its round."""
+        self.takings.append(Taking(part, self._replication.copies[number], -1))
+
+    def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
+        """A shard has been."""
+        change = self._replication.change(number, part, lr, buffers)
+        self.changes.append(change)
+        self.takings.append(Taking(part, change.copy, change.version))
+
+    def merged(
+        self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
+    ) -> None:
+        """... by what a round came to."""
+        copy = self._replication.copies[number]
+        for update in updates:
+            views = update.views
+            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
+            part = Part(copy.table, update.rows.start, update.rows.stop, keys)
+            self.changed(number, part, update.lr, views)
+        for entry in entries:
+            for taking in entry.window.taken.get(entry.seq, ()):
+                if taking.copy is copy and taking.version < 0:
+                    taking.version = copy.version
+
+    def release(self) -> None:
+        """They have it."""
+        for number, staged in self._retained:
+            staged.retained = False
+            self._shards[number].release(staged)
+
+
+class Replay:
+    """Does here what the heads of some arcs have done."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        intake: Intake,
+        shards: list[Shard],
+        execution: Execution,
+        replication: Replication,
+    ) -> None:
+        self._gate = gate
+        self._intake = intake
+        self._shards = shards
+        self._execution = execution
+        self._replication = replication
+
+    def do(self, message: Replicate, copies: list[Copy], loads: Loads) -> Operation:
+        """Do what the head of some arcs has done, where that is not done here already."""
+        self._intake.loan.recall()
+        made = Made(self._replication, self._shards)
+        settled: dict[int, list[tuple[float | None, Staged]]] = {}
+        fresh = []
+        for copy, part, version, lr, staged in zip(
+            copies, message.parts, message.versions, message.rates, loads, strict=True
+        ):
+            shard = self._shards[copy.number]
+            if version <= copy.version:
+                shard.release(staged)
+                continue
+            fresh.append((copy, part, version, lr, staged))
+            made.about_to(copy.number, staged)
+            if message.what == "round":
+                settled.setdefault(copy.number, []).append((lr, staged))
+            elif message.what == "push":
+                shard.apply(staged, lr)
+            else:
+                shard.write(staged)
+        for number, updates in settled.items():
+            self._shards[number].settle(updates)
+        for copy, part, version, lr, staged in fresh:
+            made.changed(copy.number, part, lr, tuple(staged.views))
+            if copy.version != version:
+                raise InvariantBroken(f"version {version} of {copy.rows} came at {copy.version}")
+        self._remember(message, made)
+        return Operation(
+            message.what,
+            message.head,
+            message.clock,
+            made.changes,
+            message.origins,
+            made.release,
+            message.round,
+            message.weight,
+        )
+
+    def _remember(self, message: Replicate, made: Made) -> None:
+        """The pushes in it are here, should their workers send them again."""
+        windows = {window.incarnation: window for window in self._gate.windows.values()}
+        for incarnation, seq, below in message.origins:
+            window = windows.get(incarnation)
+            if window is None:
+                continue
+            if below > window.settled_below:
+                window.settle(below)
+                self._execution.forget_below(window)
+            if seq >= window.settled_below:
+                window.taken.setdefault(seq, []).extend(made.takings)
+        if message.round >= 0:
+            self._execution.rounds.weigh(message.round, message.weight)

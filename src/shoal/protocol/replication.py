@@ -1,0 +1,340 @@
+"""Replication: what is done to rows goes down their chain, and is acknowledged back up.
+
+Chain replication (van Renesse and Schneider 2004): the head of an arc does what workers ask, and
+says so to the next server in the chain, which does the same and says so to the one after it. What
+the tail has done every server of the chain has: then it is *done*, and its worker is told.
+
+Each server counts the changes of its copy of an arc: its *version*. Whatever is sent says which
+version it makes, so that a new view may have it sent again, by another server and in other company,
+and a copy that has it already leaves it out. Between two servers messages have numbers as well, are
+handled in their order and acknowledged together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from shoal.keys import KeyRange
+from shoal.protocol.gate import Ends
+from shoal.protocol.links import Change, Incoming, Link, Operation, ReplicationOptions
+from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
+from shoal.protocol.messages import Part, Replicate, Replicated
+from shoal.protocol.shards import Loads, Staged
+from shoal.protocol.views import FOREVER, NO_VIEW, NodeId, View, ViewId
+from shoal.protocol.windows import Copy, Taking
+
+Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for a part
+
+
+class Replication:
+    """One server's place in the chains of its arcs.
+
+    copies: by the number of their shard
+    rank:   of this server
+    now:    set before each event
+    """
+
+    def __init__(self, options: ReplicationOptions | None = None) -> None:
+        self.options = options or ReplicationOptions()
+        self.copies: list[Copy] = []
+        self.now = 0.0
+        self.rank = -1
+        self._view: ViewId = NO_VIEW
+        self._ids: dict[int, NodeId] = {}  # of servers, by rank
+        self._silent: dict[NodeId, float] = {}  # not heard of since their connection was lost
+        self._links: dict[NodeId, Link] = {}
+        self._incoming: dict[NodeId, Incoming] = {}
+        self._log: dict[int, Operation] = {}
+        self._next = 0
+
+    # ------------------------------------------------------------------ views
+
+    def open(self, table: int, rows: KeyRange, chain: tuple[int, ...]) -> None:
+        """The next shard is a copy of this arc."""
+        self.copies.append(Copy(len(self.copies), table, rows, chain))
+
+    def adopt(self, view: View, rank: int, out: Effects) -> tuple[bool, int | None]:
+        """The chains of this view. What is not done goes to whoever is next now.
+
+        Returns whether a chain of this server's has changed; and the clock that it has to begin
+        with, where it is the head of an arc since then.
+        """
+        self._view, self.rank = view.id, rank
+        self._ids = {member.rank: member.id for member in view.servers}
+        self._links.clear()
+        self._incoming.clear()
+        chains = {
+            (table, arc.rows): arc.chain for table, arcs in enumerate(view.arcs) for arc in arcs
+        }
+        begin: int | None = None
+        changed = False
+        for copy in self.copies:
+            was_head, before = copy.chain[0] == rank, copy.chain
+            copy.chain = chains[copy.table, copy.rows]
+            changed = changed or copy.chain != before
+            if copy.chain[0] == rank and not was_head:
+                begin = copy.reached if begin is None else min(begin, copy.reached)
+            if copy.chain[-1] == rank:
+                copy.done = copy.version
+        for operation in list(self._log.values()):
+            operation.clock = 0  # its head may have arcs by now that are not as far, and says it
+            self._send(operation, out)
+        self._forget()
+        return changed, begin
+
+    def greet(self, out: Effects) -> None:
+        """Make the connections that others wait for: of two servers the one of lower rank does."""
+        self._silent.clear()
+        for copy in self.copies:
+            at = copy.chain.index(self.rank)
+            beside = (*copy.chain[max(at - 1, 0) : at], *copy.chain[at + 1 : at + 2])
+            self._silent.update((self._ids[rank], self.now) for rank in beside if rank > self.rank)
+        self._say_hello(out)
+
+    def _say_hello(self, out: Effects) -> None:
+        for node, again_at in self._silent.items():
+            if self.now >= again_at:
+                self._silent[node] = self.now + self.options.resend_s
+                out.append(Send(node, Replicated(self._view, 0, ())))
+
+    def reached(self, number: int, clock: int) -> int:
+        """The clock that a shard's rows have come to, where this server's own is `clock`."""
+        copy = self.copies[number]
+        return clock if copy.chain[0] == self.rank else copy.reached
+
+    def latest(self) -> int:
+        """The latest clock that any head is known to have reached."""
+        return max((each.reached for each in self.copies if each.reached < FOREVER), default=0)
+
+    def alone(self, number: int) -> bool:
+        """Whether a shard has no other copy."""
+        return len(self.copies[number].chain) == 1
+
+    def ends(self, asynchronous: Sequence[bool]) -> list[Ends]:
+        """Of each copy, whose pushes and pulls come here; by table, whether it is asynchronous."""
+        found = []
+        for copy in self.copies:
+            head, tail = copy.chain[0] == self.rank, copy.chain[-1] == self.rank
+            pulls = head if asynchronous[copy.table] else tail
+            found.append(Ends(head, pulls, len(copy.chain) > 1))
+        return found
+
+    def _following(self, copy: Copy) -> NodeId | None:
+        at = copy.chain.index(self.rank) + 1
+        return self._ids[copy.chain[at]] if at < len(copy.chain) else None
+
+    def _previous(self, copy: Copy) -> NodeId | None:
+        at = copy.chain.index(self.rank) - 1
+        return self._ids[copy.chain[at]] if at >= 0 else None
+
+    # ------------------------------------------------------------------ down the chain
+
+    def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
+        """A shard has been changed by this."""
+        copy = self.copies[number]
+        copy.version += 1
+        if self._following(copy) is None:
+            copy.done = copy.version
+        return Change(copy, part, copy.version, lr, buffers)
+
+    def carry(self, operation: Operation, out: Effects) -> None:
+        """Have what was done here done on the rest of the chains."""
+        self._log[self._next] = operation
+        self._next += 1
+        self._send(operation, out)
+        self._forget()
+
+    def tell(self, clock: int, out: Effects) -> None:
+        """The clock of this head, for those who are next and have not been told with a round."""
+        self._tell(self.rank, clock, out)
+
+    def _tell(self, head: int, clock: int, out: Effects) -> None:
+        following = {self._following(copy): None for copy in self.copies if copy.chain[0] == head}
+        for to in following:
+            if to is not None and self._link(to).told.get(head, -1) < clock:
+                alone = Operation("round", head, clock, [], (), _nothing)
+                self._link(to).say(alone, [], self.now, out)
+
+    def _send(self, operation: Operation, out: Effects) -> None:
+        """To whoever is next for each of its changes."""
+        by_server: dict[NodeId, list[Change]] = {}
+        for each in operation.changes:
+            to = self._following(each.copy)
+            if to is not None and not each.done:
+                by_server.setdefault(to, []).append(each)
+        for to, changes in by_server.items():
+            self._link(to).say(operation, changes, self.now, out)
+
+    def _link(self, to: NodeId) -> Link:
+        link = self._links.get(to)
+        if link is None:
+            link = self._links[to] = Link(to, self._view, self.options)
+        return link
+
+    # ------------------------------------------------------------------ up the chain
+
+    def acknowledged(self, sender: NodeId, message: Replicated, out: Effects) -> bool:
+        """A server has everything below a number; whether that is news."""
+        self._silent.pop(sender, None)
+        link = self._links.get(sender)
+        if not message.number:  # it has heard nothing: the connection is new
+            if link is not None:
+                link.broken(self.now)
+            if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
+                out.append(Send(sender, message))
+        if link is None:
+            return False
+        news = link.heard(message.number)
+        for table, start, version in message.done:
+            for copy in self.copies:
+                if (copy.table, copy.rows.start) == (table, start) and copy.done < version:
+                    copy.done, news = min(version, copy.version), True
+        if news:
+            link.go_on(self.now, out)
+            self._forget()
+            self.answer(out)
+        return news
+
+    def _forget(self) -> None:
+        """Release what is done on all servers."""
+        for number in [number for number, each in self._log.items() if each.done]:
+            self._log.pop(number).release()
+
+    def answer(self, out: Effects) -> None:
+        """Acknowledge what is done here and after this server."""
+        for sender, incoming in self._incoming.items():
+            says = self._standing(sender, incoming)
+            if says != incoming.said:
+                incoming.said = says
+                out.append(Send(sender, says))
+
+    def _standing(self, sender: NodeId, incoming: Incoming) -> Replicated:
+        done = tuple(
+            (copy.table, copy.rows.start, copy.done)
+            for copy in self.copies
+            if self._previous(copy) == sender
+        )
+        return Replicated(self._view, incoming.expected, done)
+
+    # ------------------------------------------------------------------ from the server before
+
+    def arriving(
+        self,
+        sender: NodeId,
+        message: Replicate,
+        nbytes: int,
+        stage: Stage,
+    ) -> Arrival:
+        """Where a payload goes. Changes nothing."""
+        found = self._found(sender, message)
+        if found is None:
+            return Discard("not from the server before this one in this view")
+        incoming = self._incoming.get(sender)
+        if incoming is not None and message.number < incoming.expected:
+            return Discard("seen")
+        if len(message.parts) != len(message.versions) or len(message.parts) != len(message.rates):
+            return Discard("parts, versions and rates do not agree")
+        loads = [
+            stage(copy.number, KeyRange(part.start, part.stop), part.keys)
+            for copy, part in zip(found, message.parts, strict=True)
+        ]
+        views = [view for load in loads for view in load.views]
+        sink = Sink(views, loads)
+        return sink if sink.nbytes == nbytes else Discard("not as many bytes as its parts need")
+
+    def received(
+        self, sender: NodeId, message: Replicate, payload: Sink | None, stage: Stage, out: Effects
+    ) -> list[tuple[Replicate, list[Copy], Loads]]:
+        """What is to be done now, in this order: `handled` is to be called after each."""
+        if self._found(sender, message) is None:
+            return []
+        self._silent.pop(sender, None)
+        incoming = self._incoming.setdefault(sender, Incoming())
+        if message.number < incoming.expected:
+            out.append(Send(sender, self._standing(sender, incoming)))
+            return []
+        if payload is None or payload.revoked:
+            arrival = self.arriving(sender, message, 0, stage)
+            if not isinstance(arrival, Sink):
+                return []  # its payload was not taken: it comes again
+            payload = arrival
+        incoming.early[message.number] = message, payload.context
+        due = []
+        while incoming.expected in incoming.early:
+            following, loads = incoming.early.pop(incoming.expected)
+            incoming.expected += 1
+            due.append((following, self._found(sender, following) or [], loads))
+        return due
+
+    def handled(self, sender: NodeId, operation: Operation, out: Effects) -> None:
+        """It has been done here: pass it on, and the clock."""
+        head, clock = operation.head, operation.clock
+        self.carry(operation, out)
+        for copy in self.copies:
+            if copy.chain[0] == head and self._previous(copy) == sender:
+                copy.reached = max(copy.reached, clock)
+        self._tell(head, clock, out)
+
+    def _found(self, sender: NodeId, message: Replicate) -> list[Copy] | None:
+        """The copies that it is for; None where it is not for this server."""
+        if message.view != self._view:
+            return None
+        found = []
+        for part in message.parts:
+            copy = next(
+                (
+                    copy
+                    for copy in self.copies
+                    if copy.table == part.table
+                    and copy.rows.start <= part.start
+                    and part.stop <= copy.rows.stop
+                ),
+                None,
+            )
+            if copy is None or self._previous(copy) != sender:
+                return None
+            found.append(copy)
+        return found
+
+    # ------------------------------------------------------------------ time
+
+    def wakes_at(self) -> float:
+        return min((*(each.again_at for each in self._links.values()), *self._silent.values(), inf))
+
+    def tick(self, out: Effects) -> None:
+        """Send again what has waited too long for its acknowledgement."""
+        for link in self._links.values():
+            if self.now >= link.again_at:
+                link.again(self.now, out)
+        self._say_hello(out)
+
+    def peer_lost(self, node: NodeId, again_at: float) -> None:
+        """Send again once the connection is back."""
+        if node in self._links:
+            self._links[node].broken(again_at)
+        chained = {rank for copy in self.copies for rank in copy.chain if rank > self.rank}
+        if node in (self._ids.get(rank) for rank in chained):
+            self._silent[node] = again_at
+
+    def behind(self, numbers: Sequence[int], clock: int) -> str:
+        """Which heads have not told that `clock` is reached, of those that shards wait for."""
+        heads = {
+            f"server-{copy.chain[0]} (at {copy.reached})"
+            for copy in (self.copies[number] for number in numbers)
+            if copy.chain[0] != self.rank and copy.reached < clock
+        }
+        return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
+
+    def waits_for(self, takings: Iterable[Taking]) -> str:
+        """Who has to say that parts of a push are done."""
+        names = {
+            f"server-{each.copy.chain[each.copy.chain.index(self.rank) + 1]}"
+            for each in takings
+            if each.copy.done < each.version
+        }
+        return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""
+
+
+def _nothing() -> None:
+    """Where nothing is to be released."""

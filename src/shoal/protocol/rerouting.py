@@ -1,0 +1,77 @@
+"""Rerouting: other servers have some of the rows now, and what is under way goes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.keys import KeyRange
+from shoal.protocol.flight import Flight, Leg
+from shoal.protocol.messages import SAME, Part
+from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.routing import Router, Share
+from shoal.protocol.views import View
+
+
+def chained(view: View) -> bool:
+    """Whether any rows have replicas."""
+    return any(len(arc.chain) > 1 for arcs in view.arcs for arc in arcs)
+
+
+def moved(before: View, view: View) -> bool:
+    """Whether rows that were known before have other servers now."""
+    return any(old != new for old, new in zip(before.arcs, view.arcs, strict=False))
+
+
+def reroute(flight: Flight, before: View, router: Router, clock: int) -> None:
+    """Send what is not done to the servers that have its rows now, and the clock once more.
+
+    A server that has come to take pushes lacks some that were accepted by the one before it: it
+    takes this worker to be no further than it knows, until it is told again.
+    """
+
+    def cut(leg: Leg) -> list[Share]:
+        shares = [part.share for part in leg.open_parts()]
+        return _cut(shares, before, router, leg.advance >= 0)
+
+    flight.reroute(cut, router.view_id)
+    told = Exchange(advance=True)
+    [plan] = router.legs(told)
+    flight.add(0, told, plan, clock, clock)
+
+
+def _cut(shares: Iterable[Share], before: View, router: Router, everybody: bool) -> list[Share]:
+    """What was cut for another view, by the servers of this one."""
+    pushes: list[PushOp] = []
+    pulls: list[PullOp] = []
+    for share in shares:
+        pushed, pulled = _asked(share, before)
+        pushes += pushed
+        pulls += pulled
+    return router.cut(pushes, pulls, everybody)[1]
+
+
+def _asked(share: Share, view: View) -> tuple[list[PushOp], list[PullOp]]:
+    """A share as what a caller would ask."""
+    sent, outs = iter(share.buffers), iter(share.outs)
+    pushes: list[PushOp] = []
+    pulls = []
+
+    def keys_of(part: Part) -> memoryview | None:
+        if part.keys < 0:
+            return None
+        return next(sent).cast("Q" if view.tables[part.table].hashed else "q")
+
+    for part in share.pushes:
+        keys = keys_of(part)
+        name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
+        pushes.append(PushOp(name, rows, next(sent), keys))
+    for part in share.pulls:
+        name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
+        if part.keys == SAME:
+            keys = next(op.keys for op in pushes if (op.table, op.rows) == (name, rows))
+        else:
+            keys = keys_of(part)
+        out = share.answer if share.answer is not None else next(outs, None)
+        if out is not None:  # somebody waits for it
+            pulls.append(PullOp(name, rows, out, keys))
+    return pushes, pulls

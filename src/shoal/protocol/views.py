@@ -1,0 +1,81 @@
+"""Views: who is in, and where rows live. Plain data, as the messages that carry it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.tables.spec import TableSpec
+
+NodeId = str
+ViewId = tuple[int, int]
+Role = Literal["scheduler", "server", "worker"]
+
+FOREVER = 1 << 62  # the clock of a worker that will push no more
+NO_VIEW: ViewId = (0, 0)
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One incarnation of a node.
+
+    A worker counts in the rounds `[first_clock, last_clock)`.
+    """
+
+    id: NodeId
+    role: Role
+    rank: int
+    incarnation: int
+    address: str = ""
+    host: str = ""
+    first_clock: int = 0
+    last_clock: int = FOREVER
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+
+class Arc(msgspec.Struct, frozen=True, array_like=True):
+    """Whole fragments of a table that lie side by side, and the servers that hold them, by rank.
+
+    chain: the first, its *head*, takes pushes; the last, its *tail*, answers pulls
+    """
+
+    rows: KeyRange
+    chain: tuple[int, ...]
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
+
+    arcs:      of each table, in order; `protocol.placement` makes them
+    departed:  workers that left with a last clock which some server may still have ahead
+    """
+
+    term: int
+    number: int
+    servers: tuple[Member, ...]
+    workers: tuple[Member, ...]
+    tables: tuple[TableSpec, ...] = ()
+    arcs: tuple[tuple[Arc, ...], ...] = ()
+    departed: tuple[Member, ...] = ()
+    reason: str = ""
+
+    @property
+    def id(self) -> ViewId:
+        return (self.term, self.number)
+
+    def member(self, node: NodeId) -> Member | None:
+        return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
+
+    def arcs_of(self, table: str) -> tuple[Arc, ...]:
+        """The arcs of the table of that name, which is one of this view's."""
+        return next(
+            arcs for spec, arcs in zip(self.tables, self.arcs, strict=True) if spec.name == table
+        )
+
+    def named(self, table: str) -> int | None:
+        """The number of the table of that name."""
+        return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)

@@ -1,0 +1,83 @@
+"""What the servers of a simulated run hold at its end: every push once, on every replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.shards import Shard
+from shoal.protocol.views import NodeId
+from shoal.sim.checkers import check_one_round, check_untorn, violated
+from shoal.sim.workload import STAMP_FRAGMENT, Workload
+from shoal.tables.dense import DenseShard
+from shoal.tables.handled import HandledShard
+from shoal.tables.sparse import SparseShard
+
+
+def check_holdings(
+    servers: Mapping[NodeId, ServerMachine], work: Workload, keys: int, one_round: bool
+) -> None:
+    """`lost`, `exactly once`, `torn`, `called once`, `split round`, and `replicas`."""
+    handled, stamps = [], []
+    longest = max(len(c.chain) for m in servers.values() for c in m.replication.copies)
+    ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
+    for machine in servers.values():
+        for copy, shard in zip(machine.replication.copies, machine.shards, strict=True):
+            if isinstance(shard, HandledShard):
+                handled.append(shard)
+                continue
+            at = copy.chain.index(machine.session.rank)
+            if shard.spec.name == "stamp":
+                assert isinstance(shard, DenseShard)
+                rows = shard.rows.numpy()
+                check_untorn(rows.ravel(), STAMP_FRAGMENT)
+                if at == len(copy.chain) - 1:
+                    stamps.append(rows)
+                continue
+            last = at == len(copy.chain) - 1
+            for ledger in ledgers[at : None if last else at + 1]:
+                _add(ledger, shard)
+    for ledger in ledgers:
+        work.ledger.check_end(ledger)
+    check_replicas(servers)
+    if work.calls is not None:
+        work.calls.check_end(handled)
+    if one_round:
+        check_one_round(stamps)
+
+
+def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
+    """`replicas`: copies of an arc that have been changed as often are the same, bit for bit."""
+    seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
+    for node, machine in servers.items():
+        for copy, shard in zip(machine.replication.copies, machine.shards, strict=True):
+            if isinstance(shard, HandledShard):
+                continue
+            key, data = (copy.table, copy.rows.start, copy.version), _content(shard)
+            other, expected = seen.setdefault(key, (node, data))
+            if data != expected:
+                text = f"version {copy.version} of {shard.spec.name}{copy.rows}"
+                raise violated("replicas", f"{text} differs on {other} and {node}")
+
+
+def _content(shard: Shard) -> bytes:
+    if isinstance(shard, SparseShard):
+        records = shard.records[: len(shard) * shard.stride].reshape(len(shard), shard.stride)
+        changed = np.flatnonzero(records.any(axis=1))  # some were only read here
+        order = changed[np.argsort(shard.keys[: len(shard)][changed])]
+        return shard.keys[order].tobytes() + records[order].tobytes()
+    assert isinstance(shard, DenseShard)
+    return shard.rows.numpy().tobytes()
+
+
+def _add(ledger: np.ndarray, shard: Shard) -> None:
+    """The pushes that a shard of the ledger has."""
+    if isinstance(shard, SparseShard):
+        rows = shard.records[: len(shard) * shard.stride]
+        check_untorn(rows, shard.stride)
+        ledger[shard.keys] += rows[:: shard.stride]
+    else:
+        assert isinstance(shard, DenseShard)
+        ledger[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()

@@ -1,0 +1,322 @@
+"""Chains: what a head does is done by the others, and only then acknowledged."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Discard, Received, Send, Ticked
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Freeze,
+    Frozen,
+    NewView,
+    Part,
+    Probe,
+    Replicate,
+    Replicated,
+    Reply,
+    Request,
+)
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.session import Session
+from shoal.protocol.views import Arc
+from shoal.tables.dense import DenseShard
+from shoal.tables.spec import TableSpec, asp, bsp, ssp
+
+ROWS = 4
+
+
+def table(rule=None):
+    return TableSpec(
+        "w", ROWS, (), "int64", consistency=rule or asp(), merge="sum", fragment_rows=ROWS
+    )
+
+
+class Chain:
+    """Servers of one arc, whose messages to each other are delivered when a test says so."""
+
+    def __init__(self, rigs, rule=None, length=2, workers=2):
+        self.rigs = rigs
+        self.spec = table(rule)
+        view = rigs.view_of(servers=length, workers=workers, tables=(self.spec,))
+        self.view = replace(view, arcs=((Arc(KeyRange(0, ROWS), tuple(range(length))),),))
+        self.servers = [
+            ServerMachine(Session(f"server-{rank}", "server"), DenseShard) for rank in range(length)
+        ]
+        self.under_way = []  # (from, effect) between servers
+        self.told = []  # replies to workers
+        for rank in range(length):
+            self.receive(rank, SCHEDULER, NewView(self.view))
+        self.deliver()
+
+    def receive(self, rank, sender, message, payload=b"", now=0.0):
+        machine, sink = self.servers[rank], None
+        if payload:
+            arrival = machine.arriving(sender, message, len(payload))
+            if not isinstance(arrival, Discard):
+                sink = arrival
+                sink.fill(memoryview(payload))
+        self._keep(rank, machine.handle(Received(sender, message, sink), now))
+
+    def _keep(self, rank, effects):
+        self.servers[rank].check()
+        for each in effects:
+            if isinstance(each, Send) and each.to.startswith("server"):
+                payload = b"".join(bytes(buffer) for buffer in each.buffers)
+                self.under_way.append((rank, each.to, each.message, payload))
+            elif isinstance(each, Send) and isinstance(each.message, Reply):
+                rows = memoryview(b"".join(bytes(b) for b in each.buffers)).cast("q").tolist()
+                self.told.append((each.to, each.message.seq, each.message.code, rows))
+
+    def tick(self, rank, now):
+        self._keep(rank, self.servers[rank].handle(Ticked(), now))
+
+    def deliver(self, kind=object, times=1):
+        """Deliver what is under way, and what comes of it."""
+        while any(isinstance(each[2], kind) for each in self.under_way):
+            at = next(i for i, each in enumerate(self.under_way) if isinstance(each[2], kind))
+            source, to, message, payload = self.under_way.pop(at)
+            for _ in range(times):
+                self.receive(int(to[-1]), f"server-{source}", message, payload)
+
+    def ask(self, rank, worker, seq, *values, **more):
+        """A request to a server; returns what workers were told since."""
+        self.told = []
+        payload = self.rigs.as_bytes(*values) if values else b""
+        if values:
+            more["pushes"] = (Part(0, 0, ROWS),)
+        request = Request(self.view.id, 11 + worker, seq, 0, more.pop("clock", 0), **more)
+        self.receive(rank, f"worker-{worker}", request, payload)
+        return [(to, n, code) for to, n, code, _ in self.told]
+
+    def rows(self, rank):
+        return self.servers[rank].shards[0].rows.view(-1).tolist()
+
+    def without(self, *dead):
+        """A view in which these servers are gone."""
+        before = self.view
+        living = tuple(m for m in before.servers if m.rank not in dead)
+        arcs = tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r not in dead)) for a in arcs)
+            for arcs in before.arcs
+        )
+        self.view = replace(before, number=before.number + 1, servers=living, arcs=arcs)
+        self.under_way = [each for each in self.under_way if each[0] not in dead]
+        self.told = []
+        for member in living:
+            self.receive(member.rank, SCHEDULER, NewView(self.view))
+
+
+@pytest.fixture
+def chain(rigs):
+    return Chain(rigs)
+
+
+def test_a_push_is_acknowledged_when_the_tail_has_it(chain):
+    assert chain.ask(0, 0, 0, 1, 2, 3, 4) == []
+    assert (chain.rows(0), chain.rows(1)) == ([1, 2, 3, 4], [0, 0, 0, 0])
+    chain.deliver(Replicate)
+    assert chain.rows(1) == [1, 2, 3, 4]
+    assert chain.told == []
+    chain.deliver(Replicated)
+    assert chain.told == [("worker-0", 0, "applied", [])]
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_every_server_of_the_chain_has_it_once_whatever_comes_twice(rigs, length):
+    chain = Chain(rigs, length=length)
+    for seq in range(3):
+        chain.ask(0, 0, seq, 1, 1, 1, 1)
+    chain.told = []
+    chain.deliver(times=2)
+    assert [chain.rows(rank) for rank in range(length)] == [[3] * ROWS] * length
+    assert [seq for _, seq, code, _ in chain.told if code == "applied"] == [0, 1, 2]
+
+
+def test_what_comes_out_of_order_is_done_in_order(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.ask(0, 0, 1, 5, 5, 5, 5, assign=True)
+    chain.under_way.reverse()
+    chain.told = []
+    chain.deliver()
+    assert chain.rows(1) == chain.rows(0) == [5] * ROWS
+    assert [seq for _, seq, _, _ in chain.told] == [0, 1]
+
+
+def test_a_head_says_whom_a_push_waits_for(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.told = []
+    effects = chain.servers[0].handle(Received("worker-0", Probe(chain.view.id, 11, 0)), 0.0)
+    [reply] = [each.message for each in effects if isinstance(each, Send)]
+    assert (reply.code, reply.reason) == ("accepted", "waits for server-1 to have it as well")
+
+
+def test_what_is_lost_is_sent_again(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.under_way.clear()
+    due = chain.servers[0].replication.wakes_at()
+    chain.tick(0, due)
+    chain.deliver()
+    assert chain.rows(1) == [1] * ROWS
+    assert ("worker-0", 0, "applied", []) in chain.told
+
+
+def test_an_acknowledgement_that_is_lost_is_asked_for(rigs):
+    chain = Chain(rigs, length=3)
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.deliver(Replicate)
+    chain.under_way.clear()  # nobody hears of it
+    for round in range(1, 8):
+        for rank in range(3):
+            chain.tick(rank, 10.0 * round)
+        chain.deliver()
+    assert ("worker-0", 0, "applied", []) in chain.told
+    assert [chain.rows(rank) for rank in range(3)] == [[1] * ROWS] * 3
+
+
+# ---------------------------------------------------------------------------- rounds
+
+
+def test_a_round_is_replicated_once_and_not_each_push(rigs):
+    chain = Chain(rigs, bsp(), workers=4)
+    for worker in range(4):
+        assert chain.ask(0, worker, 0, 1, 1, 1, 1) == [(f"worker-{worker}", 0, "accepted")]
+    for worker in range(4):
+        chain.ask(0, worker, 1, advance=1)
+    sent = [(message, payload) for _, _, message, payload in chain.under_way if payload]
+    assert [message.what for message, _ in sent] == ["round"]
+    assert sum(len(payload) for _, payload in sent) == 8 * ROWS
+    chain.told = []
+    chain.deliver()
+    assert chain.rows(1) == [4] * ROWS
+    assert sorted(to for to, seq, code, _ in chain.told if (seq, code) == (0, "applied")) == [
+        f"worker-{worker}" for worker in range(4)
+    ]
+
+
+def test_a_tail_answers_when_it_has_the_round_not_when_workers_have_told_it(rigs):
+    chain = Chain(rigs, bsp(), workers=1)
+    chain.ask(0, 0, 0, 7, 7, 7, 7)
+    chain.ask(0, 0, 1, advance=1)
+    held, chain.under_way = chain.under_way, []
+    pulls = (Part(0, 0, ROWS),)
+    assert chain.ask(1, 0, 1, advance=1, pulls=pulls) == []
+    [(_, reason)] = chain.servers[1].waiting()
+    assert reason == "waits for clock 1 to come from server-0 (at 0)"
+    chain.under_way = held
+    chain.deliver()
+    assert ("worker-0", 1, "applied", [7] * ROWS) in chain.told
+
+
+def test_pulls_go_to_tails_and_pushes_to_heads(rigs):
+    chain = Chain(rigs, ssp(1))
+    assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "refused")]
+    assert chain.ask(0, 0, 1, pulls=(Part(0, 0, ROWS),)) == [("worker-0", 1, "refused")]
+    assert chain.ask(1, 0, 2, pulls=(Part(0, 0, ROWS),)) == [("worker-0", 2, "applied")]
+
+
+# ---------------------------------------------------------------------------- deaths
+
+
+def test_who_takes_over_knows_what_was_done(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.deliver(Replicate)  # and the head dies before it answers
+    chain.without(0)
+    assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "applied")]
+    assert chain.rows(1) == [1] * ROWS
+
+
+def test_who_takes_over_does_what_it_never_had(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.without(0)
+    assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "applied")]
+    assert chain.rows(1) == [1] * ROWS
+
+
+def test_a_head_whose_tail_dies_goes_on_alone(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.without(1)
+    assert chain.ask(0, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "applied")]
+    assert chain.rows(0) == [1] * ROWS
+
+
+def test_what_a_server_in_the_middle_had_alone_is_sent_by_the_head(rigs):
+    chain = Chain(rigs, length=3)
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.ask(0, 0, 1, 2, 2, 2, 2)
+    first = next(each for each in chain.under_way if isinstance(each[2], Replicate))
+    chain.receive(1, "server-0", first[2], first[3])  # 1 has the first; 2 has neither
+    chain.without(1)
+    chain.deliver()
+    assert chain.rows(0) == chain.rows(2) == [3] * ROWS
+
+
+def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
+    chain = Chain(rigs, bsp())
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1)
+        chain.ask(1, worker, 1, advance=1)  # both have told the tail that round 0 is over
+    assert chain.servers[1].clocks.minimum == 1
+    chain.without(0)
+    assert chain.servers[1].clocks.minimum == 0
+    assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "accepted")]
+    chain.ask(1, 0, 2, advance=1)
+    assert chain.rows(1) == [0] * ROWS
+    chain.ask(1, 1, 0, 1, 1, 1, 1)
+    chain.ask(1, 1, 2, advance=1)
+    assert chain.rows(1) == [2] * ROWS
+
+
+def test_nothing_of_an_earlier_view_is_done_or_believed(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    late = list(chain.under_way)
+    chain.without()  # the same servers, another view
+    for source, to, message, payload in late:
+        chain.receive(int(to[-1]), f"server-{source}", message, payload)
+    assert chain.rows(1) == [0] * ROWS
+    chain.deliver()
+    assert chain.rows(1) == [1] * ROWS
+
+
+def test_a_server_that_has_promised_a_view_does_nothing_in_this_one(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.receive(1, SCHEDULER, Freeze((1, 9)))
+    chain.deliver()
+    assert chain.rows(1) == [0] * ROWS
+
+
+def test_a_promise_says_how_far_the_heads_are(rigs):
+    chain = Chain(rigs, bsp(), workers=1)
+    chain.ask(0, 0, 0, 7, 7, 7, 7)
+    chain.ask(0, 0, 1, advance=1)
+    chain.deliver()
+    effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
+    assert [each.message for each in effects if isinstance(each, Send)] == [
+        Frozen((1, 9), ((11, 0),), 0, 1)
+    ]
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Replicate((1, 1), 0, 0, 0, "push", (Part(0, 0, ROWS),), (), ()),
+        Replicate((1, 1), 0, 0, 0, "push", (Part(0, 0, 99),), (1,), (None,)),
+        Replicate((1, 1), 0, 0, 0, "push", (Part(7, 0, ROWS),), (1,), (None,)),
+        Replicate((9, 9), 0, 0, 0, "push", (Part(0, 0, ROWS),), (1,), (None,)),
+    ],
+)
+def test_what_is_not_for_this_server_changes_nothing(chain, message):
+    chain.receive(1, "server-0", message, bytes(8 * ROWS))
+    chain.receive(0, "server-1", message, bytes(8 * ROWS))
+    assert chain.rows(0) == chain.rows(1) == [0] * ROWS
+
+
+def test_an_acknowledgement_of_what_was_not_sent_changes_nothing(chain):
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.told = []
+    chain.receive(0, "server-1", Replicated((1, 1), 99, ()))
+    chain.receive(0, "worker-1", Replicated((1, 1), 1, ((0, 0, 5),)))
+    assert chain.told == []

@@ -183,9 +183,9 @@ class ServerRig(Rig):
 class WorkerRig(Rig):
     """Worker 0, and servers that answer it by number."""
 
-    def __init__(self, *tables, servers=1, workers=2, **options):
+    def __init__(self, *tables, servers=1, workers=2, replicas=1, **options):
         super().__init__(WorkerMachine(Session("worker-0", "worker"), WorkerOptions(**options)))
-        self.view = view_of(servers=servers, workers=workers, tables=tables)
+        self.view = view_of(servers=servers, workers=workers, replicas=replicas, tables=tables)
         self.receive(SCHEDULER, NewView(self.view))
 
     def ask(self, request_id, request):

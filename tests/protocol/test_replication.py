@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
+from shoal.protocol.links import Operation
 from shoal.protocol.machine import Discard, Received, Send, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -17,6 +18,7 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
+from shoal.protocol.replication import Replication
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Arc
@@ -294,6 +296,25 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
     assert [each.message for each in effects if isinstance(each, Send)] == [
         Frozen((1, 9), ((11, 0),), 0, 1)
     ]
+
+
+def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(rigs):
+    """Who takes over an arc is not as far with it as with those that it had."""
+    low, high = KeyRange(0, 2), KeyRange(2, ROWS)
+    view = rigs.view_of(servers=3, tables=(table(),))
+    view = replace(view, arcs=((Arc(low, (0, 1, 2)), Arc(high, (1, 2))),))
+    middle, out = Replication(), []
+    middle.adopt(replace(view, arcs=()), 1, out)
+    middle.open(0, low, (0, 1, 2))
+    middle.open(0, high, (1, 2))
+    middle.adopt(view, 1, out)
+    change = middle.change(1, Part(0, 2, ROWS), None, ())
+    middle.carry(Operation("round", 1, 5, [change], (), lambda: None, 4, 1.0), out)
+    assert [each.message.clock for each in out] == [5]
+    after = replace(view, number=2, arcs=((Arc(low, (1, 2)), Arc(high, (1, 2))),))
+    out.clear()
+    assert middle.adopt(after, 1, out) == (True, 0)  # it begins with clock 0
+    assert [each.message.clock for each in out] == [0]
 
 
 # ---------------------------------------------------------------------------- bad input

@@ -6,6 +6,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol import membership as membership_module
+from shoal.protocol import scheduler as scheduler_module
 from shoal.protocol import worker as worker_module
 from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
@@ -13,7 +14,7 @@ from shoal.protocol.gate import Gate
 from shoal.protocol.links import Link
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
-from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.routing import Router
 from shoal.protocol.windows import Taking, Window
 from shoal.protocol.worker import WorkerMachine
 
@@ -46,31 +47,6 @@ def new_head_trusts_its_clocks():
 
     def adopt(self, view, rank, out):
         return right(self, view, rank, out)[0], None
-
-    with patch.object(Replication, "adopt", adopt):
-        yield
-
-
-@contextmanager
-def clock_told_with_old_operations():
-    """What is sent again says how far its head was with the arcs that it had then."""
-    right = Replication.adopt
-
-    def adopt(self, view, rank, out):
-        clocks = {number: each.clock for number, each in self._log.items()}
-        send = self._send
-
-        def with_old_clock(operation, out):
-            for number, each in self._log.items():
-                if each is operation:
-                    operation.clock = clocks[number]
-            send(operation, out)
-
-        self._send = with_old_clock
-        try:
-            return right(self, view, rank, out)
-        finally:
-            del self._send
 
     with patch.object(Replication, "adopt", adopt):
         yield
@@ -127,13 +103,6 @@ def worker_keeps_to_the_dead():
 
 
 @contextmanager
-def joins_in_a_closed_round():
-    """Who joins may push for a round that a dead head has closed."""
-    with patch.object(Replication, "latest", lambda self: 0):
-        yield
-
-
-@contextmanager
 def round_done_is_forgotten():
     """A push whose round is on its way is taken for done."""
     with patch.object(Taking, "done", property(lambda self: self.version >= 0)):
@@ -182,8 +151,6 @@ def head_answers_pulls():
     def route(self, number, rows, pushed):
         return wrong_route(self, number, rows, True)
 
-    from shoal.protocol.routing import Router
-
     wrong_route = Router._route
     with patch.object(Replication, "ends", ends), patch.object(Router, "_route", route):
         yield
@@ -206,29 +173,7 @@ def zombie_accepted():
 @contextmanager
 def chain_not_cut():
     """The view after a death still has the dead server in its chains."""
-    right = membership_module.without
-
-    def without(arcs, living):
-        return arcs
-
-    assert right is not without
-    with patch.object(membership_module, "without", without):
-        yield
-
-
-@contextmanager
-def death_ends_the_run():
-    """A server's death ends the run although its rows have replicas."""
-    right = SchedulerMachine._lost
-
-    def lost(self, node, now, out):
-        member = self.members[node]
-        if self.view is not None and member.role == "server":
-            arcs, self.view = self.view, replace(self.view, servers=(), arcs=((),))
-            del arcs
-        right(self, node, now, out)
-
-    with patch.object(SchedulerMachine, "_lost", lost):
+    with patch.object(membership_module, "without", lambda arcs, living: arcs):
         yield
 
 
@@ -236,4 +181,11 @@ def death_ends_the_run():
 def requests_outlive_their_view():
     """A server answers requests of the view before, though their workers have cut them anew."""
     with patch.object(Execution, "forget_requests", lambda self: None):
+        yield
+
+
+@contextmanager
+def death_ends_the_run():
+    """A server's death ends the run although its rows have replicas."""
+    with patch.object(scheduler_module, "lost", lambda tables, arcs, living: ["all"]):
         yield

@@ -99,8 +99,11 @@ SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr"]
 @click.option(
     "--rounds", type=click.IntRange(1), help="batches  [25; 7 of train, 3 of word2vec and ctr]"
 )
+@click.option(
+    "--replicas", type=click.IntRange(1), default=1, help="dense: pushes to so many, beside one"
+)
 @click.option("--plot", default="", help="a picture of the rows: FILE.png, .svg or .pdf")
-def bench(suite: str, as_json: bool, rounds: int | None, plot: str) -> None:
+def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: str) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
     \b
@@ -117,7 +120,7 @@ def bench(suite: str, as_json: bool, rounds: int | None, plot: str) -> None:
     from shoal.apps.places import search_path
 
     console = Console(stderr=as_json)
-    report = run_suite(suite, rounds, console, search_path(None, os.environ))
+    report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas)
     show_rows(console, report)
     if plot:
         plot_rows(report, Path(plot))

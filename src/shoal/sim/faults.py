@@ -238,12 +238,21 @@ class Faults:
             self._doomed = None
             self._count("crash server")
             self._world.crash(victim)
-            self._join_meanwhile()
+            self._meanwhile()
 
-    def _join_meanwhile(self) -> None:
-        """A worker may come while nobody has noticed a server's death."""
-        if self._random.random() < 0.3 and self._cast.add_worker() is not None:
-            self._count("join")
+    def _meanwhile(self) -> None:
+        """While nobody has noticed a server's death a worker may come, or answers be late."""
+        random, world = self._random, self._world
+        living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
+        what = random.choice(("", "join", "clog"))
+        if what == "join" and self._cast.add_worker() is not None:
+            self._count(what)
+        elif what == "clog":
+            for source in [node for node in living if node.startswith("server")]:
+                for target in [node for node in living if node.startswith("worker")]:
+                    if random.random() < 0.5:
+                        world.network.clog(source, target, world.now + 1.5 + 2 * random.random())
+            self._count(what)
 
     def _struck_down(self, sim: SimNode, effect: Send) -> bool:
         """Kill a server that is about to say something to the others, or to a worker."""
@@ -257,7 +266,7 @@ class Faults:
             return False
         self._doomed = None
         self._count(f"crash server about to {about_to}")
-        self._world.at(self._world.now, self._join_meanwhile)
+        self._world.at(self._world.now, self._meanwhile)
         return True
 
     def _count(self, fault: str) -> None:

@@ -108,6 +108,7 @@ class Plan(msgspec.Struct, frozen=True):
         random = Random(seed * 7919 + 17)
         rules = [bsp(), bsp(), ssp(0, "close"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)
+        replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
         return Plan(
             seed,
             servers,
@@ -121,8 +122,8 @@ class Plan(msgspec.Struct, frozen=True):
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
                 link_bytes=random.choice([4600, 4600, 4600, 6000]),
             ),
-            replicas=min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3])),
-            kill_server=random.random() < 0.15 or Random(seed * 19 + 7).random() < 0.4,
+            replicas=replicas,
+            kill_server=random.random() < (0.15 if replicas == 1 else 0.8),
             faults=random.randint(7, 10),
             clocks=26 if servers * workers > 3 else 44,
         )

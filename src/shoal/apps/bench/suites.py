@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, clicks, dense, sparse, training, wire, words
+from shoal.apps.bench import allreduce, chains, clicks, dense, sparse, training, wire, words
 from shoal.apps.bench.rooms import rooms
+from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 
@@ -31,19 +32,27 @@ SUITES = {
 
 
 def run_suite(
-    suite: str, rounds: int | None, console: Console, data_dirs: Sequence[Path] = ()
+    suite: str,
+    rounds: int | None,
+    console: Console,
+    data_dirs: Sequence[Path] = (),
+    replicas: int = 1,
 ) -> dict[str, Any]:
     """Measure a suite; returns the object that `--json` prints.
 
+    replicas:   of `dense`: more than one are measured beside one
     rounds:     batches; the suite's own number where it is None
     data_dirs:  where a suite looks for text and clicks
     """
     torch.set_num_threads(1)
     keep_memory()
-    chosen = SUITES[suite]
+    if replicas > 1 and suite != "dense":
+        raise UsageError(f"replicas are measured by `shoal bench dense`, not by {suite}")
+    chosen: Any = SUITES[suite] if replicas == 1 else chains
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         folder = RunFolder.create(Path(path), suite)
-        given = (data_dirs,) if chosen in (words, clicks) else ()
+        given: tuple[Any, ...] = (data_dirs,) if chosen in (words, clicks) else ()
+        given = (replicas,) if chosen is chains else given
         measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}

@@ -133,6 +133,21 @@ def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
     assert sorted(memoryview(b"".join(map(bytes, sent.buffers))).cast("q")) == [1, 2, 3, 4]
 
 
+def test_nobody_waits_for_a_server_that_had_no_rows(rigs):
+    """All servers hear of clocks, and one that is gone would keep them for ever."""
+    rig = rigs.WorkerRig(rigs.table(bsp(), rows=2), servers=3, replicas=2)
+    assert [arc.chain for arc in rig.view.arcs[0]] == [(0, 1)]
+    rig.ask(1, Exchange(advance=True))
+    for server in (0, 1):
+        rig.answer(server, 0, "applied")
+    assert rig.resolved() == {}
+    rig.receive(SCHEDULER, NewView(died(rig.view, 2)))
+    assert [each[:2] for each in asked(rig)] == [("0", 0), ("1", 0), ("0", 1), ("1", 1)]
+    for server in (0, 1):
+        rig.answer(server, 0, "applied", view=(1, 2))
+    assert rig.resolved()[1].error is None
+
+
 def test_what_moves_and_what_has_replicas(rigs):
     one = rigs.view_of(servers=2, tables=(rigs.table(),))
     two = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(),))

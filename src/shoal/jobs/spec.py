@@ -20,6 +20,12 @@ Layer = str | list[Any] | dict[str, Any]
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
 
 
+def check_replicas(replicas: int, servers: int) -> None:
+    """Each copy of a row is on a server of its own."""
+    if replicas > servers:
+        raise InvalidValue(f"{replicas} replicas are on as many servers: add --servers {replicas}")
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job. Field names are flags with `-` for `_`, and keys of a TOML file."""
 
@@ -57,10 +63,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # fmt: on
 
     def __post_init__(self) -> None:
-        if self.replicas > self.servers:
-            raise InvalidValue(
-                f"{self.replicas} replicas are on as many servers: add --servers {self.replicas}"
-            )
+        check_replicas(self.replicas, self.servers)
         if self.layers and self.model:
             raise InvalidValue("a job has a model or layers, not both")
         if self.staleness and self.strategy != "ssp":

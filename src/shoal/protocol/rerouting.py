@@ -18,8 +18,10 @@ def chained(view: View) -> bool:
 
 
 def moved(before: View, view: View) -> bool:
-    """Whether rows that were known before have other servers now."""
-    return any(old != new for old, new in zip(before.arcs, view.arcs, strict=False))
+    """Whether rows that were known before have other servers now, or one is gone that had none."""
+    gone = {member.id for member in before.servers} - {member.id for member in view.servers}
+    arcs = zip(before.arcs, view.arcs, strict=False)
+    return bool(gone) or any(old != new for old, new in arcs)
 
 
 def reroute(flight: Flight, before: View, router: Router, clock: int) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import InvalidValue
+from shoal.jobs.spec import check_replicas
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 Format = Literal["auto", "libsvm", "criteo", "dummy"]
@@ -39,6 +40,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_size: Annotated[int, Meta(ge=1, description="rows a worker and step")] = 256
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
     seed: Annotated[int, Meta(ge=0, description="of factors, layers and the order of rows")] = 0
     skip_bad_lines: Annotated[int, Meta(ge=0, description="lines that may be malformed, a worker; they are counted and left out")] = 0
     sync_timeout_ms: Annotated[int, Meta(ge=1, description="after this a wait asks for a resend, after twice this it fails")] = 10000
@@ -48,6 +50,9 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # fmt: on
 
     def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.servers)
+        if self.replicas > 1 and self.max_rows:
+            raise InvalidValue("a table with max_rows has one replica: leave out one of the two")
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
 

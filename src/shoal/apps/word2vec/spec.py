@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.jobs.spec import check_replicas
+
 
 class WordsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
@@ -26,6 +28,7 @@ class WordsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: Annotated[int, Meta(ge=1, description="lock-free (Hogwild) threads of a worker; 1 is reproducible")] = 1
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
     seed: Annotated[int, Meta(ge=0, description="of first vectors, windows and noise")] = 1
     analogies: Annotated[str, Meta(description="questions a : b = c : d to answer at the end (the form of questions-words.txt)")] = ""
     similarities: Annotated[str, Meta(description="pairs of words with people's scores, to be compared at the end (the form of wordsim353.tsv)")] = ""
@@ -34,3 +37,6 @@ class WordsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
     out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
     # fmt: on
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.servers)

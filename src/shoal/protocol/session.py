@@ -92,6 +92,11 @@ class Session:
     def name(self) -> str:
         return f"{self.role}-{self.rank}" if self.rank >= 0 else self.role
 
+    @property
+    def address(self) -> str:
+        """Where it says that it listens."""
+        return self._join.address
+
     def announce(self, address: str) -> None:
         """Where this member listens; said before it joins."""
         self._join = msgspec.structs.replace(self._join, address=address)

@@ -56,7 +56,7 @@ class RingScenario:
         )
         for index in range(self.workers):
             node = f"worker-{index}"
-            session = Session(node, "worker", node, rank=index, options=session_options)
+            session = Session(node, "worker", rank=index, options=session_options)
             session.announce(f"sim://{node}")
             machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
             world.add(node, machine, self._program(node, machine, Random(seed * 31 + index)))

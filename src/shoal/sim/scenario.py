@@ -185,8 +185,7 @@ class Scenario:
         )
         self.world.add(SCHEDULER, SchedulerMachine(self._scheduler_options))
         for index in range(plan.servers):
-            name = f"server-{index}"
-            session = Session(name, "server", name, options=self._session_options)
+            session = Session(f"server-{index}", "server", options=self._session_options)
             replication = ReplicationOptions(credit_bytes=200, resend_s=0.05, resend_max_s=0.4)
             self._servers[session.me] = ServerMachine(session, open_shard, replication)
             self.world.add(session.me, self._servers[session.me])

@@ -40,6 +40,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import Message
 from shoal.protocol.requests import Start, Wait
+from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.sim.connections import Connections
 from shoal.sim.network import Network, NetworkOptions
@@ -129,7 +130,10 @@ class World:
     # ------------------------------------------------------------------ the public side
 
     def add(self, node: NodeId, machine: Machine, program: Program | None = None) -> SimNode:
-        """Start a node now."""
+        """Start a node now. A server of this world listens, whether it says so or not."""
+        session = getattr(machine, "session", None)
+        if isinstance(session, Session) and session.role == "server" and not session.address:
+            session.announce(f"sim://{node}")
         sim = SimNode(node, machine, program)
         previous = self.nodes.get(node)
         if previous is not None:

@@ -234,7 +234,7 @@ def scheduler_restarts():
     cluster = Cluster(workers=1)
 
     def trains():
-        yield Sleep(0.5)
+        yield Sleep(1.5)  # members call the scheduler, and do so with their next heartbeat
         yield cluster.push(advance=True)
 
     def restart():

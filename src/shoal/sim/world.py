@@ -197,6 +197,7 @@ class World:
         living = target in self.nodes and self.nodes[target].alive
         if not living or not self._connections.reach(source, sim.machine, target):
             self.coverage["unreachable"] += 1
+            self._trace(f"{source} -> {target}  {describe(message)}   UNREACHABLE")
             return
         nbytes = sum(buffer.nbytes for buffer in effect.buffers)
         frame = encode(message, nbytes)

@@ -21,7 +21,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.replication import Replication
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.views import Arc
+from shoal.protocol.views import FOREVER, Arc
 from shoal.tables.dense import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
@@ -267,6 +267,20 @@ def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
     chain.ask(1, 1, 0, 1, 1, 1, 1)
     chain.ask(1, 1, 2, advance=1)
     assert chain.rows(1) == [2] * ROWS
+
+
+def test_that_nobody_works_holds_for_that_view_only(rigs):
+    """Who joins after all have left is waited for again."""
+    chain = Chain(rigs, bsp(), workers=1)
+    nobody = replace(chain.view, number=2, workers=())
+    for view in (nobody, replace(chain.view, number=3)):
+        for rank in (0, 1):
+            chain.receive(rank, SCHEDULER, NewView(view))
+        chain.deliver()
+    chain.view = replace(chain.view, number=3)
+    assert chain.servers[1].replication.reached(0, FOREVER) == 0
+    assert chain.ask(1, 0, 0, clock=1, pulls=(Part(0, 0, ROWS),)) == []
+    assert chain.servers[1].waiting()
 
 
 def test_nothing_of_an_earlier_view_is_done_or_believed(chain):

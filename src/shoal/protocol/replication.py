@@ -72,6 +72,7 @@ class Replication:
         for copy in self.copies:
             was_head, before = copy.chain[0] == rank, copy.chain
             copy.chain = chains[copy.table, copy.rows]
+            copy.ended = False
             changed = changed or copy.chain != before
             if copy.chain[0] == rank and not was_head:
                 begin = copy.reached if begin is None else min(begin, copy.reached)
@@ -101,11 +102,13 @@ class Replication:
     def reached(self, number: int, clock: int) -> int:
         """The clock that a shard's rows have come to, where this server's own is `clock`."""
         copy = self.copies[number]
-        return clock if copy.chain[0] == self.rank else copy.reached
+        if copy.chain[0] == self.rank:
+            return clock
+        return FOREVER if copy.ended else copy.reached
 
     def latest(self) -> int:
         """The latest clock that any head is known to have reached."""
-        return max((each.reached for each in self.copies if each.reached < FOREVER), default=0)
+        return max((each.reached for each in self.copies), default=0)
 
     def alone(self, number: int) -> bool:
         """Whether a shard has no other copy."""
@@ -273,7 +276,10 @@ class Replication:
         self.carry(operation, out)
         for copy in self.copies:
             if copy.chain[0] == head and self._previous(copy) == sender:
-                copy.reached = max(copy.reached, clock)
+                if clock < FOREVER:
+                    copy.reached = max(copy.reached, clock)
+                else:
+                    copy.ended = True
         self._tell(head, clock, out)
 
     def _found(self, sender: NodeId, message: Replicate) -> list[Copy] | None:

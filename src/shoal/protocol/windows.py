@@ -16,6 +16,7 @@ class Copy(msgspec.Struct, eq=False):
     version:   how often it has been changed here
     done:      ... and on all servers after this one in the chain
     reached:   the clock of the chain's head, as far as it has come here
+    ended:     all workers of this view have ended, or there are none: others may come with the next
     """
 
     number: int
@@ -25,6 +26,7 @@ class Copy(msgspec.Struct, eq=False):
     version: int = 0
     done: int = 0
     reached: int = 0
+    ended: bool = False
 
 
 class Taking(msgspec.Struct, eq=False):

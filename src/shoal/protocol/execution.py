@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
-from shoal.protocol.consistency import VectorClock, needed
+from shoal.protocol.consistency import NOW, VectorClock, needed, settles
 from shoal.protocol.describing import describe
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
@@ -206,7 +206,7 @@ class Execution:
                 shard = self._shards[number]
                 if made is not None and window.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif not request.assign and shard.spec.consistency.settles == "close":
+                elif not (request.assign or settles(shard.spec.consistency, request.clock) is NOW):
                     kept.append((number, staged))
                     if made is not None:
                         made.in_round(number, request.pushes[at])

@@ -6,8 +6,8 @@ the tail has done every server of the chain has: then it is *done*, and its work
 
 Each server counts the changes of its copy of an arc: its *version*. Whatever is sent says which
 version it makes, so that a new view may have it sent again, by another server and in other company,
-and a copy that has it already leaves it out. Between two servers messages have numbers as well, are
-handled in their order and acknowledged together.
+and a copy that has it already leaves it out. Between two servers messages have numbers as well, and
+are handled in their order; what is done is acknowledged for each arc by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server's machine: who is in, what comes in, and which of it is carried out.
 
-Architecture invariant: absent here are tensors (a `Shard` does the arithmetic), replication (one
-replica a fragment, so *acknowledged* means applied here), and any clock but `now`.
+Architecture invariant: absent here are tensors (a `Shard` does the arithmetic), the ways of chains
+(`Replication` knows them), and any clock but `now`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
+from shoal.protocol.holding import Holding
 from shoal.protocol.links import Operation
 from shoal.protocol.machine import Discard, Received, Send, Ticked
 from shoal.protocol.messages import (
@@ -317,17 +318,17 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     low, high = KeyRange(0, 2), KeyRange(2, ROWS)
     view = rigs.view_of(servers=3, tables=(table(),))
     view = replace(view, arcs=((Arc(low, (0, 1, 2)), Arc(high, (1, 2))),))
-    middle, out = Replication(), []
-    middle.adopt(replace(view, arcs=()), 1, out)
-    middle.open(0, low, (0, 1, 2))
-    middle.open(0, high, (1, 2))
+    holding, out = Holding(DenseShard), []
+    middle = Replication(holding.copies)
+    holding.adopt(view, 1)
     middle.adopt(view, 1, out)
     change = middle.change(1, Part(0, 2, ROWS), None, ())
     middle.carry(Operation("round", 1, 5, [change], (), lambda: None, 4, 1.0), out)
     assert [each.message.clock for each in out] == [5]
     after = replace(view, number=2, arcs=((Arc(low, (1, 2)), Arc(high, (1, 2))),))
     out.clear()
-    assert middle.adopt(after, 1, out) == (True, 0)  # it begins with clock 0
+    assert holding.adopt(after, 1).begin == 0
+    middle.adopt(after, 1, out)
     assert [each.message.clock for each in out] == [0]
 
 

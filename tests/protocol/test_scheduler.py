@@ -56,7 +56,7 @@ def make(rigs):
                     self.promise()
 
         def promise(self, clocks=(), open_round=0):
-            frozen = Frozen(self.machine._proposal[0], clocks, open_round)
+            frozen = Frozen(self.machine._proposal.number, clocks, open_round)
             for node, member in list(self.machine.members.items()):
                 if member.role == "server":
                     self.receive(node, frozen)
@@ -145,9 +145,11 @@ def test_joins_that_come_too_late_or_too_many_are_refused_with_the_reason(make):
     assert rig.sent() == [NotJoined("there is a scheduler already")]
 
 
-def test_servers_cannot_join_later_even_where_workers_can(make):
-    rig = make(elastic=True)
+def test_servers_join_later_even_where_workers_cannot(make):
+    rig = make()
     rig.join("server-0", "worker-0", "worker-1", "server-1")
+    assert [member.name for member in rig.machine.view.servers] == ["server-0", "server-1"]
+    rig.join("worker-2")
     assert "too late" in rig.sent(NotJoined)[0].reason
 
 

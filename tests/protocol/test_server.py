@@ -17,6 +17,7 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
+from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, Member
@@ -320,7 +321,7 @@ def test_nothing_is_served_before_the_first_view(rigs):
 
 
 def test_a_server_enters_barriers_too(server):
-    server.handle(Asked(1, ("all", ("workers", "servers"))))
+    server.handle(Asked(1, EnterBarrier("all", ("workers", "servers"))))
     assert server.sent() == [Enter(1, "all", 0, ("workers", "servers"))]
 
 

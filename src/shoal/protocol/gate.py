@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -11,7 +11,7 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.messages import SAME, Part, Probe, Request
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
-from shoal.protocol.windows import WINDOW, Window
+from shoal.protocol.windows import WINDOW, Copy, Cut, Window
 from shoal.tables.spec import TableSpec
 
 Verdict = Literal[
@@ -48,30 +48,30 @@ class Footprint(msgspec.Struct, eq=False):
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """Whether the pushes of a shard come to this server, and its pulls; whether others have it."""
+    """Whether the pushes of a shard come to this server, and its pulls."""
 
     pushes: bool
     pulls: bool
-    chained: bool
 
 
 class Gate:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
+    draining:        nothing new is let in before the next view, or until it takes too long
     windows:         the view's workers, each with the requests of its that were seen
     held:            for each table, the rows of each shard of it that is here, with its number
-    replicated:      whether other servers hold any of them, or did
+    replicated:      whether other servers have any of these rows, or have had
     """
 
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
+        self.draining = False
         self.windows: dict[NodeId, Window] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
-        self._shards = 0
-        self._ends: Sequence[Ends] = ()  # of each shard
+        self._ends: dict[int, Ends] = {}  # of each shard
         self.replicated = False
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
@@ -80,24 +80,39 @@ class Gate:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.promised > self.view
 
-    def open(self, spec: TableSpec, held: Sequence[KeyRange]) -> None:
-        """The next table is here, with a shard for each of these ranges."""
-        first = self._shards
-        self._shards += len(held)
-        self.held.append([(rows, first + at) for at, rows in enumerate(held)])
-        self._hashed.append(spec.hashed)
-
-    def place(self, ends: Sequence[Ends], changed: bool) -> None:
-        """Which of its shards' pushes and pulls come here.
+    def place(
+        self, tables: Sequence[TableSpec], copies: Mapping[int, Copy], rank: int, changed: bool
+    ) -> None:
+        """Which rows are here, and whose pushes and pulls come here.
 
         changed: others did in the view before
         """
-        self._ends = ends
+        self._hashed = [spec.hashed for spec in tables]
+        self.held = [[] for _ in tables]
+        for number, copy in copies.items():
+            self.held[copy.table].append((copy.rows, number))
+            head, tail = copy.arc.head == rank, copy.arc.tail == rank
+            asynchronous = tables[copy.table].consistency.name == "asp"
+            self._ends[number] = Ends(head, head if asynchronous else tail)
         self._footprints.clear()
-        self.replicated = self.replicated or any(each.chained for each in ends)
         if changed:
             for window in self.windows.values():
                 window.older = {*window.codes, *window.taken}
+
+    def recut(self, cut: Cut) -> None:
+        """Copies are in pieces: what was taken of pushes is in those that are still here."""
+        for window in self.windows.values():
+            for seq, takings in window.taken.items():
+                window.taken[seq] = [
+                    piece
+                    for each in takings
+                    for piece in (each.cut(cut) if each.copy.number in cut else [each])
+                ]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no push is half applied."""
+        return not any(window.landed for window in self.windows.values())
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
@@ -106,7 +121,7 @@ class Gate:
     def adopt(self, view: View) -> None:
         """The view is here. Who is still in it keeps the window of its incarnation."""
         self.promise(view.id)
-        self.view = view.id
+        self.view, self.draining = view.id, False
         known = {window.incarnation: window for window in self.windows.values()}
         self.windows = {
             m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank) for m in view.workers
@@ -122,6 +137,8 @@ class Gate:
         seq = request.seq
         if seq < window.settled_below:
             return "settled"
+        if self.draining and seq not in window.landed:
+            return "frozen"
         if self.replicated and (seq in window.older or _only_copied(window, seq)):
             return self._looked_at_whole(window, request)
         if seq in window.codes:
@@ -154,6 +171,7 @@ class Gate:
         return (
             view == self.view
             and self.promised <= view
+            and (not self.draining or request.seq in window.landed)
             and request.seq not in window.codes
             and request.seq >= window.settled_below
         )

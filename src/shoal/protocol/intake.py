@@ -9,6 +9,7 @@ left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
@@ -43,7 +44,7 @@ class Intake:
     loan: of the rows in answers; recalled before any row changes
     """
 
-    def __init__(self, gate: Gate, shards: list[Shard]) -> None:
+    def __init__(self, gate: Gate, shards: Mapping[int, Shard]) -> None:
         self.loan = Loan()
         self._gate = gate
         self._shards = shards

@@ -10,24 +10,30 @@ from typing import Literal
 import msgspec
 
 from shoal.protocol.machine import Buffers, Effects, Send
-from shoal.protocol.messages import Part, Replicate, Replicated
+from shoal.protocol.messages import Part, Past, Replicate, Replicated, State
 from shoal.protocol.shards import Loads
 from shoal.protocol.views import NodeId, ViewId
 from shoal.protocol.windows import Copy
 
 Origin = tuple[int, int, int]  # incarnation, seq, settled_below
-What = Literal["push", "write", "round"]
+What = Literal["push", "write", "round", "accept"]
 
 
 class ReplicationOptions(msgspec.Struct, frozen=True):
     """
     credit_bytes:  payload that may be under way to a server (one operation may exceed it alone)
     resend_s:      what is not acknowledged is sent again after this; doubles up to resend_max_s
+    chunk_bytes:   of a piece of rows for a server that learns them: requests wait behind one
+    state_bytes_per_s:  of such pieces, for each arc
+    drain_s:       how long nobody is let in while this server drains
     """
 
     credit_bytes: int = 256 << 20
     resend_s: float = 0.5
     resend_max_s: float = 4.0
+    chunk_bytes: int = 1 << 20
+    state_bytes_per_s: float = 256e6
+    drain_s: float = 2.0
 
 
 class Change(msgspec.Struct, eq=False):
@@ -64,7 +70,9 @@ class Operation(msgspec.Struct, eq=False):
     def done(self) -> bool:
         return all(each.done for each in self.changes)
 
-    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> Replicate:
+    def message(
+        self, changes: list[Change], view: ViewId, number: int, clock: int
+    ) -> Replicate | State:
         """What is said of some of its changes."""
         return Replicate(
             view,
@@ -81,10 +89,48 @@ class Operation(msgspec.Struct, eq=False):
         )
 
 
+class Chunk(Change, eq=False):
+    """A piece of an arc's rows for the server that learns it.
+
+    since:   the view in which that began
+    there:   it has it
+    """
+
+    since: int = 0
+    at: int = 0
+    after: int = 0
+    last: bool = False
+    past: Past | None = None
+    there: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.there
+
+
+class StateOperation(Operation, eq=False):
+    """The sending of a chunk: in one log with what is done to the rows, and in its order."""
+
+    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> State:
+        [chunk] = changes
+        assert isinstance(chunk, Chunk)
+        return State(
+            view,
+            number,
+            chunk.part,
+            chunk.version,
+            chunk.since,
+            chunk.at,
+            chunk.after,
+            chunk.last,
+            chunk.past,
+        )
+
+
 class Entry(msgspec.Struct, eq=False):
     """What one server is sent of an operation; without changes it is told a clock."""
 
-    message: Replicate
+    message: Replicate | State
     changes: list[Change]
 
     @property
@@ -120,10 +166,13 @@ class Link:
         self._under_way = 0
         self._wait_s = options.resend_s
 
-    def say(self, operation: Operation, changes: list[Change], now: float, out: Effects) -> None:
-        """Have these changes done there; or only the clock told, which is told with them."""
+    def say(
+        self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
+    ) -> None:
+        """Have these changes done there; or only the head's clock told, which is told with them."""
         head = operation.head
-        clock = self.told[head] = max(operation.clock, self.told.get(head, 0))
+        if not isinstance(operation, StateOperation):
+            clock = self.told[head] = max(clock, self.told.get(head, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1
@@ -147,7 +196,11 @@ class Link:
         if not self.there < number <= self._number - len(self._unsent):
             return False
         for each in range(self.there, number):
-            self._under_way -= self._entries[each].nbytes
+            entry = self._entries[each]
+            self._under_way -= entry.nbytes
+            for change in entry.changes:
+                if isinstance(change, Chunk):
+                    change.there = True
         self.there = number
         return True
 
@@ -168,8 +221,7 @@ class Link:
         lost = [each for each in sent if each.message.number >= self.there]
         out += [Send(self.to, each.message, each.buffers) for each in lost]
         if sent and not lost:  # it has all that was sent: ask how far the others are
-            first = sent[0].message
-            out.append(Send(self.to, Replicate(self._view, first.number, first.head, first.clock)))
+            out.append(Send(self.to, Replicate(self._view, sent[0].message.number, 0, 0)))
 
     def broken(self, again_at: float) -> None:
         """The connection is; send again once it is back."""
@@ -187,5 +239,5 @@ class Incoming:
 
     def __init__(self) -> None:
         self.expected = 0
-        self.early: dict[int, tuple[Replicate, Loads]] = {}
+        self.early: dict[int, tuple[Replicate | State, Loads]] = {}
         self.said: Replicated | None = None

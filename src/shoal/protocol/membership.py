@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from shoal.protocol.messages import Frozen
-from shoal.protocol.placement import place, without
+from shoal.protocol.moving import Moves, next_arcs
+from shoal.protocol.placement import Arcs, place
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 from shoal.tables.spec import TableSpec
 
@@ -48,14 +49,17 @@ def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
 
 
 def decide_view(
-    members: Mapping[NodeId, Member], previous: View | None, expected: Expected
+    members: Mapping[NodeId, Member],
+    previous: View | None,
+    expected: Expected,
+    finished: Collection[NodeId] = (),
 ) -> tuple[bool, str]:
-    """Whether a new view is due, and why (or why not)."""
+    """Whether a new view is due, and why (or why not). Who has finished is out of the next one."""
     absent = missing(members.values(), expected)
     if previous is None:
         return (False, f"waiting for {absent}") if absent else (True, "all have joined")
     before = {m.id: m.name for m in (*previous.servers, *previous.workers)}
-    joined = sorted(m.name for m in members.values() if m.id not in before)
+    joined = sorted(m.name for m in members.values() if m.id not in before and m.id not in finished)
     left = sorted(name for node, name in before.items() if node not in members)
     if not joined and not left:
         return False, "nobody came or went"
@@ -69,43 +73,55 @@ def next_view(
     members: Iterable[Member],
     previous: View | None,
     tables: tuple[TableSpec, ...],
-    promises: Iterable[Frozen],
+    promises: Sequence[Frozen],
     reason: str,
-    replicas: int = 1,
+    moves: Moves = Moves(),  # noqa: B008 - frozen
+    finished: Collection[NodeId] = (),
 ) -> View:
     """The view itself, from what every server promised.
 
     Servers are frozen between their promise and the view, so these clocks do not move:
     a worker that is gone counts in every round that *any* server saw it finish (it had been
     accepted by all of them before it told one, rule 5), and a new worker's first round is the
-    latest that is open anywhere, so that no server has closed it, nor one that is gone.
+    latest that is open anywhere, so that no server has closed it, nor one that is gone. A worker
+    that has finished counts in all rounds, and nobody waits for it any more.
+
+    moves:     what may be done to chains
+    finished:  of the members, those whose work is done
     """
-    promised = list(promises)
     reached: dict[int, int] = {}
-    for promise in promised:
+    for promise in promises:
         for incarnation, clock in promise.clocks:
             reached[incarnation] = max(reached.get(incarnation, 0), clock)
-    opened = [p.open_round for p in promised if p.open_round < FOREVER]
-    first_clock = max([*opened, *(p.replayed for p in promised)], default=0)
+    opened = [p.open_round for p in promises if p.open_round < FOREVER]
+    first_clock = max([*opened, *(p.replayed for p in promises)], default=0)
     behind = min(opened, default=0)
     known = {m.id: m for m in previous.workers} if previous else {}
     present = sorted(members, key=lambda m: (m.role, m.rank))
-    alive = {m.id for m in present}
+    alive = {m.id for m in present if m.id not in finished}
     workers = tuple(
         known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock)
         for m in present
-        if m.role == "worker"
+        if m.role == "worker" and m.id in alive
     )
     gone = [
-        msgspec.structs.replace(m, last_clock=reached.get(m.incarnation, m.first_clock))
+        msgspec.structs.replace(
+            m,
+            last_clock=FOREVER if m.id in finished else reached.get(m.incarnation, m.first_clock),
+        )
         for m in (previous.workers if previous else ())
         if m.id not in alive
     ]
     servers = tuple(m for m in present if m.role == "server")
-    arcs = without(previous.arcs, {m.rank for m in servers}) if previous else ()
+    arcs: tuple[Arcs, ...] = ()
+    if previous is not None:
+        arcs = next_arcs(previous, servers, moves, number[1])
+    staying = [m for m in servers if m.id not in moves.leaving] or servers
     arcs += tuple(
-        place(tables[number], servers, replicas, number) for number in range(len(arcs), len(tables))
+        place(tables[at], staying, moves.replicas, at) for at in range(len(arcs), len(tables))
     )
+    at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
+    servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
     earlier = [m for m in (previous.departed if previous else ()) if m.last_clock > behind]
     return View(
         term=number[0],
@@ -116,4 +132,5 @@ def next_view(
         arcs=arcs,
         departed=(*earlier, *gone),
         reason=reason,
+        drained=moves.drained,
     )

@@ -108,6 +108,18 @@ class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
     progress: int
 
 
+class Drain(Body, frozen=True, array_like=True, tag=True):
+    """The scheduler prepares view `view`: take no requests, and say when all is on all replicas."""
+
+    view: ViewId
+
+
+class Drained(Body, frozen=True, array_like=True, tag=True):
+    """What this server did first is on all servers of its chains."""
+
+    view: ViewId
+
+
 class Freeze(Body, frozen=True, array_like=True, tag=True):
     """The scheduler prepares view `view`: promise to act in no earlier one."""
 
@@ -118,12 +130,31 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     """The promise, with this server's clocks: (incarnation, clock) pairs and the open round.
 
     replayed: the open round of the heads that it follows, as far as it knows
+    drained:  nothing has come in since it drained for this view
     """
 
     view: ViewId
     clocks: tuple[tuple[int, int], ...]
     open_round: int
     replayed: int = 0
+    drained: bool = False
+
+
+class Learned(Body, frozen=True, array_like=True, tag=True):
+    """A learner has all of these arcs: (table, first row, since which view)."""
+
+    incarnation: int
+    arcs: tuple[tuple[int, int, int], ...]
+
+
+class Leave(Body, frozen=True, array_like=True, tag=True):
+    """This server wants to go, once its rows are on others. Answered by End, or by Stays."""
+
+    incarnation: int
+
+
+class Stays(Body, frozen=True, array_like=True, tag=True):
+    reason: str
 
 
 class NewView(Body, frozen=True, array_like=True, tag=True):
@@ -241,7 +272,8 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     number:    of those from this server to that one in this view
     head:      the rank of the server that did it first
     clock:     of the head: all rounds below it are in this one or in earlier ones
-    what:      a push or a write, as its worker sent it, or what a round came to
+    what:      a push or a write, as its worker sent it, what a round came to, or a push that waits
+               for its round, as its head has accepted it
     parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
                and the learning rate that overrides the table's
     origins:   the pushes in it: (incarnation, seq, settled_below)
@@ -252,13 +284,18 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     number: int
     head: int
     clock: int
-    what: Literal["push", "write", "round"] = "round"
+    what: Literal["push", "write", "round", "accept"] = "round"
     parts: tuple[Part, ...] = ()
     versions: tuple[int, ...] = ()
     rates: tuple[float | None, ...] = ()
     origins: tuple[tuple[int, int, int], ...] = ()
     round: int = -1
     weight: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there is a version and a rate for each part."""
+        return len(self.parts) == len(self.versions) == len(self.rates)
 
 
 class Replicated(Body, frozen=True, array_like=True, tag=True):
@@ -273,6 +310,46 @@ class Replicated(Body, frozen=True, array_like=True, tag=True):
     view: ViewId
     number: int
     done: tuple[tuple[int, int, int], ...]
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """The pushes of a worker's incarnation that are in some rows: by request, with their parts."""
+
+    incarnation: int
+    settled_below: int
+    pushes: tuple[tuple[int, tuple[Part, ...]], ...]
+
+
+class Past(msgspec.Struct, frozen=True, array_like=True):
+    """What belongs to an arc's rows besides them. weights: of closed rounds."""
+
+    seen: tuple[Seen, ...]
+    weights: tuple[tuple[int, float], ...]
+
+
+class State(Body, frozen=True, array_like=True, tag=True):
+    """A piece of an arc's rows as they are at `version`, for the server that learns it.
+
+    number:     as of a Replicate, in one order with them
+    since:      the view in which this learning began
+    at, after:  the position of this piece, and of the next; nothing but the sender reads them
+    last:       there is no next
+    past:       with the first
+    """
+
+    view: ViewId
+    number: int
+    part: Part
+    version: int
+    since: int
+    at: int
+    after: int
+    last: bool
+    past: Past | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,)
 
 
 class Probe(Body, frozen=True, array_like=True, tag=True):
@@ -343,9 +420,10 @@ class Malformed(Body, frozen=True, array_like=True, tag=True):
 
 Message = (
     Challenge | Hello | Welcome | Denied
-    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | Freeze | Frozen | NewView
+    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
+    | Drain | Drained | Freeze | Frozen | NewView | Learned | Leave | Stays
     | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Replicate | Replicated
+    | Request | Reply | Probe | Nudge | Replicate | Replicated | State
     | Piece | Lacking | Summed | Left | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

@@ -12,14 +12,27 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
-import msgspec
-
 from shoal.keys import KeyRange, split_evenly
 from shoal.protocol.views import Arc, Member
 from shoal.tables.spec import TableSpec
 
+Arcs = tuple[Arc, ...]
 
-def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> tuple[Arc, ...]:
+
+def copies_of(spec: TableSpec, replicas: int) -> int:
+    """How many servers are to have a table's rows."""
+    return replicas if movable(spec) else 1
+
+
+def movable(spec: TableSpec) -> bool:
+    """Whether rows can be on several servers, or go to others.
+
+    What handlers do, and which rows make room, is not told to other servers yet.
+    """
+    return spec.kind != "handled" and not spec.max_rows
+
+
+def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Arcs:
     """A new table's arcs: each server is the head of one, and follows in those of its neighbours.
 
     No server has more than one fragment more than another. Replicas of a fragment are on different
@@ -27,8 +40,6 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
 
     turn: which server comes first: tables of one fragment are not to be all on the same
     """
-    if spec.kind == "handled" or spec.max_rows:
-        replicas = 1  # what handlers do, and which rows make room, is not told to other servers yet
     ring = _around(servers)
     first = turn % len(ring) if ring else 0
     fragments = spec.fragments()
@@ -36,32 +47,18 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
     for at, part in enumerate(split_evenly(len(fragments), len(ring)) if ring else ()):
         if len(part):
             rows = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
-            arcs.append(Arc(rows, _chain(ring, (first + at) % len(ring), replicas)))
+            chain = _chain(ring, (first + at) % len(ring), copies_of(spec, replicas))
+            arcs.append(Arc(rows, chain))
     return tuple(arcs)
 
 
-def without(
-    arcs: tuple[tuple[Arc, ...], ...], living: Collection[int]
-) -> tuple[tuple[Arc, ...], ...]:
-    """The arcs of tables, with the living servers of their chains: whoever is next takes over."""
-    return tuple(
-        tuple(
-            msgspec.structs.replace(arc, chain=tuple(r for r in arc.chain if r in living))
-            for arc in table
-        )
-        for table in arcs
-    )
-
-
-def lost(
-    tables: Sequence[TableSpec], arcs: tuple[tuple[Arc, ...], ...], living: Collection[int]
-) -> list[str]:
-    """The rows of which no server lives, in words."""
+def lost(tables: Sequence[TableSpec], arcs: Sequence[Arcs], living: Collection[int]) -> list[str]:
+    """The rows of which no server lives that has all of them, in words."""
     return [
         f"{spec.name}{arc.rows}"
         for spec, parts in zip(tables, arcs, strict=False)
         for arc in parts
-        if not any(rank in living for rank in arc.chain)
+        if not any(rank in living for rank in arc.full)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvariantBroken
@@ -10,20 +10,20 @@ from shoal.protocol.links import Change, Operation
 from shoal.protocol.machine import Buffers
 from shoal.protocol.messages import KEY_BYTES, Part, Replicate
 from shoal.protocol.replication import Replication
+from shoal.protocol.rounds import Contribution
 from shoal.protocol.shards import Loads, Shard, Staged, Update
-from shoal.protocol.windows import Copy, Taking
+from shoal.protocol.windows import NOT_BEGUN, Copy, Taking
 
 if TYPE_CHECKING:
     from shoal.protocol.execution import Execution
     from shoal.protocol.gate import Gate
     from shoal.protocol.intake import Intake
-    from shoal.protocol.rounds import Contribution
 
 
 class Made:
     """What is being done to shards at once, for other servers to do as well."""
 
-    def __init__(self, replication: Replication, shards: Sequence[Shard]) -> None:
+    def __init__(self, replication: Replication, shards: Mapping[int, Shard]) -> None:
         self.changes: list[Change] = []
         self.takings: list[Taking] = []
         self._replication = replication
@@ -76,7 +76,7 @@ class Replay:
         self,
         gate: Gate,
         intake: Intake,
-        shards: list[Shard],
+        shards: Mapping[int, Shard],
         execution: Execution,
         replication: Replication,
     ) -> None:
@@ -96,17 +96,20 @@ class Replay:
             copies, message.parts, message.versions, message.rates, loads, strict=True
         ):
             shard = self._shards[copy.number]
-            if version <= copy.version:
+            if version <= copy.version or copy.version == NOT_BEGUN:
                 shard.release(staged)
                 continue
             fresh.append((copy, part, version, lr, staged))
-            made.about_to(copy.number, staged)
+            if message.what != "accept":
+                made.about_to(copy.number, staged)
             if message.what == "round":
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
                 shard.apply(staged, lr)
-            else:
+            elif message.what == "write":
                 shard.write(staged)
+            else:
+                self._accept(message, copy, staged, lr)
         for number, updates in settled.items():
             self._shards[number].settle(updates)
         for copy, part, version, lr, staged in fresh:
@@ -125,8 +128,26 @@ class Replay:
             message.weight,
         )
 
+    def _accept(self, message: Replicate, copy: Copy, staged: Staged, lr: float | None) -> None:
+        """Keep what the head has for a round, should this server become the head."""
+        for sender, window in self._gate.windows.items():
+            for incarnation, seq, _ in message.origins:
+                if incarnation == window.incarnation:
+                    entry = Contribution(
+                        sender,
+                        window,
+                        seq,
+                        message.round,
+                        message.weight,
+                        lr,
+                        [(copy.number, staged)],
+                    )
+                    self._execution.copied.add(message.round, entry)
+
     def _remember(self, message: Replicate, made: Made) -> None:
         """The pushes in it are here, should their workers send them again."""
+        if message.what == "accept":
+            return
         windows = {window.incarnation: window for window in self._gate.windows.values()}
         for incarnation, seq, below in message.origins:
             window = windows.get(incarnation)

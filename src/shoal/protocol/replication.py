@@ -16,10 +16,17 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from shoal.keys import KeyRange
-from shoal.protocol.gate import Ends
-from shoal.protocol.links import Change, Incoming, Link, Operation, ReplicationOptions
+from shoal.protocol.links import (
+    Change,
+    Chunk,
+    Incoming,
+    Link,
+    Operation,
+    ReplicationOptions,
+    StateOperation,
+)
 from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
-from shoal.protocol.messages import Part, Replicate, Replicated
+from shoal.protocol.messages import Part, Replicate, Replicated, State
 from shoal.protocol.shards import Loads, Staged
 from shoal.protocol.views import FOREVER, NO_VIEW, NodeId, View, ViewId
 from shoal.protocol.windows import Copy, Taking
@@ -35,9 +42,9 @@ class Replication:
     now:    set before each event
     """
 
-    def __init__(self, options: ReplicationOptions | None = None) -> None:
+    def __init__(self, copies: dict[int, Copy], options: ReplicationOptions | None = None) -> None:
         self.options = options or ReplicationOptions()
-        self.copies: list[Copy] = []
+        self.copies = copies
         self.now = 0.0
         self.rank = -1
         self._view: ViewId = NO_VIEW
@@ -50,44 +57,36 @@ class Replication:
 
     # ------------------------------------------------------------------ views
 
-    def open(self, table: int, rows: KeyRange, chain: tuple[int, ...]) -> None:
-        """The next shard is a copy of this arc."""
-        self.copies.append(Copy(len(self.copies), table, rows, chain))
-
-    def adopt(self, view: View, rank: int, out: Effects) -> tuple[bool, int | None]:
-        """The chains of this view. What is not done goes to whoever is next now.
-
-        Returns whether a chain of this server's has changed; and the clock that it has to begin
-        with, where it is the head of an arc since then.
-        """
+    def adopt(self, view: View, rank: int, out: Effects) -> None:
+        """The chains of this view. What is not done goes to whoever is next now."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
         self._links.clear()
         self._incoming.clear()
-        chains = {
-            (table, arc.rows): arc.chain for table, arcs in enumerate(view.arcs) for arc in arcs
-        }
-        begin: int | None = None
-        changed = False
-        for copy in self.copies:
-            was_head, before = copy.chain[0] == rank, copy.chain
-            copy.chain = chains[copy.table, copy.rows]
-            copy.ended = False
-            changed = changed or copy.chain != before
-            if copy.chain[0] == rank and not was_head:
-                begin = copy.reached if begin is None else min(begin, copy.reached)
-            if copy.chain[-1] == rank:
-                copy.done = copy.version
         for operation in list(self._log.values()):
+            operation.changes = [each for each in operation.changes if self._holds(each)]
             operation.clock = 0  # its head may have arcs by now that are not as far, and says it
             self._send(operation, out)
         self._forget()
-        return changed, begin
+
+    def _holds(self, change: Change) -> bool:
+        """Whether its copy is still here; and who is sent it, if it is a chunk."""
+        copy = change.copy
+        if self.copies.get(copy.number) is not copy:
+            return False
+        if not isinstance(change, Chunk):
+            return True
+        return copy.arc.learning == change.since and copy.arc.tail == self.rank
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was done here is on the rest of the chains."""
+        return all(isinstance(each, StateOperation) for each in self._log.values())
 
     def greet(self, out: Effects) -> None:
         """Make the connections that others wait for: of two servers the one of lower rank does."""
         self._silent.clear()
-        for copy in self.copies:
+        for copy in self.copies.values():
             at = copy.chain.index(self.rank)
             beside = (*copy.chain[max(at - 1, 0) : at], *copy.chain[at + 1 : at + 2])
             self._silent.update((self._ids[rank], self.now) for rank in beside if rank > self.rank)
@@ -108,20 +107,11 @@ class Replication:
 
     def latest(self) -> int:
         """The latest clock that any head is known to have reached."""
-        return max((each.reached for each in self.copies), default=0)
+        return max((each.reached for each in self.copies.values()), default=0)
 
     def alone(self, number: int) -> bool:
         """Whether a shard has no other copy."""
         return len(self.copies[number].chain) == 1
-
-    def ends(self, asynchronous: Sequence[bool]) -> list[Ends]:
-        """Of each copy, whose pushes and pulls come here; by table, whether it is asynchronous."""
-        found = []
-        for copy in self.copies:
-            head, tail = copy.chain[0] == self.rank, copy.chain[-1] == self.rank
-            pulls = head if asynchronous[copy.table] else tail
-            found.append(Ends(head, pulls, len(copy.chain) > 1))
-        return found
 
     def _following(self, copy: Copy) -> NodeId | None:
         at = copy.chain.index(self.rank) + 1
@@ -152,12 +142,22 @@ class Replication:
         """The clock of this head, for those who are next and have not been told with a round."""
         self._tell(self.rank, clock, out)
 
-    def _tell(self, head: int, clock: int, out: Effects) -> None:
-        following = {self._following(copy): None for copy in self.copies if copy.chain[0] == head}
+    def _tell(self, head: int, own: int, out: Effects) -> None:
+        copies = [copy for copy in self.copies.values() if copy.arc.head == head]
+        following = {self._following(copy): None for copy in copies}
         for to in following:
+            clock = self._clock_of(head, own, to) if to is not None else -1
             if to is not None and self._link(to).told.get(head, -1) < clock:
                 alone = Operation("round", head, clock, [], (), _nothing)
-                self._link(to).say(alone, [], self.now, out)
+                self._link(to).say(alone, [], clock, self.now, out)
+
+    def _clock_of(self, head: int, own: int, to: NodeId | None) -> int:
+        """What that server may be told of a head's clock: all arcs that go there from here have
+        reached it, by whatever ways they have come here."""
+        if head == self.rank:
+            return own
+        arcs = [c for c in self.copies.values() if c.arc.head == head and self._following(c) == to]
+        return min((FOREVER if copy.ended else copy.reached for copy in arcs), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
         """To whoever is next for each of its changes."""
@@ -167,7 +167,8 @@ class Replication:
             if to is not None and not each.done:
                 by_server.setdefault(to, []).append(each)
         for to, changes in by_server.items():
-            self._link(to).say(operation, changes, self.now, out)
+            clock = self._clock_of(operation.head, operation.clock, to)
+            self._link(to).say(operation, changes, clock, self.now, out)
 
     def _link(self, to: NodeId) -> Link:
         link = self._links.get(to)
@@ -190,7 +191,7 @@ class Replication:
             return False
         news = link.heard(message.number)
         for table, start, version in message.done:
-            for copy in self.copies:
+            for copy in self.copies.values():
                 if (copy.table, copy.rows.start) == (table, start) and copy.done < version:
                     copy.done, news = min(version, copy.version), True
         if news:
@@ -215,7 +216,7 @@ class Replication:
     def _standing(self, sender: NodeId, incoming: Incoming) -> Replicated:
         done = tuple(
             (copy.table, copy.rows.start, copy.done)
-            for copy in self.copies
+            for copy in self.copies.values()
             if self._previous(copy) == sender
         )
         return Replicated(self._view, incoming.expected, done)
@@ -225,7 +226,7 @@ class Replication:
     def arriving(
         self,
         sender: NodeId,
-        message: Replicate,
+        message: Replicate | State,
         nbytes: int,
         stage: Stage,
     ) -> Arrival:
@@ -236,7 +237,7 @@ class Replication:
         incoming = self._incoming.get(sender)
         if incoming is not None and message.number < incoming.expected:
             return Discard("seen")
-        if len(message.parts) != len(message.versions) or len(message.parts) != len(message.rates):
+        if isinstance(message, Replicate) and not message.agrees:
             return Discard("parts, versions and rates do not agree")
         loads = [
             stage(copy.number, KeyRange(part.start, part.stop), part.keys)
@@ -247,8 +248,13 @@ class Replication:
         return sink if sink.nbytes == nbytes else Discard("not as many bytes as its parts need")
 
     def received(
-        self, sender: NodeId, message: Replicate, payload: Sink | None, stage: Stage, out: Effects
-    ) -> list[tuple[Replicate, list[Copy], Loads]]:
+        self,
+        sender: NodeId,
+        message: Replicate | State,
+        payload: Sink | None,
+        stage: Stage,
+        out: Effects,
+    ) -> list[tuple[Replicate | State, list[Copy], Loads]]:
         """What is to be done now, in this order: `handled` is to be called after each."""
         if self._found(sender, message) is None:
             return []
@@ -273,16 +279,16 @@ class Replication:
     def handled(self, sender: NodeId, operation: Operation, out: Effects) -> None:
         """It has been done here: pass it on, and the clock."""
         head, clock = operation.head, operation.clock
-        self.carry(operation, out)
-        for copy in self.copies:
+        for copy in self.copies.values():
             if copy.chain[0] == head and self._previous(copy) == sender:
                 if clock < FOREVER:
                     copy.reached = max(copy.reached, clock)
                 else:
                     copy.ended = True
+        self.carry(operation, out)
         self._tell(head, clock, out)
 
-    def _found(self, sender: NodeId, message: Replicate) -> list[Copy] | None:
+    def _found(self, sender: NodeId, message: Replicate | State) -> list[Copy] | None:
         """The copies that it is for; None where it is not for this server."""
         if message.view != self._view:
             return None
@@ -291,7 +297,7 @@ class Replication:
             copy = next(
                 (
                     copy
-                    for copy in self.copies
+                    for copy in self.copies.values()
                     if copy.table == part.table
                     and copy.rows.start <= part.start
                     and part.stop <= copy.rows.stop
@@ -319,7 +325,7 @@ class Replication:
         """Send again once the connection is back."""
         if node in self._links:
             self._links[node].broken(again_at)
-        chained = {rank for copy in self.copies for rank in copy.chain if rank > self.rank}
+        chained = {rank for copy in self.copies.values() for rank in copy.chain if rank > self.rank}
         if node in (self._ids.get(rank) for rank in chained):
             self._silent[node] = again_at
 

@@ -91,6 +91,10 @@ class EnterBarrier(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...] = ("workers",)
 
 
+class GoAway(msgspec.Struct, frozen=True):
+    """A server is to leave, once its rows are on others."""
+
+
 class FinishWork(msgspec.Struct, frozen=True):
     pass
 

@@ -3,52 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+
+from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.flight import Flight, Leg
 from shoal.protocol.messages import SAME, Part
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.protocol.routing import Router, Share
-from shoal.protocol.views import View
+from shoal.protocol.routing import LegPlan, Router, Share
+from shoal.protocol.views import Arc, View
 
 
 def chained(view: View) -> bool:
     """Whether any rows have replicas."""
-    return any(len(arc.chain) > 1 for arcs in view.arcs for arc in arcs)
+    return any(len(arc.full) > 1 for arcs in view.arcs for arc in arcs)
 
 
 def moved(before: View, view: View) -> bool:
     """Whether rows that were known before have other servers now, or one is gone that had none."""
     gone = {member.id for member in before.servers} - {member.id for member in view.servers}
     arcs = zip(before.arcs, view.arcs, strict=False)
-    return bool(gone) or any(old != new for old, new in arcs)
+    return bool(gone) or any(_ends(old) != _ends(new) for old, new in arcs)
 
 
-def reroute(flight: Flight, before: View, router: Router, clock: int) -> None:
+def joined(before: View, view: View) -> bool:
+    """Whether there is a server that has not been told of any clock."""
+    return not {m.id for m in view.servers} <= {m.id for m in before.servers}
+
+
+def _ends(arcs: tuple[Arc, ...]) -> list[tuple[KeyRange, tuple[int, ...]]]:
+    return [(arc.rows, arc.full) for arc in arcs]
+
+
+def reroute(flight: Flight, before: View, router: Router, clock: int) -> list[Leg]:
     """Send what is not done to the servers that have its rows now, and the clock once more.
+
+    Push, advance and pull that travelled together may not any more. Returns the legs of those that
+    come after their push now.
+    """
+    parted: list[Leg] = []
+
+    def cut(leg: Leg) -> list[Share]:
+        shares = [part.share for part in leg.open_parts()]
+        if leg.plan.pushed and (leg.plan.pulled or leg.advance >= 0) and not router.rides(leg.ask):
+            parted.append(copy(leg))
+            parted[-1].plan = _rest(leg, _cut(shares, before, router, "pulls", leg.advance >= 0))
+            leg.plan = replace(leg.plan, pulled=(), advances=False)
+            leg.advance = -1
+            return _cut(shares, before, router, "pushes", False)
+        return _cut(shares, before, router, "all", leg.advance >= 0)
+
+    flight.reroute(cut, router.view_id)
+    following = [
+        flight.add(leg.request_id, leg.ask, leg.plan, leg.clock, leg.advance)
+        for leg in parted
+        if leg.request_id
+    ]
+    tell(flight, router, clock)
+    return following
+
+
+def _rest(leg: Leg, shares: list[Share]) -> LegPlan:
+    return LegPlan((), leg.plan.pulled, False, leg.advance >= 0, shares)
+
+
+def tell(flight: Flight, router: Router, clock: int) -> None:
+    """Say the clock once more.
 
     A server that has come to take pushes lacks some that were accepted by the one before it: it
     takes this worker to be no further than it knows, until it is told again.
     """
-
-    def cut(leg: Leg) -> list[Share]:
-        shares = [part.share for part in leg.open_parts()]
-        return _cut(shares, before, router, leg.advance >= 0)
-
-    flight.reroute(cut, router.view_id)
     told = Exchange(advance=True)
     [plan] = router.legs(told)
     flight.add(0, told, plan, clock, clock)
 
 
-def _cut(shares: Iterable[Share], before: View, router: Router, everybody: bool) -> list[Share]:
+def _cut(
+    shares: Iterable[Share], before: View, router: Router, what: str, everybody: bool
+) -> list[Share]:
     """What was cut for another view, by the servers of this one."""
     pushes: list[PushOp] = []
     pulls: list[PullOp] = []
     for share in shares:
         pushed, pulled = _asked(share, before)
-        pushes += pushed
-        pulls += pulled
+        if what != "pulls":
+            pushes += pushed
+        if what != "pushes":
+            pulls += pulled
     return router.cut(pushes, pulls, everybody)[1]
 
 

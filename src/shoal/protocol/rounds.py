@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from shoal.protocol.shards import Staged
@@ -15,6 +17,7 @@ class Contribution(msgspec.Struct, eq=False):
     sender: NodeId
     window: Window
     seq: int
+    clock: int
     weight: float
     lr: float | None
     parts: list[tuple[int, Staged]]
@@ -35,7 +38,35 @@ class Rounds:
         return bool(self._open)
 
     def add(self, clock: int, entry: Contribution) -> None:
-        self._open.setdefault(clock, []).append(entry)
+        """Another push; or more of one, of which some is here."""
+        entries = self._open.setdefault(clock, [])
+        for known in entries:
+            if known.window is entry.window and known.seq == entry.seq:
+                new = {number for number, _ in entry.parts}
+                known.parts = [p for p in known.parts if p[0] not in new] + entry.parts
+                return
+        entries.append(entry)
+
+    def entries(self) -> list[Contribution]:
+        """Of all rounds that are open."""
+        return [entry for entries in self._open.values() for entry in entries]
+
+    def weights(self) -> tuple[tuple[int, float], ...]:
+        """Of rounds that have closed."""
+        return tuple(self._weights.items())
+
+    def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
+        """Have every part cut into what of it is still here."""
+        for clock, entries in list(self._open.items()):
+            for entry in entries:
+                entry.parts = [piece for part in entry.parts for piece in cut(*part)]
+            self._open[clock] = [entry for entry in entries if entry.parts]
+
+    def take(self) -> list[tuple[int, Contribution]]:
+        """All that is open, with its round: it is no longer here."""
+        taken = [(clock, entry) for clock, entries in self._open.items() for entry in entries]
+        self._open.clear()
+        return taken
 
     def below(self, clock: int) -> list[int]:
         """The open rounds that are to close when every worker has reached `clock`."""

@@ -172,7 +172,7 @@ class Router:
 
     def _chained(self, pushes: Sequence[PushOp]) -> bool:
         arcs = (arc for op in pushes for arc in self.view.arcs[self._number(op.table)])
-        return any(len(arc.chain) > 1 for arc in arcs)
+        return any(len(arc.full) > 1 for arc in arcs)
 
     def cut(
         self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
@@ -334,7 +334,7 @@ class Router:
                 raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
             head = pushed or spec.consistency.name == "asp"  # where its own pushes are seen first
             cuts = [
-                (self._at[arc.chain[0 if head else -1]], arc.rows & rows)
+                (self._at[arc.head if head else arc.tail], arc.rows & rows)
                 for arc in self.view.arcs[number]
             ]
             if len(self._routes) >= PLANS_KEPT:

@@ -2,8 +2,9 @@
 
 A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
 each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
-their promises stand still and the first and last clocks in the view are exact. A scheduler that
-restarts begins a new term with a new view, which also thaws servers that its former self froze.
+their promises stand still and the first and last clocks in the view are exact. Before a view that
+moves rows, servers are asked to `Drain`. A scheduler that restarts begins a new term with a new
+view, which also thaws servers that its former self froze.
 
 Architecture invariant: absent here are tables' contents and workers' data. The scheduler is not on
 the road of any push or pull.
@@ -11,6 +12,7 @@ the road of any push or pull.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -35,23 +37,28 @@ from shoal.protocol.membership import Expected, closed_up, decide_view, missing,
 from shoal.protocol.messages import (
     Abort,
     Declare,
+    Drained,
     End,
     Enter,
     Finish,
     Finished,
-    Freeze,
     Frozen,
     Heartbeat,
     HeartbeatSeen,
     Join,
     Joined,
+    Learned,
+    Leave,
     Message,
     NewView,
     NotDeclared,
     NotJoined,
     Released,
+    Stays,
 )
-from shoal.protocol.placement import lost
+from shoal.protocol.moving import Moves, settled, taken_over
+from shoal.protocol.placement import lost, movable
+from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -74,9 +81,9 @@ class SchedulerMachine:
         self._tables: tuple[TableSpec, ...] = record.view.tables if record.view else ()
         self._barriers = Barriers(dict(record.released))
         self._silent_at: dict[NodeId, float] = {}
-        self._proposal: tuple[ViewId, str] | None = None
-        self._promises: dict[NodeId, Frozen] = {}
-        self._freeze_again_at = inf
+        self._proposal: Proposal | None = None
+        self._leaving: set[NodeId] = set()  # servers that want to go
+        self._learned: set[tuple[int, int, int]] = set()  # (table, first row, rank) of this view
         self._farewell = Farewell(options.resend_s, options.linger_s)
         self._join_by = inf
         self._begun = False
@@ -109,10 +116,12 @@ class SchedulerMachine:
         if self.ended:
             at = self._farewell.wakes_at()
             return at if at < inf else None
-        waits = [self._freeze_again_at, *self._silent_at.values()]
+        waits = list(self._silent_at.values())
+        if self._proposal is not None:
+            waits.append(self._proposal.again_at)
         if self.view is None:
             waits.append(self._join_by)
-        at = min(waits)
+        at = min(waits, default=inf)
         return at if at < inf else None
 
     def check(self) -> None:
@@ -155,8 +164,8 @@ class SchedulerMachine:
             return
         for node in [n for n, at in self._silent_at.items() if now >= at]:
             self._lost(node, now, out)
-        if now >= self._freeze_again_at:
-            self._freeze(now, out)
+        if self._proposal is not None and now >= self._proposal.again_at:
+            self._proposal.ask(self._servers(), now, out)
 
     def _lost(self, node: NodeId, now: float, out: Effects) -> None:
         if self.ended:  # by the one before, in the same tick
@@ -165,11 +174,13 @@ class SchedulerMachine:
         del self._silent_at[node]
         out.append(Note("lost", {"name": member.name, "node": node}))
         if self.view is not None and member.role == "server":
-            living = {m.rank for m in self.members.values() if m.role == "server"}
-            rows = lost(self.view.tables, self.view.arcs, living)
+            living = {m.rank for m in self.view.servers if m.id in self.members}
+            rows = lost(self.view.tables, taken_over(self.view.arcs, self._learned), living)
             if rows or not living:
                 self._end(self._range_lost(member, rows), now, out)
                 return
+            if self._proposal is not None:
+                self._proposal.hurry()
         self._consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
@@ -196,7 +207,7 @@ class SchedulerMachine:
                 out.append(Send(sender, End(self._reason)))
             return
         if member is None:
-            out.append(Send(sender, End(_STRANGER)))
+            out.append(Send(sender, End("" if isinstance(message, Leave) else _STRANGER)))
             return
         if getattr(message, "incarnation", member.incarnation) != member.incarnation:
             # Its former self's, taken for dead since: an old Join of its has come in late. If that
@@ -210,8 +221,12 @@ class SchedulerMachine:
                 out.append(Send(sender, HeartbeatSeen(progress)))
                 if self.view is not None and view < self.view.id and sender not in self.finished:
                     out.append(Send(sender, NewView(self.view)))
-            case Frozen(view):
+            case Drained(view) | Frozen(view):
                 self._promised(sender, message, now, out)
+            case Learned(_, arcs):
+                self._has_learned(member, arcs, now, out)
+            case Leave():
+                self._leave(member, now, out)
             case Declare(_, spec):
                 self._declare(sender, spec, now, out)
             case Enter():
@@ -260,9 +275,10 @@ class SchedulerMachine:
             return "the run has ended"
         if role == "scheduler":
             return "there is a scheduler already"
-        if self.view is not None and not (self.options.elastic and role == "worker"):
+        elastic = self.options.elastic or (role == "server" and self.view is not None)
+        if self.view is not None and not elastic:
             return f"too late: the run has started with all its {limit} {role}s"
-        if present >= limit and not self.options.elastic:
+        if present >= limit and not elastic:
             return f"too many: this run has {limit} {role}s and all of them have joined"
         return ""
 
@@ -291,70 +307,123 @@ class SchedulerMachine:
     def _expected(self) -> Expected:
         return Expected(self.options.servers, self.options.workers)
 
+    def _servers(self) -> list[NodeId]:
+        return [node for node, member in self.members.items() if member.role == "server"]
+
     def _consider(self, now: float, out: Effects) -> None:
-        due, reason = decide_view(self.members, self.view, self._expected())
+        due, reason = decide_view(self.members, self.view, self._expected(), self.finished)
         if due:
             self._propose("", now, out)  # who came and went is looked up when it is made
+        elif self.view is not None and self._proposal is None and not self.ended:
+            planned = self._next_view((self.term, self._number + 1), drained=True)
+            if not settled(planned.arcs, self.view.arcs) or self._gone(planned):
+                self._propose("rows move", now, out, drain=True)
         elif reason != self._reason:
             out.append(Note("no view", {"reason": reason}))
         self._reason = reason
 
-    def _propose(self, reason: str, now: float, out: Effects) -> None:
+    def _propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
         """Begin to make a view; one that is being made takes in whatever comes meanwhile.
 
         So members who repeat themselves cannot put a view off for ever.
         """
         if self._proposal is None:
             self._number += 1
-            self._proposal = ((self.term, self._number), reason)
-            self._promises = {}
-            self._freeze(now, out)
-        self._conclude(now, out)  # a run without servers has nobody to wait for
+            number = (self.term, self._number)
+            self._proposal = Proposal(number, reason, drain, self.options.resend_s)
+        self._conclude(now, out)
 
-    def _freeze(self, now: float, out: Effects) -> None:
-        if self._proposal is None:
-            self._freeze_again_at = inf
+    def _promised(
+        self, sender: NodeId, promise: Drained | Frozen, now: float, out: Effects
+    ) -> None:
+        if self._proposal is None or promise.view != self._proposal.number:
             return
-        self._freeze_again_at = now + self.options.resend_s
-        for node, member in sorted(self.members.items()):
-            if member.role == "server" and node not in self._promises:
-                out.append(Send(node, Freeze(self._proposal[0])))
-
-    def _promised(self, sender: NodeId, promise: Frozen, now: float, out: Effects) -> None:
-        if self._proposal is None or promise.view != self._proposal[0]:
-            return
-        self._promises[sender] = promise
+        if isinstance(promise, Frozen):
+            self._proposal.promised(sender, promise)
+        else:
+            self._proposal.drained(sender)
         self._conclude(now, out)
 
     def _conclude(self, now: float, out: Effects) -> None:
-        """Make the view once every server has promised."""
-        if self._proposal is None:
+        """Make the view once every server has promised; a run without servers waits for nobody."""
+        if self._proposal is None or not self._proposal.go_on(self._servers(), now, out):
             return
-        servers = [n for n, m in self.members.items() if m.role == "server"]
-        if any(node not in self._promises for node in servers):
-            return
-        number, reason = self._proposal
-        self._proposal, self._freeze_again_at = None, inf
-        due, changes = decide_view(self.members, self.view, self._expected())
+        proposal, self._proposal = self._proposal, None
+        reason, promises = proposal.reason, proposal.promises(self._servers())
+        due, changes = decide_view(self.members, self.view, self._expected(), self.finished)
         if self.view is None and not due:
             return  # somebody was lost again before the first view
         if self.view is None:
             self.members = closed_up(self.members.values())
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
-        self.view = next_view(
+        drained = all(promise.drained for promise in promises)
+        self.view = self._next_view(proposal.number, drained, promises, reason)
+        self._learned.clear()
+        gone = self._gone(self.view)
+        for node in gone:
+            self._leaving.discard(node)
+            self.members.pop(node, None)
+            self._silent_at.pop(node, None)
+        self._persist(out)
+        out.append(Note("view", {"view": proposal.number, "reason": reason}))
+        told = [m.id for m in (*self.view.servers, *self.view.workers)]
+        out.extend(Send(node, NewView(self.view)) for node in told if node not in self.finished)
+        out.extend(Send(node, End()) for node in gone)
+        self._consider(now, out)
+
+    def _gone(self, view: View) -> list[NodeId]:
+        """Servers that wanted to go and have nothing left in a view."""
+        return [node for node in sorted(self._leaving) if view.member(node) is None]
+
+    def _next_view(
+        self,
+        number: ViewId,
+        drained: bool,
+        promises: Sequence[Frozen] = (),
+        reason: str = "",
+    ) -> View:
+        return next_view(
             number,
             self.members.values(),
             self.view,
             self._tables,
-            self._promises.values(),
+            promises,
             reason,
-            self.options.replicas,
+            Moves(self.options.replicas, drained, self._leaving, self._learned),
+            self.finished,
         )
-        self._persist(out)
-        out.append(Note("view", {"view": number, "reason": reason}))
-        told = [m.id for m in (*self.view.servers, *self.view.workers)]
-        out.extend(Send(node, NewView(self.view)) for node in told if node not in self.finished)
+
+    # ------------------------------------------------------------------ rows that move
+
+    def _has_learned(
+        self, member: Member, arcs: Sequence[tuple[int, int, int]], now: float, out: Effects
+    ) -> None:
+        """A learner has everything."""
+        assert self.view is not None
+        said = {(table, start): since for table, start, since in arcs}
+        for table, parts in enumerate(self.view.arcs):
+            for arc in parts:
+                if (
+                    arc.learning
+                    and arc.chain[-1] == member.rank
+                    and said.get((table, arc.rows.start)) == arc.learning
+                ):
+                    self._learned.add((table, arc.rows.start, member.rank))
+        self._consider(now, out)
+
+    def _leave(self, member: Member, now: float, out: Effects) -> None:
+        """A server wants to go."""
+        staying = [node for node in self._servers() if node not in self._leaving]
+        if self.view is None or staying == [member.id]:
+            out.append(Send(member.id, Stays("it is the last server")))
+            return
+        for spec, arcs in zip(self.view.tables, self.view.arcs, strict=True):
+            if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
+                reason = f"table {spec.name!r} cannot be moved: it is handled, or has max_rows"
+                out.append(Send(member.id, Stays(reason)))
+                return
+        self._leaving.add(member.id)
         self._consider(now, out)
 
     # ------------------------------------------------------------------ barriers, end
@@ -393,7 +462,7 @@ class SchedulerMachine:
         self.ended = True
         self._farewell.begin([n for n in self.members if n not in self.finished], error, now)
         self._reason = self._farewell.reason
-        self._proposal, self._freeze_again_at = None, inf
+        self._proposal = None
         self._persist(out)
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
         self._farewell.say(now, out)

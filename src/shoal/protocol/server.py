@@ -6,6 +6,9 @@ Architecture invariant: absent here are tensors (a `Shard` does the arithmetic),
 
 from __future__ import annotations
 
+from math import inf
+from typing import cast
+
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
@@ -15,6 +18,7 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
 from shoal.protocol.execution import Execution
 from shoal.protocol.gate import TAKEN, Gate, Verdict
+from shoal.protocol.holding import Holding
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import (
@@ -32,19 +36,26 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import (
     SCHEDULER,
+    Drain,
+    Drained,
     Freeze,
     Frozen,
+    Learned,
+    Leave,
     Message,
     Probe,
     Replicate,
     Replicated,
     Request,
+    State,
 )
 from shoal.protocol.replay import Replay
-from shoal.protocol.replication import Replication
+from shoal.protocol.replication import Replication, Stage
+from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.session import Session
-from shoal.protocol.shards import OpenShard, Shard, Staged
-from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.shards import MovableShard, OpenShard, Shard, Staged
+from shoal.protocol.transfers import Transfers
+from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
 
@@ -61,33 +72,48 @@ class ServerMachine:
         replication: ReplicationOptions | None = None,
     ) -> None:
         self.session = session
-        self.shards: list[Shard] = []
+        self._holding = Holding(open_shard)
+        self.shards = self._holding.shards
         self.clocks = VectorClock()
-        self._open_shard = open_shard
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
         self.intake = Intake(self.gate, self.shards)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
-        self.replication = Replication(replication)
+        self.replication = Replication(self._holding.copies, replication)
         self.execution = Execution(
             self.gate, self.intake, self.shards, self.clocks, self.answers, self.replication
         )
         self.replay = Replay(self.gate, self.intake, self.shards, self.execution, self.replication)
+        rounds = self.execution.rounds
+        self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
+        self._drain: Drain | None = None  # what is not answered yet
+        self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
+        self._drained: ViewId = NO_VIEW  # for which view it has been
+        self._drain_until = inf
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        if isinstance(message, Replicate):
+        if isinstance(message, Replicate | State):
             if self.frozen:
                 return Discard("frozen")
-            return self.replication.arriving(sender, message, nbytes, self._stage)
+            return self.replication.arriving(sender, message, nbytes, self._stage_of(message))
         return self.intake.arriving(sender, message, nbytes)
 
-    def _stage(self, shard: int, rows: KeyRange, keys: int) -> Staged:
-        staged: Staged = self.shards[shard].stage(rows, keys)
-        return staged
+    def _stage_of(self, message: Replicate | State) -> Stage:
+        """What gives room for its parts."""
+
+        def stage(number: int, rows: KeyRange, keys: int) -> Staged:
+            shard = self.shards[number]
+            if isinstance(message, State):
+                room: Staged = cast(MovableShard, shard).stage_snapshot(rows, keys)
+            else:
+                room = shard.stage(rows, keys)
+            return room
+
+        return stage
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -98,13 +124,26 @@ class ServerMachine:
             self.session.tick(now, out)
             if not self.frozen and now >= self.replication.wakes_at():
                 self.replication.tick(out)
+            if now >= self._drain_until:  # the others wait no longer
+                self._drain_until, self.gate.draining, self._drain = inf, False, None
         elif isinstance(event, Asked):
-            name, groups = event.request
-            self.session.enter_barrier(event.request_id, name, groups, now, out)
+            self._asked(event.request_id, event.request, now, out)
         else:  # views say who is gone; a broken connection may come back
             self.replication.peer_lost(event.node, now + BEHIND_S)
+        if not self.frozen:
+            self.transfers.go_on(now, out)
+            self._say_drained(out)
         self.session.progress += 1
         return out
+
+    def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
+        """What the shell of this server wants: to go, or to wait at a barrier."""
+        match request:
+            case EnterBarrier(name, groups):
+                self.session.enter_barrier(request_id, name, groups, now, out)
+            case GoAway():
+                question = Leave(self.session.incarnation)
+                self.session.ask("leave", request_id, question, now, out)
 
     def _received(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
@@ -117,10 +156,12 @@ class ServerMachine:
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._probe(sender, message, out)
-        elif isinstance(message, Replicate | Replicated):
+        elif isinstance(message, Replicate | Replicated | State):
             self._replicated(sender, message, event.payload, out)
         elif sender != SCHEDULER:
             self.answers.count(out, "unexpected", sender, type(message).__name__)
+        elif isinstance(message, Drain):
+            self._begin_to_drain(message, now, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
         else:
@@ -130,7 +171,9 @@ class ServerMachine:
 
     def deadline(self) -> float | None:
         at = self.session.deadline()
-        return at if self.frozen else min(at, self.replication.wakes_at())
+        if self.frozen:
+            return at
+        return min(at, self.replication.wakes_at(), self.transfers.wakes_at(), self._drain_until)
 
     def address_of(self, node: NodeId) -> str | None:
         """Of two servers the one of lower rank connects to the other."""
@@ -152,8 +195,8 @@ class ServerMachine:
 
     def holdings(self) -> list[Shard]:
         """The shards of which this server is the tail: of all servers, every row once."""
-        copies = zip(self.replication.copies, self.shards, strict=True)
-        return [shard for copy, shard in copies if copy.chain[-1] == self.session.rank]
+        copies, rank = self.replication.copies, self.session.rank
+        return [shard for number, shard in self.shards.items() if copies[number].arc.tail == rank]
 
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
         """What each of them holds: its rows, and how many have made room for others."""
@@ -166,6 +209,23 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ views
 
+    def _begin_to_drain(self, message: Drain, now: float, out: Effects) -> None:
+        if message.view > max(self.session.view_id, self.gate.promised):
+            if not self.gate.draining:
+                self.gate.draining = True
+                self.execution.flush(out)
+            self._drain = message
+            self._drain_until = now + self.replication.options.drain_s
+
+    def _say_drained(self, out: Effects) -> None:
+        if self._drain is not None and self._idle:
+            self._drained, self._drain = self._drain.view, None
+            out.append(Send(SCHEDULER, Drained(self._drained)))
+
+    @property
+    def _idle(self) -> bool:
+        return self.gate.draining and self.gate.idle and self.replication.idle
+
     def _freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self.session.view_id:
             return
@@ -174,18 +234,41 @@ class ServerMachine:
             clocks = tuple(self.clocks.items())
             first_open = self.execution.rounds.first_open
             replayed = self.replication.latest()
-            out.append(Send(SCHEDULER, Frozen(message.view, clocks, first_open, replayed)))
+            drained = self._drained == message.view and self._idle
+            promise = Frozen(message.view, clocks, first_open, replayed, drained)
+            out.append(Send(SCHEDULER, promise))
 
     def _adopt(self, view: View, out: Effects) -> None:
-        self.gate.adopt(view)
         rank = self.session.rank
-        changed, begin = self.replication.adopt(view, rank, out)
-        self._open_tables(view, out)
+        self.gate.adopt(view)
+        self._drain, self._drain_until = None, inf
+        if not self.gate.replicated and self._holding.shares(view, rank):
+            self.execution.begin_to_replicate()
+        try:
+            moved = self._holding.adopt(view, rank)
+        except ShoalError as error:  # the client checks first; this is for one that did not
+            self._unopened = error.message
+            self.session.abort(error.message, out)
+            return
+        if moved.cut:
+            self.intake.loan.recall()
+            self.gate.recut(moved.cut)
+            self.execution.recut(moved.cut)
+        self.gate.place(view.tables, self.replication.copies, rank, moved.chains)
+        self.replication.adopt(view, rank, out)
+        self.transfers.adopt()
         self.replication.greet(out)
-        asynchronous = [spec.consistency.name == "asp" for spec in view.tables]
-        self.gate.place(self.replication.ends(asynchronous), changed)
-        if changed:
+        if moved.chains:
             self.execution.forget_requests()
+        self._admit(view)
+        self.execution.take_over()
+        if moved.begin is not None and not view.drained:
+            self.clocks.reset(moved.begin)  # they say where they are once I have what I lack
+        self.execution.settle(out)
+        self._say_learned(out)
+
+    def _admit(self, view: View) -> None:
+        """The view's workers, and nobody else."""
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
@@ -193,31 +276,20 @@ class ServerMachine:
             if worker not in self._workers:
                 self.clocks.leave(worker)
                 self.execution.drop_worker(worker, last_clocks.get(worker, 0))
-        for shard in self.shards:
+        for shard in self.shards.values():
             shard.keep(self._workers)
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock)
-        if begin is not None:  # they say again where they are once they have sent again what I lack
-            self.clocks.reset(begin)
-        self.execution.settle(out)
 
-    def _open_tables(self, view: View, out: Effects) -> None:
-        rank = self.session.rank
-        for number in range(len(self.gate.held), len(view.tables)):
-            spec = view.tables[number]
-            mine = [arc for arc in view.arcs[number] if rank in arc.chain]
-            held = [arc.rows for arc in mine]
-            try:
-                shards = [self._open_shard(spec, rows) for rows in held]
-            except ShoalError as error:  # the client checks first; this is for one that did not
-                self._unopened = error.message
-                self.session.abort(error.message, out)
-                return
-            self.shards.extend(shards)
-            self.gate.open(spec, held)
-            for arc in mine:
-                self.replication.open(number, arc.rows, arc.chain)
+    def _say_learned(self, out: Effects) -> None:
+        learned = self.transfers.learned()
+        if learned != self._learned:
+            self._learned = learned
+            self.session.answered("learned", out)
+            if learned:
+                question = Learned(self.session.incarnation, learned)
+                self.session.ask("learned", 0, question, self.replication.now, out)
 
     # ------------------------------------------------------------------ requests
 
@@ -267,7 +339,11 @@ class ServerMachine:
             self.answers.reply(out, sender, request, "refused", reason)
 
     def _replicated(
-        self, sender: NodeId, message: Replicate | Replicated, payload: Sink | None, out: Effects
+        self,
+        sender: NodeId,
+        message: Replicate | Replicated | State,
+        payload: Sink | None,
+        out: Effects,
     ) -> None:
         """Another server has done something, or has done what it was told."""
         if self.frozen or message.view != self.session.view_id:
@@ -279,12 +355,17 @@ class ServerMachine:
             if not self.replication.acknowledged(sender, message, out):
                 return
         else:
-            due = self.replication.received(sender, message, payload, self._stage, out)
+            stage = self._stage_of(message)
+            due = self.replication.received(sender, message, payload, stage, out)
             for each, copies, loads in due:
+                if isinstance(each, State):
+                    self.transfers.install(each, copies[0], loads, out)
+                    continue
                 operation = self.replay.do(each, copies, loads)
                 out.append(Note("replayed", {"message": each, "from": sender}))
                 self.replication.handled(sender, operation, out)
             self.replication.answer(out)
+            self._say_learned(out)
         self.execution.look(out)
 
     # ------------------------------------------------------------------ answers

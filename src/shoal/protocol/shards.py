@@ -12,10 +12,14 @@ from shoal.tables.spec import TableSpec
 class Staged(Protocol):
     """A push that has come in whole and is not applied yet, or the keys of a pull.
 
+    rows:     what it names
+    keys:     ... of them, or None for all
     kept:     its keys are read once it is applied
     retained: its memory is not released when it is applied: other servers are to have it as well
     """
 
+    rows: KeyRange
+    keys: Any
     views: list[memoryview]
     kept: bool
     retained: bool
@@ -31,6 +35,16 @@ class Update(Protocol):
 
     @property
     def views(self) -> tuple[memoryview, ...]: ...
+
+
+class Piece(Protocol):
+    """A copy of some of a shard's rows, with the position of the next."""
+
+    rows: KeyRange
+    keys: int
+    views: tuple[memoryview, ...]
+    after: int
+    last: bool
 
 
 Loads = list[Staged]  # one per push part, then one per keyed pull part
@@ -61,7 +75,22 @@ class Shard(Protocol):
     def restore(self, held: KeyRange, state: dict[str, Any], same: bool) -> None: ...
 
 
-class RowShard(Shard, Protocol):
+class MovableShard(Shard, Protocol):
+    """One that can be in several copies, or go to other servers.
+
+    learning: it is still being sent its rows
+    """
+
+    learning: bool
+
+    def split(self, ranges: Sequence[KeyRange]) -> Sequence[Shard]: ...
+    def part_of(self, staged: Any) -> Any: ...
+    def snapshot(self, at: int, nbytes: int) -> Piece: ...
+    def stage_snapshot(self, rows: KeyRange, keys: int) -> Any: ...
+    def install(self, staged: Any) -> None: ...
+
+
+class RowShard(MovableShard, Protocol):
     """A dense table's, which has ranges of rows as well as keys."""
 
     def stream(self, rows: KeyRange) -> Any: ...

@@ -40,11 +40,27 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class Arc(msgspec.Struct, frozen=True, array_like=True):
     """Whole fragments of a table that lie side by side, and the servers that hold them, by rank.
 
-    chain: the first, its *head*, takes pushes; the last, its *tail*, answers pulls
+    chain:     the first, its *head*, takes pushes; the last, its *tail*, answers pulls
+    learning:  0, or the number of the view in which one more server, the last of the chain, began
+               to be sent the rows: a *learner*
     """
 
     rows: KeyRange
     chain: tuple[int, ...]
+    learning: int = 0
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The servers that have all of it."""
+        return self.chain[:-1] if self.learning else self.chain
+
+    @property
+    def head(self) -> int:
+        return self.chain[0]
+
+    @property
+    def tail(self) -> int:
+        return self.chain[-2] if self.learning else self.chain[-1]
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +68,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     arcs:      of each table, in order; `protocol.placement` makes them
     departed:  workers that left with a last clock which some server may still have ahead
+    drained:   nothing was under way between servers when it was made
     """
 
     term: int
@@ -62,6 +79,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     arcs: tuple[tuple[Arc, ...], ...] = ()
     departed: tuple[Member, ...] = ()
     reason: str = ""
+    drained: bool = False
 
     @property
     def id(self) -> ViewId:
@@ -79,3 +97,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     def named(self, table: str) -> int | None:
         """The number of the table of that name."""
         return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
+
+    def server_at(self, rank: int) -> Member | None:
+        return next((m for m in self.servers if m.rank == rank), None)

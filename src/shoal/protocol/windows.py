@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import Code, Part
+from shoal.protocol.views import Arc
 
 WINDOW = 256  # requests that one worker may have in flight
+NOT_BEGUN = -1
 
 
 class Copy(msgspec.Struct, eq=False):
     """A server's copy of an arc: its shard of that number.
 
-    version:   how often it has been changed here
+    version:   how often it has been changed here; NOT_BEGUN before its learner was sent anything
+    at:        of a learner: the position of the piece that it has to be sent next
     done:      ... and on all servers after this one in the chain
     reached:   the clock of the chain's head, as far as it has come here
     ended:     all workers of this view have ended, or there are none: others may come with the next
@@ -21,12 +26,33 @@ class Copy(msgspec.Struct, eq=False):
 
     number: int
     table: int
-    rows: KeyRange
-    chain: tuple[int, ...]
+    arc: Arc
     version: int = 0
     done: int = 0
     reached: int = 0
     ended: bool = False
+    at: int = 0
+
+    @property
+    def rows(self) -> KeyRange:
+        return self.arc.rows
+
+    @property
+    def chain(self) -> tuple[int, ...]:
+        return self.arc.chain
+
+    @property
+    def whole(self) -> Part:
+        """Any push to its rows is in this."""
+        return Part(self.table, self.rows.start, self.rows.stop)
+
+    def taking(self, rows: KeyRange) -> Taking:
+        """Of a part of a push that waits for its round."""
+        return Taking(Part(self.table, rows.start, rows.stop), self, -1)
+
+    def learned_by(self, rank: int) -> bool:
+        """Whether that server is still being sent it."""
+        return self.arc.learning > 0 and self.chain[-1] == rank
 
 
 class Taking(msgspec.Struct, eq=False):
@@ -42,6 +68,13 @@ class Taking(msgspec.Struct, eq=False):
     @property
     def done(self) -> bool:
         return 0 <= self.version <= self.copy.done
+
+    def cut(self, cut: Cut) -> list[Taking]:
+        """The same in the pieces of its copy."""
+        return [Taking(self.part, piece, self.version) for piece in cut[self.copy.number][1]]
+
+
+Cut = Mapping[int, tuple[Copy, Sequence[Copy]]]  # by number: a copy, and its pieces
 
 
 class Window:

@@ -50,7 +50,7 @@ from shoal.protocol.requests import (
     Exchange,
     FinishWork,
 )
-from shoal.protocol.rerouting import chained, moved, reroute
+from shoal.protocol.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.routing import Router
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, View
@@ -379,7 +379,12 @@ class WorkerMachine:
         self._router = router
         self._flight.gated = chained(view)
         if before is not None and moved(before.view, view):
-            reroute(self._flight, before.view, router, self.clock)
+            for leg in reroute(self._flight, before.view, router, self.clock):
+                pending = self._requests.get(leg.request_id)
+                if pending is not None:
+                    pending.legs.append(leg)
+        elif before is not None and joined(before.view, view):
+            tell(self._flight, router, self.clock)
         self._asking.probe_all(now, out)
         self._pump(now, out)
 

@@ -170,7 +170,7 @@ class Durability:
         self._disk: bytes | None = None
         self._record = Record()
 
-    def told(self, message: Message, disk: bytes | None) -> None:
+    def told(self, target: NodeId, message: Message, disk: bytes | None) -> None:
         if disk is not self._disk:
             self._disk = disk
             self._record = msgspec.msgpack.decode(disk, type=Record) if disk else Record()
@@ -183,7 +183,8 @@ class Durability:
             case Released(name, generation):
                 written = record.released.get(name, -1) >= generation
             case End():
-                written = record.ended or bool(message.error)
+                out = all(member.id != target for member in record.members)
+                written = record.ended or out or bool(message.error)
             case _:
                 return
         if not written:

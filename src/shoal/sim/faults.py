@@ -29,8 +29,10 @@ MENU = (
     "clog",
     "take for dead",
     "join",
+    "join server",
+    "leave server",
 )
-ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
+ABOUT_TO = ("", "replicate", "replicated", "answer", "state", "learned")  # a server, when it dies
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 
 
@@ -40,6 +42,9 @@ class Cast(Protocol):
     def phase(self) -> str: ...
     def over(self) -> bool: ...
     def add_worker(self) -> NodeId | None: ...
+    def add_server(self) -> NodeId | None: ...
+    def send_away(self, server: NodeId) -> None: ...
+    def repaired(self) -> bool: ...
     def restart_scheduler(self) -> None: ...
     def will_crash(self, worker: NodeId) -> None: ...
     def at_work(self) -> bool: ...
@@ -167,6 +172,14 @@ class Faults:
             case "join":
                 if self._cast.add_worker() is not None:
                     self._count(what)
+            case "join server":
+                if self._cast.add_server() is not None:
+                    self._count(what)
+            case "leave server":
+                servers = [name for name in names if name.startswith("server")]
+                if len(servers) > 1:
+                    self._count(what)
+                    self._cast.send_away(random.choice(servers))
 
     def _crash_worker(self, node: NodeId) -> None:
         self._cast.will_crash(node)
@@ -238,7 +251,37 @@ class Faults:
             self._doomed = None
             self._count("crash server")
             self._world.crash(victim)
-            self._meanwhile()
+            self._after_death()
+
+    def _after_death(self) -> None:
+        """Another server comes, or not; and another dies, once the chains are whole again or not.
+
+        What comes between is as random.
+        """
+        random = self._random
+        self._meanwhile()
+        if random.random() < 0.7:
+            self._world.at(self._world.now + 2 * random.random() ** 2, self._replace_server)
+        if random.random() < 0.6:
+            patient = random.random() < 0.85
+            about_to = random.choice(ABOUT_TO)
+            self._world.at(self._world.now + 0.1, lambda: self._kill_another(patient, about_to))
+
+    def _replace_server(self) -> None:
+        if not self._cast.over() and self._cast.add_server() is not None:
+            self._count("restart server")
+
+    def _kill_another(self, patient: bool, about_to: str) -> None:
+        if self._cast.over() or not self._cast.at_work() or self.healed:
+            return
+        if patient and not self._cast.repaired():
+            self._world.at(self._world.now + 0.02, lambda: self._kill_another(patient, about_to))
+            return
+        nodes = self._world.nodes
+        servers = [n for n, s in nodes.items() if n.startswith("server") and s.alive]
+        if len(servers) > 1:
+            self._count("crash another server" + ("" if patient else " at once"))
+            self._kill_server(self._random.choice(sorted(servers)), 0, about_to)
 
     def _meanwhile(self) -> None:
         """While nobody has noticed a server's death a worker may come, or answers be late."""
@@ -266,7 +309,7 @@ class Faults:
             return False
         self._doomed = None
         self._count(f"crash server about to {about_to}")
-        self._world.at(self._world.now, self._meanwhile)
+        self._world.at(self._world.now, self._after_death)
         return True
 
     def _count(self, fault: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.shards import Shard
 from shoal.protocol.views import NodeId
+from shoal.protocol.windows import Copy
 from shoal.sim.checkers import check_one_round, check_untorn, violated
 from shoal.sim.workload import STAMP_FRAGMENT, Workload
 from shoal.tables.dense import DenseShard
@@ -21,22 +22,22 @@ def check_holdings(
 ) -> None:
     """`lost`, `exactly once`, `torn`, `called once`, `split round`, and `replicas`."""
     handled, stamps = [], []
-    longest = max(len(c.chain) for m in servers.values() for c in m.replication.copies)
+    longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
     for machine in servers.values():
-        for copy, shard in zip(machine.replication.copies, machine.shards, strict=True):
+        for copy, shard in _held(machine):
             if isinstance(shard, HandledShard):
                 handled.append(shard)
                 continue
-            at = copy.chain.index(machine.session.rank)
+            at = copy.arc.full.index(machine.session.rank)
             if shard.spec.name == "stamp":
                 assert isinstance(shard, DenseShard)
                 rows = shard.rows.numpy()
                 check_untorn(rows.ravel(), STAMP_FRAGMENT)
-                if at == len(copy.chain) - 1:
+                if at == len(copy.arc.full) - 1:
                     stamps.append(rows)
                 continue
-            last = at == len(copy.chain) - 1
+            last = at == len(copy.arc.full) - 1
             for ledger in ledgers[at : None if last else at + 1]:
                 _add(ledger, shard)
     for ledger in ledgers:
@@ -52,7 +53,7 @@ def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
     """`replicas`: copies of an arc that have been changed as often are the same, bit for bit."""
     seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
     for node, machine in servers.items():
-        for copy, shard in zip(machine.replication.copies, machine.shards, strict=True):
+        for copy, shard in _held(machine):
             if isinstance(shard, HandledShard):
                 continue
             key, data = (copy.table, copy.rows.start, copy.version), _content(shard)
@@ -60,6 +61,12 @@ def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
             if data != expected:
                 text = f"version {copy.version} of {shard.spec.name}{copy.rows}"
                 raise violated("replicas", f"{text} differs on {other} and {node}")
+
+
+def _held(machine: ServerMachine) -> list[tuple[Copy, Shard]]:
+    """What a server has all of."""
+    copies, rank = machine.replication.copies, machine.session.rank
+    return [(copies[n], shard) for n, shard in machine.shards.items() if rank in copies[n].arc.full]
 
 
 def _content(shard: Shard) -> bytes:

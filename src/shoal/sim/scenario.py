@@ -12,8 +12,9 @@ from shoal.errors import InvariantBroken
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
-from shoal.protocol.placement import lost
+from shoal.protocol.placement import copies_of, lost
 from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
@@ -166,7 +167,7 @@ class Scenario:
         self._views = Views()
         self._durability = Durability()
         self._lost: dict[NodeId, None] = {}  # members that the scheduler took for dead
-        self._workers_made = 0
+        self._workers_made = self._servers_made = 0
         self._servers: dict[NodeId, ServerMachine] = {}
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
@@ -184,11 +185,8 @@ class Scenario:
             join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
         )
         self.world.add(SCHEDULER, SchedulerMachine(self._scheduler_options))
-        for index in range(plan.servers):
-            session = Session(f"server-{index}", "server", options=self._session_options)
-            replication = ReplicationOptions(credit_bytes=200, resend_s=0.05, resend_max_s=0.4)
-            self._servers[session.me] = ServerMachine(session, open_shard, replication)
-            self.world.add(session.me, self._servers[session.me])
+        for _ in range(plan.servers):
+            self.add_server()
         for _ in range(plan.workers):
             self.add_worker()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
@@ -199,7 +197,7 @@ class Scenario:
 
     def add_worker(self) -> NodeId | None:
         """Start another worker; None where the ledger has no keys for one more."""
-        if self._workers_made >= INCARNATIONS - self.plan.servers - 4:
+        if self._full():
             return None
         node = f"worker-{self._workers_made}"
         self._workers_made += 1
@@ -210,6 +208,41 @@ class Scenario:
         machine = WorkerMachine(session, options)
         self.world.add(node, machine, self.work.program(node, machine))
         return node
+
+    def add_server(self) -> NodeId | None:
+        """Start another server."""
+        if self._full():
+            return None
+        session = Session(f"server-{self._servers_made}", "server", options=self._session_options)
+        self._servers_made += 1
+        replication = ReplicationOptions(
+            credit_bytes=200, resend_s=0.05, resend_max_s=0.4, chunk_bytes=300, drain_s=0.5
+        )
+        self._servers[session.me] = ServerMachine(session, open_shard, replication)
+        self.world.add(session.me, self._servers[session.me])
+        return session.me
+
+    def _full(self) -> bool:
+        return self._workers_made + self._servers_made >= INCARNATIONS - 4
+
+    def send_away(self, server: NodeId) -> None:
+        """Somebody wants a server to go."""
+        self.world.ask(server, GoAway())
+
+    def repaired(self) -> bool:
+        """Whether all rows are on as many servers as they are to be."""
+        view = self._view()
+        living = [n for n in self._servers if self.world.nodes[n].alive and n not in self._lost]
+        wanted = min(self.plan.replicas, len(living))
+        return (
+            view is not None
+            and {m.id for m in view.servers} == set(living)
+            and all(
+                len(arc.full) >= min(wanted, copies_of(spec, self.plan.replicas))
+                for spec, arcs in zip(view.tables, view.arcs, strict=True)
+                for arc in arcs
+            )
+        )
 
     def will_crash(self, worker: NodeId) -> None:
         machine = self.world.nodes[worker].machine
@@ -253,7 +286,7 @@ class Scenario:
 
     def _on_send(self, sim: SimNode, target: NodeId, message: Message) -> None:
         if sim.node == SCHEDULER:
-            self._durability.told(message, sim.disk)
+            self._durability.told(target, message, sim.disk)
         else:
             self._views.sent(sim.node, message)
 
@@ -296,7 +329,7 @@ class Scenario:
         if view is None and gone and ended:
             return  # it was never complete
         if view is not None and view.tables and gone:
-            ranks = {m.session.rank for n, m in self._servers.items() if n not in gone}
+            ranks = {member.rank for member in view.servers if member.id not in gone}
             if any(self._servers[node].session.name in ended for node in gone):
                 if not lost(view.tables, view.arcs, ranks):
                     raise violated("named death", f"without {gone} the run ended with {ended!r}")
@@ -307,8 +340,16 @@ class Scenario:
             expected = node in self._lost or self._never_in(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
+        servers = {
+            node: machine
+            for node, machine in self._servers.items()
+            if node not in gone and view is not None and view.member(node) is not None
+        }
+        if len({machine.session.view_id for machine in servers.values()}) > 1:
+            self.world.coverage["end in a view change"] += 1
+            return
         check_holdings(
-            {n: machine for n, machine in self._servers.items() if n not in gone},
+            servers,
             self.work,
             INCARNATIONS * self.plan.clocks,
             # what was accepted by a head dies with it; its worker sends it again, if it lives

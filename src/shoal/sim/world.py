@@ -158,6 +158,11 @@ class World:
             for other in list(self.nodes.values()):
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
 
+    def ask(self, node: NodeId, request: object) -> None:
+        """Somebody asks a machine for something, and waits for no answer."""
+        sim = self.nodes[node]
+        self._handle(sim, Asked(next(sim.tickets), request))
+
     def break_connection(self, one: NodeId, other: NodeId) -> None:
         """Lose what is under way between two nodes, and tell both; the next message reconnects."""
         self._connections.broke(one, other)

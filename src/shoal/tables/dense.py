@@ -15,6 +15,7 @@ from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
+from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -37,27 +38,35 @@ _RANGES_KEPT = 64
 class DenseShard:
     """The rows `held` of a table, with their optimizer state.
 
+    of:        a shard that has them: they stay where they are
     rows:      (len(held), width) of the table's dtype
     updates:   for each fragment, the number of updates applied to it: the optimizer's step
     versions:  ... and of writes past the optimizer as well
     """
 
-    def __init__(self, spec: TableSpec, held: KeyRange) -> None:
+    def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
         self.spec = spec
         self.held = held
+        self.learning = False  # it makes no difference: what comes is written over what is there
         self.access: AccessMethod = method_of(spec)
         self.dtype: torch.dtype = DTYPES[spec.dtype]
         self._row_bytes = spec.row_bytes
-        shape = (len(held), spec.width)
-        self.rows = torch.empty(shape, dtype=self.dtype)
-        fill(self.rows, spec.init, held)
-        self.slots = {
-            slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)
-            for slot in self.access.slots()
-        }
         self.fragments = [part for part in spec.fragments() if held.covers(part)]
-        self.updates = [0] * len(self.fragments)
-        self.versions = [0] * len(self.fragments)
+        if of is None:
+            shape = (len(held), spec.width)
+            self.rows = torch.empty(shape, dtype=self.dtype)
+            fill(self.rows, spec.init, held)
+            self.slots = {
+                slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)
+                for slot in self.access.slots()
+            }
+            self.updates = [0] * len(self.fragments)
+            self.versions = [0] * len(self.fragments)
+        else:
+            self.rows, self.slots = of._piece(held)
+            first = of.fragments.index(self.fragments[0])
+            self.updates = of.updates[first : first + len(self.fragments)]
+            self.versions = of.versions[first : first + len(self.fragments)]
         self._bytes = self.rows.view(-1).view(torch.uint8).numpy().data
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
@@ -75,6 +84,60 @@ class DenseShard:
 
     def keep(self, clients: Collection[int]) -> None:
         """Only these workers are left. Rows are nobody's."""
+
+    # ------------------------------------------------------------------ other copies
+
+    def split(self, ranges: Sequence[KeyRange]) -> list[DenseShard]:
+        """Shards of some of its rows, whole fragments, in its place."""
+        return [DenseShard(self.spec, rows, self) for rows in ranges]
+
+    def part_of(self, staged: StagedRows) -> StagedRows:
+        """What of a push for a shard of which this one is a piece is for this one."""
+        rows = staged.rows & self.held
+        if staged.keys is None:
+            part = self.stage(rows, -1)
+            part.values.copy_(_rows_of(staged, rows))
+        else:
+            edges = torch.tensor([rows.start, rows.stop])
+            first, last = torch.searchsorted(staged.keys, edges).tolist()
+            part = self.stage(rows, last - first)
+            assert part.keys is not None
+            part.keys.copy_(staged.keys[first:last])
+            part.values.copy_(staged.values[first:last])
+        return part
+
+    def snapshot(self, at: int, nbytes: int) -> Snapshot:
+        """A copy of the fragments from number `at` on, of about so many bytes, with their state."""
+        size = self._row_bytes * (1 + len(self.slots))
+        stop = at + 1
+        while stop < len(self.fragments):
+            if (self.fragments[stop].stop - self.fragments[at].start) * size > nbytes:
+                break
+            stop += 1
+        some = KeyRange(self.fragments[at].start, self.fragments[stop - 1].stop)
+        counted = torch.tensor([self.updates[at:stop], self.versions[at:stop]])
+        rows, slots = self._piece(some)
+        views = copied([counted, rows, *slots.values()])
+        return Snapshot(some, -1, views, stop, stop == len(self.fragments))
+
+    def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
+        """Room for such a copy of these rows."""
+        del keys
+        shape = (len(rows), self.spec.width)
+        counted = (torch.int64, (2, len(self._touched(rows))))
+        return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
+
+    def install(self, staged: StagedSnapshot) -> None:
+        """What another copy has sent: these fragments are as they were there."""
+        counted, sent, *states = staged.tensors
+        rows, slots = self._piece(staged.rows)
+        rows.copy_(sent)
+        for slot, state in zip(slots.values(), states, strict=True):
+            slot.copy_(state)
+        for (index, _), updates, versions in zip(
+            self._touched(staged.rows), *counted.tolist(), strict=True
+        ):
+            self.updates[index], self.versions[index] = updates, versions
 
     # ------------------------------------------------------------------ disk
 

@@ -22,6 +22,7 @@ from shoal.tables.initial import stream_of
 from shoal.tables.kernels import U, kernel, mixed
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
+from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Merged, Staging
 
@@ -66,6 +67,7 @@ class SparseShard:
     records:  flat; a row and its state are `stride` elements
     keys:     of the records
     updates:  pushes applied so far: the step of a schedule
+    learning: another copy is still sending its rows, and what has not come yet is not changed
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -74,6 +76,7 @@ class SparseShard:
         self.method = row_method_of(spec)
         self.dtype = np.dtype(spec.dtype)
         self.updates = 0
+        self.learning = False
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
         self._index: KeyIndex | BoundedIndex = KeyIndex()
@@ -146,9 +149,10 @@ class SparseShard:
     def write(self, staged: StagedKeys) -> None:
         """Set rows to the pushed values; their state stays."""
         self._fresh = None
-        for some in self._slices(len(staged.keys)):
-            places = self._places(staged.keys[some])
-            scatter(self.records, places, staged.values[some], U(self.stride))
+        keys, values = self._known(staged.keys, staged.values)
+        for some in self._slices(len(keys)):
+            places = self._places(keys[some])
+            scatter(self.records, places, values[some], U(self.stride))
         self.release(staged)
 
     def merge(
@@ -197,10 +201,18 @@ class SparseShard:
     ) -> None:
         """Change the rows of the keys; `out` gets what they are then."""
         self._fresh = None
+        keys, values = self._known(keys, values)
         for some in self._slices(len(keys)):
             places = self._places(keys[some])
             self._change(places, values[some], lr, None if out is None else out[some])
         self.updates += 1
+
+    def _known(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those that are here, while others are still to come."""
+        if not self.learning:
+            return keys, values
+        here = self._index.find(keys) != MISSING
+        return keys[here], values[here]
 
     def _change(
         self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
@@ -241,6 +253,46 @@ class SparseShard:
 
     def keep(self, clients: Collection[int]) -> None:
         """Only these workers are left. Rows are nobody's."""
+
+    # ------------------------------------------------------------------ other copies
+
+    def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
+        """Shards of some of its slots, in its place."""
+        parts = [SparseShard(self.spec, rows) for rows in ranges]
+        for part in parts:
+            part.restore(self.held, self.state(), same=True)
+        return parts
+
+    def part_of(self, staged: StagedKeys) -> StagedKeys:
+        """What of a push for a shard of which this one is a piece is for this one."""
+        mine = within(staged.keys, self.held.start, self.held.stop)
+        part = self.stage(staged.rows & self.held, int(mine.sum()))
+        part.keys[:], part.values[:] = staged.keys[mine], staged.values[mine]
+        return part
+
+    def snapshot(self, at: int, nbytes: int) -> Snapshot:
+        """A copy of the records from place `at` on, of about so many bytes."""
+        size = 8 + self.stride * self.dtype.itemsize
+        stop = min(len(self), at + max(1, nbytes // size))
+        keys = torch.from_numpy(self.keys[at:stop].view(np.int64))
+        records = torch.from_numpy(self.records[at * self.stride : stop * self.stride])
+        views = copied([torch.tensor([self.updates]), keys, records])
+        return Snapshot(self.held, stop - at, views, stop, stop == len(self))
+
+    def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
+        """Room for such a copy of so many keys."""
+        dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        one, all_ = (1,), (keys, self.stride)
+        return StagedSnapshot(rows, [(torch.int64, one), (torch.int64, (keys,)), (dtype, all_)])
+
+    def install(self, staged: StagedSnapshot) -> None:
+        """What another copy has sent: these records are as they were there."""
+        updates, sent, records = (each.numpy() for each in staged.tensors)
+        keys = sent.view(np.uint64)
+        self._records.reserve(len(self) + len(keys))
+        places, _ = self._index.find_or_add(keys, np.empty(len(keys), np.uint64))
+        scatter(self.records, places, records, U(self.stride))
+        self.updates = int(updates[0])
 
     # ------------------------------------------------------------------ disk
 

@@ -1,0 +1,57 @@
+"""A view that is being made: first its servers drain, where that is wanted, then they freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import inf
+
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import Drain, Freeze, Frozen
+from shoal.protocol.views import NodeId, ViewId
+
+
+class Proposal:
+    """What servers are asked, and have answered.
+
+    number:   of the view; asked of a server until it answers
+    reason:   for it, where that is not who came and went
+    """
+
+    def __init__(self, number: ViewId, reason: str, drain: bool, resend_s: float) -> None:
+        self.number = number
+        self.reason = reason
+        self.again_at = -inf
+        self._draining = drain
+        self._resend_s = resend_s
+        self._drained: set[NodeId] = set()
+        self._promises: dict[NodeId, Frozen] = {}
+
+    def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
+        """Those that have not answered."""
+        self.again_at = now + self._resend_s
+        answered: Collection[NodeId] = self._drained if self._draining else self._promises
+        question = Drain(self.number) if self._draining else Freeze(self.number)
+        out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
+
+    def drained(self, server: NodeId) -> None:
+        self._drained.add(server)
+
+    def promised(self, server: NodeId, promise: Frozen) -> None:
+        self._promises[server] = promise
+
+    def hurry(self) -> None:
+        """Somebody is gone: what is under way between servers may never come there."""
+        if self._draining:
+            self._draining, self.again_at = False, -inf
+
+    def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
+        """Ask for what is to be asked next; whether all have promised."""
+        if self._draining and all(node in self._drained for node in servers):
+            self.hurry()
+        if self.again_at == -inf:
+            self.ask(servers, now, out)
+        return not self._draining and all(node in self._promises for node in servers)
+
+    def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
+        """Of those that are still here."""
+        return [self._promises[node] for node in servers]

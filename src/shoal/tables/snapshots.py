@@ -1,0 +1,61 @@
+"""Snapshots: a shard's rows with their state, piece by piece, on their way to another copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.keys import KeyRange
+from shoal.tables.staging import aligned
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A copy of some of a shard's rows, and of all that belongs to them.
+
+    rows, keys:  which, as a part of a push says it
+    views:       its bytes
+    after:       the position of the next piece
+    last:        there is none
+    """
+
+    rows: KeyRange
+    keys: int
+    views: tuple[memoryview, ...]
+    after: int
+    last: bool
+
+
+class StagedSnapshot:
+    """Room for one: tensors of these dtypes and shapes, in the order of its views."""
+
+    def __init__(
+        self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
+    ) -> None:
+        self.rows = rows
+        self.kept = False
+        self.retained = False
+        self.tensors = [_empty(dtype, shape) for dtype, shape in parts]
+        self.views: list[memoryview] = [data_of(each) for each in self.tensors if each.numel()]
+
+    def problem(self) -> str:
+        return ""
+
+
+def copied(tensors: Sequence[Tensor]) -> tuple[memoryview, ...]:
+    """Their bytes, which nobody changes any more."""
+    return tuple(data_of(each.clone()) for each in tensors if each.numel())
+
+
+def data_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor that lies in one piece."""
+    data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return data
+
+
+def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    memory = torch.from_numpy(aligned(int(np.prod(shape)) * dtype.itemsize))
+    return memory.view(dtype).view(shape)

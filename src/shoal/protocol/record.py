@@ -57,3 +57,4 @@ class Record(msgspec.Struct, array_like=True):
     released: dict[str, int] = {}
     ended: bool = False
     reason: str = ""
+    left: tuple[NodeId, ...] = ()

@@ -83,6 +83,7 @@ class SchedulerMachine:
         self._silent_at: dict[NodeId, float] = {}
         self._proposal: Proposal | None = None
         self._leaving: set[NodeId] = set()  # servers that want to go
+        self._left: set[NodeId] = set(record.left)  # ... and have gone
         self._learned: set[tuple[int, int, int]] = set()  # (table, first row, rank) of this view
         self._farewell = Farewell(options.resend_s, options.linger_s)
         self._join_by = inf
@@ -179,8 +180,8 @@ class SchedulerMachine:
             if rows or not living:
                 self._end(self._range_lost(member, rows), now, out)
                 return
-            if self._proposal is not None:
-                self._proposal.hurry()
+        if self._proposal is not None:
+            self._proposal.hurry()
         self._consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
@@ -207,7 +208,7 @@ class SchedulerMachine:
                 out.append(Send(sender, End(self._reason)))
             return
         if member is None:
-            out.append(Send(sender, End("" if isinstance(message, Leave) else _STRANGER)))
+            out.append(Send(sender, End("" if sender in self._left else _STRANGER)))
             return
         if getattr(message, "incarnation", member.incarnation) != member.incarnation:
             # Its former self's, taken for dead since: an old Join of its has come in late. If that
@@ -363,6 +364,7 @@ class SchedulerMachine:
         gone = self._gone(self.view)
         for node in gone:
             self._leaving.discard(node)
+            self._left.add(node)
             self.members.pop(node, None)
             self._silent_at.pop(node, None)
         self._persist(out)
@@ -477,6 +479,7 @@ class SchedulerMachine:
             self._barriers.released,
             self.ended,
             self._reason if self.ended else "",
+            tuple(sorted(self._left)),
         )
         out.append(Persist(msgspec.msgpack.encode(record)))
 

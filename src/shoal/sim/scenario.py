@@ -358,7 +358,8 @@ class Scenario:
 
     def _never_in(self, sim: SimNode) -> bool:
         """Whether it came too late for any view."""
-        return isinstance(sim.machine, WorkerMachine) and sim.machine.session.view is None
+        machine = sim.machine
+        return isinstance(machine, WorkerMachine | ServerMachine) and machine.session.view is None
 
     def _waiting(self) -> list[str]:
         lines = []

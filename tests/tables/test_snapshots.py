@@ -1,0 +1,168 @@
+"""Shards that are sent to others piece by piece, while they change, and shards in pieces."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.keys import SLOTS, KeyRange, split_evenly
+from shoal.protocol.machine import Sink
+from shoal.tables.dense import DenseShard
+from shoal.tables.sparse import SparseShard
+from shoal.tables.spec import Access, TableSpec
+
+ROWS, WIDTH = 10, 3
+METHODS = [Access("sum"), Access("adagrad", {"lr": 0.1}), Access("adam", {"lr": 0.1})]
+
+
+def dense(access, held=None):
+    spec = TableSpec("w", ROWS, (WIDTH,), access=access, fragment_rows=2)
+    return DenseShard(spec, held or KeyRange(0, ROWS))
+
+
+def sparse(access, held=None):
+    spec = TableSpec("s", 0, (WIDTH,), kind="sparse", access=access).cut(1)
+    return SparseShard(spec, held or KeyRange(0, SLOTS))
+
+
+def push(shard, keys, values):
+    """A push of some rows; of whole ranges where there are no keys."""
+    rows = shard.held
+    staged = shard.stage(rows, -1 if keys is None else len(keys))
+    views = iter(staged.views)
+    if keys is not None:
+        next(views)[:] = keys.tobytes()
+    if len(values):
+        next(views)[:] = values.tobytes()
+    shard.apply(staged, None)
+
+
+def random_push(shard, random):
+    if isinstance(shard, DenseShard) and random.random() < 0.5:
+        return None, random.normal(size=(len(shard.held), WIDTH)).astype(np.float32)
+    if isinstance(shard, DenseShard):
+        keys = np.sort(random.choice(ROWS, size=3, replace=False)).astype(np.int64)
+    else:
+        keys = random.choice(200, size=9, replace=False).astype(np.uint64)
+    return keys, random.normal(size=(len(keys), WIDTH)).astype(np.float32)
+
+
+def sent(piece, to):
+    """A piece of rows as it comes from the wire."""
+    staged = to.stage_snapshot(piece.rows, piece.keys)
+    Sink(staged.views).fill(memoryview(b"".join(piece.views)))
+    assert not staged.problem()
+    return staged
+
+
+def content(shard):
+    if isinstance(shard, DenseShard):
+        return [each.tolist() for each in (shard.rows, *shard.slots.values())], shard.updates
+    order = np.argsort(shard.keys[: len(shard)])
+    records = shard.records[: len(shard) * shard.stride].reshape(len(shard), shard.stride)
+    return shard.keys[order].tolist(), records[order].tolist(), shard.updates
+
+
+@pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
+@pytest.mark.parametrize("make", [dense, sparse])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_learner_ends_up_with_the_same_rows_whatever_is_pushed_meanwhile(make, access, seed):
+    random = np.random.default_rng(seed)
+    teacher, learner = make(access), make(access)
+    learner.learning = True
+    for _ in range(20):
+        push(teacher, *random_push(teacher, random))
+    at, last = 0, False
+    while not last:
+        piece = teacher.snapshot(at, 200)
+        learner.install(sent(piece, learner))
+        at, last = piece.after, piece.last
+        for _ in range(random.integers(3)):  # both do it, in one order with the pieces
+            change = random_push(teacher, random)
+            push(teacher, *change)
+            learner.learning = not last
+            push(learner, *change)
+    learner.learning = False
+    change = random_push(teacher, random)
+    push(teacher, *change)
+    push(learner, *change)
+    assert content(learner) == content(teacher)
+
+
+@pytest.mark.parametrize("make", [dense, sparse])
+def test_a_piece_stays_as_it_was(make):
+    shard = make(METHODS[0])
+    random = np.random.default_rng(0)
+    push(shard, *random_push(shard, random))
+    piece = shard.snapshot(0, 1 << 20)
+    before = [bytes(view) for view in piece.views]
+    push(shard, *random_push(shard, random))
+    assert [bytes(view) for view in piece.views] == before
+    assert piece.last
+
+
+def test_a_sparse_learner_leaves_keys_out_that_have_not_come_yet():
+    learner = sparse(METHODS[0])
+    learner.learning = True
+    push(learner, np.array([5, 6], np.uint64), np.ones((2, WIDTH), np.float32))
+    assert len(learner) == 0
+    assert learner.updates == 1
+
+
+@pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
+def test_pieces_of_a_dense_shard_go_on_as_the_whole_would(access):
+    random = np.random.default_rng(1)
+    whole, other = dense(access), dense(access)
+    first = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    push(whole, None, first)
+    push(other, None, first)
+    ranges = [KeyRange(0, 4), KeyRange(4, ROWS)]
+    pieces = other.split(ranges)
+    update = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    push(whole, None, update)
+    for piece in pieces:
+        push(piece, None, update[piece.held.start : piece.held.stop])
+    assert torch.equal(torch.cat([piece.rows for piece in pieces]), whole.rows)
+    assert [n for piece in pieces for n in piece.updates] == whole.updates
+
+
+@pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
+def test_pieces_of_a_sparse_shard_have_each_key_once(access):
+    random = np.random.default_rng(2)
+    whole = sparse(access)
+    for _ in range(5):
+        push(whole, *random_push(whole, random))
+    pieces = whole.split(split_evenly(SLOTS, 3))
+    keys, records, updates = content(whole)
+    found = sorted(
+        (key, record) for piece in pieces for key, record in zip(*content(piece)[:2], strict=True)
+    )
+    assert found == list(zip(keys, records, strict=True))
+    assert [piece.updates for piece in pieces] == [updates] * 3
+
+
+@pytest.mark.parametrize("keys", [None, [1, 4, 5, 9], []])
+def test_what_waits_for_a_round_is_cut_with_its_dense_shard(keys):
+    whole = dense(METHODS[0])
+    counted = ROWS if keys is None else len(keys)
+    staged = whole.stage(whole.held, -1 if keys is None else counted)
+    if keys is not None:
+        staged.keys.copy_(torch.tensor(keys, dtype=torch.int64))
+    staged.values.copy_(torch.arange(counted * WIDTH).view(-1, WIDTH))
+    pieces = whole.split([KeyRange(0, 4), KeyRange(4, ROWS)])
+    parts = [piece.part_of(staged) for piece in pieces]
+    assert [part.rows for part in parts] == [KeyRange(0, 4), KeyRange(4, ROWS)]
+    assert torch.equal(torch.cat([part.values for part in parts]), staged.values)
+    if keys is not None:
+        assert torch.equal(torch.cat([part.keys for part in parts]), staged.keys)
+
+
+def test_what_waits_for_a_round_is_cut_with_its_sparse_shard():
+    whole = sparse(METHODS[0])
+    staged = whole.stage(whole.held, 50)
+    staged.keys[:] = np.arange(50)
+    staged.values[:] = np.arange(50)[:, None]
+    parts = [piece.part_of(staged) for piece in whole.split(split_evenly(SLOTS, 3))]
+    assert not any(part.problem() for part in parts)
+    for part in parts:
+        assert part.values[:, 0].tolist() == part.keys.tolist()
+    assert sorted(key for part in parts for key in part.keys.tolist()) == list(range(50))

@@ -82,7 +82,8 @@ def next_view(
 
     Servers are frozen between their promise and the view, so these clocks do not move:
     a worker that is gone counts in every round that *any* server saw it finish (it had been
-    accepted by all of them before it told one, rule 5), and a new worker's first round is the
+    accepted by all of them before it told one, rule 5), or that a head has closed which may be gone
+    as well, and a new worker's first round is the
     latest that is open anywhere, so that no server has closed it, nor one that is gone. A worker
     that has finished counts in all rounds, and nobody waits for it any more.
 
@@ -94,7 +95,8 @@ def next_view(
         for incarnation, clock in promise.clocks:
             reached[incarnation] = max(reached.get(incarnation, 0), clock)
     opened = [p.open_round for p in promises if p.open_round < FOREVER]
-    first_clock = max([*opened, *(p.replayed for p in promises)], default=0)
+    replayed = max((p.replayed for p in promises), default=0)
+    first_clock = max([*opened, replayed])
     behind = min(opened, default=0)
     known = {m.id: m for m in previous.workers} if previous else {}
     present = sorted(members, key=lambda m: (m.role, m.rank))
@@ -104,14 +106,13 @@ def next_view(
         for m in present
         if m.role == "worker" and m.id in alive
     )
-    gone = [
-        msgspec.structs.replace(
-            m,
-            last_clock=FOREVER if m.id in finished else reached.get(m.incarnation, m.first_clock),
-        )
-        for m in (previous.workers if previous else ())
-        if m.id not in alive
-    ]
+    gone = []
+    for member in previous.workers if previous else ():
+        if member.id in finished:
+            gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
+        elif member.id not in alive:
+            last = max(reached.get(member.incarnation, member.first_clock), replayed)
+            gone.append(msgspec.structs.replace(member, last_clock=last))
     servers = tuple(m for m in present if m.role == "server")
     arcs: tuple[Arcs, ...] = ()
     if previous is not None:

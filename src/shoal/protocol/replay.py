@@ -148,6 +148,10 @@ class Replay:
         """The pushes in it are here, should their workers send them again."""
         if message.what == "accept":
             return
+        takings = made.takings
+        if message.what == "round":  # in which all of a push to an arc is
+            latest = {taking.copy.number: taking for taking in takings}
+            takings = [Taking(t.copy.whole, t.copy, t.version) for t in latest.values()]
         windows = {window.incarnation: window for window in self._gate.windows.values()}
         for incarnation, seq, below in message.origins:
             window = windows.get(incarnation)
@@ -157,6 +161,6 @@ class Replay:
                 window.settle(below)
                 self._execution.forget_below(window)
             if seq >= window.settled_below:
-                window.taken.setdefault(seq, []).extend(made.takings)
+                window.taken.setdefault(seq, []).extend(takings)
         if message.round >= 0:
             self._execution.rounds.weigh(message.round, message.weight)

@@ -232,6 +232,8 @@ class SchedulerMachine:
                 self._declare(sender, spec, now, out)
             case Enter():
                 self._enter(sender, message, out)
+            case Finish() if member.role == "server":  # it was told of an end that is not ours
+                self._lost(sender, now, out)
             case Finish():
                 self.finished.add(sender)
                 self._silent_at.pop(sender, None)
@@ -358,7 +360,9 @@ class SchedulerMachine:
             self.members = closed_up(self.members.values())
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
+        before = self.view.servers if self.view is not None else ()
         drained = all(promise.drained for promise in promises)
+        drained = drained and all(member.id in self.members for member in before)
         self.view = self._next_view(proposal.number, drained, promises, reason)
         self._learned.clear()
         gone = self._gone(self.view)

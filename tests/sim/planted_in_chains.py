@@ -6,17 +6,19 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol import membership as membership_module
+from shoal.protocol import rerouting as rerouting_module
 from shoal.protocol import scheduler as scheduler_module
 from shoal.protocol import worker as worker_module
+from shoal.protocol.consistency import VectorClock
 from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
-from shoal.protocol.gate import Gate
+from shoal.protocol.gate import Ends, Gate
 from shoal.protocol.links import Link
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
 from shoal.protocol.routing import Router
+from shoal.protocol.transfers import Transfers
 from shoal.protocol.windows import Taking, Window
-from shoal.protocol.worker import WorkerMachine
 
 
 @contextmanager
@@ -43,12 +45,7 @@ def clock_not_replicated():
 @contextmanager
 def new_head_trusts_its_clocks():
     """Who takes over believes that it has all that workers have finished."""
-    right = Replication.adopt
-
-    def adopt(self, view, rank, out):
-        return right(self, view, rank, out)[0], None
-
-    with patch.object(Replication, "adopt", adopt):
+    with patch.object(VectorClock, "reset", lambda self, clock: None):
         yield
 
 
@@ -81,17 +78,6 @@ def done_again():
         )
 
     with patch.object(Replay, "do", do):
-        yield
-
-
-@contextmanager
-def answer_to_another_cut():
-    """A worker takes an answer to what it sent in an earlier view for one to what it sends now."""
-
-    def part(self, leg, sender, message):
-        return leg.parts.get(sender) if leg is not None and hasattr(message, "seq") else None
-
-    with patch.object(WorkerMachine, "_part", part):
         yield
 
 
@@ -143,16 +129,17 @@ def pull_before_the_tail_has_its_push():
 @contextmanager
 def head_answers_pulls():
     """Pulls are answered where pushes go, whatever the others have."""
-    right = Replication.ends
+    right = Gate.place
 
-    def ends(self, asynchronous):
-        return right(self, [True] * len(asynchronous))
+    def place(self, *args):
+        right(self, *args)
+        self._ends = {number: Ends(ends.pushes, ends.pushes) for number, ends in self._ends.items()}
 
     def route(self, number, rows, pushed):
         return wrong_route(self, number, rows, True)
 
     wrong_route = Router._route
-    with patch.object(Replication, "ends", ends), patch.object(Router, "_route", route):
+    with patch.object(Gate, "place", place), patch.object(Router, "_route", route):
         yield
 
 
@@ -173,14 +160,24 @@ def zombie_accepted():
 @contextmanager
 def chain_not_cut():
     """The view after a death still has the dead server in its chains."""
-    with patch.object(membership_module, "without", lambda arcs, living: arcs):
+    with patch.object(membership_module, "next_arcs", lambda before, *_: before.arcs):
         yield
 
 
 @contextmanager
 def requests_outlive_their_view():
     """A server answers requests of the view before, though their workers have cut them anew."""
-    with patch.object(Execution, "forget_requests", lambda self: None):
+
+    def forget(self):
+        shards = self._shards
+        for waiting, pulled in ((self.parked, True), (self._undone, False)):
+            for key, each in list(waiting.items()):
+                taken = each.taken if pulled else each
+                if any(number not in shards for number, _, _ in taken.footprint.pulls):
+                    taken.window.codes[key[1]] = "accepted"
+                    del waiting[key]
+
+    with patch.object(Execution, "forget_requests", forget):
         yield
 
 
@@ -188,4 +185,59 @@ def requests_outlive_their_view():
 def death_ends_the_run():
     """A server's death ends the run although its rows have replicas."""
     with patch.object(scheduler_module, "lost", lambda tables, arcs, living: ["all"]):
+        yield
+
+
+# ---------------------------------------------------------------------------- rows that move
+
+
+@contextmanager
+def learner_knows_no_past():
+    """A learner is not told which pushes are in the rows that it is sent."""
+    with patch.object(Transfers, "_take_in", lambda self, seen, window, copy: None):
+        yield
+
+
+@contextmanager
+def learner_takes_its_place_too_early():
+    """... with the first piece."""
+
+    def learned(self):
+        return tuple(
+            (copy.table, copy.rows.start, copy.arc.learning)
+            for copy in self._replication.copies.values()
+            if copy.learned_by(self._replication.rank) and copy.at
+        )
+
+    with patch.object(Transfers, "learned", learned):
+        yield
+
+
+@contextmanager
+def open_rounds_stay_behind():
+    """A new head is not given what the one before has accepted."""
+    with patch.object(Execution, "flush", lambda self, out: None):
+        yield
+
+
+@contextmanager
+def clock_by_another_way():
+    """A head's clock is told for arcs that come by another way, and are not as far."""
+    with patch.object(Replication, "_clock_of", lambda self, head, own, to: own):
+        yield
+
+
+@contextmanager
+def push_and_pull_stay_together():
+    """What travelled together is cut for other servers as it was."""
+
+    def reroute(flight, before, router, clock):
+        rides, router.rides = router.rides, lambda ask: True
+        try:
+            return right(flight, before, router, clock)
+        finally:
+            router.rides = rides
+
+    right = rerouting_module.reroute
+    with patch.object(worker_module, "reroute", reroute):
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.engines.base import Task
 from shoal.engines.joining import start_cluster
-from shoal.engines.local import LocalEngine, spare_servers
+from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder
 
@@ -48,7 +48,7 @@ def run_script(
                     inherit_output=rank == 0,
                 )
             )
-        engine.join(spare=spare_servers(servers, replicas))
+        engine.join(spare=spare_processes(servers, replicas))
     return folder.path
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.apps.catalogue import find_source
 from shoal.engines.base import DENSE, Task
-from shoal.engines.local import LocalEngine, spare_servers
+from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.reports.events import read_events, time_to, write_tables
@@ -72,7 +72,10 @@ def run_job(
         watcher = watch(folder) if watch is not None else None
         with watcher if watcher is not None else nullcontext():
             tick = watcher.tick if watcher is not None else lambda: None
-            engine.join(tick, spare=spare_servers(job.servers, job.replicas))
+            workers = [f"worker-{rank}" for rank in range(job.workers)]
+            spare = spare_processes(job.servers, job.replicas)
+            spare += workers if job.on_worker_loss == "replace" else []
+            engine.join(tick, spare=spare, given_up=workers if job.on_worker_loss == "drop" else ())
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -87,6 +90,10 @@ def check_job(job: JobSpec) -> None:
         raise InvalidValue(
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
+        )
+    if job.on_worker_loss != "stop" and not traits.uses_servers:
+        raise InvalidValue(
+            f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
         )
     if job.data_is_named:
         find_source(job.data)
@@ -105,10 +112,12 @@ def cluster_tasks(
     save: bool = True,
     preload: tuple[str, ...] = DENSE,
     replicas: int = 1,
+    elastic: bool = False,
 ) -> list[Task]:
     """A run's processes but for its workers: a scheduler, and servers.
 
     replicas: servers that have a copy of each row
+    elastic:  whether workers may join later
     init:     the folder of a run whose rows their tables begin with
     save:     whether servers leave their shards
     preload:  modules that servers and workers share
@@ -117,7 +126,14 @@ def cluster_tasks(
         shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
-    options = {"servers": servers, "workers": workers, "replicas": replicas}
+    options: dict[str, Any] = {
+        "servers": servers,
+        "workers": workers,
+        "replicas": replicas,
+        "elastic": elastic,
+    }
+    if replicas > 1:  # it may be started again
+        options["state"] = str(engine.sockets / "scheduler.state")
     tasks = [
         Task(
             "scheduler",
@@ -160,6 +176,7 @@ def tasks_of(
         job.transport,
         started_at,
         replicas=job.replicas if servers else 1,
+        elastic=job.on_worker_loss == "replace",
     )
     for rank in range(job.workers):
         tasks.append(
@@ -183,9 +200,8 @@ def tasks_of(
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
     """The run's figures, averaged over the workers; bytes and samples are sums."""
-    results = [
-        json.loads((folder.worker(rank) / "result.json").read_text()) for rank in range(job.workers)
-    ]
+    files = [folder.worker(rank) / "result.json" for rank in range(job.workers)]
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
     events = list(read_events(folder.events))
     mean = {
         key: sum(result[key] for result in results) / len(results)

@@ -71,11 +71,11 @@ def run_worker(
         progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         program = train_program(
-            strategy, learner, batches, spec.epochs, rank, progress, spec.max_steps
+            strategy, learner, batches, spec.epochs, rank, progress, spec.max_steps, client.clock
         )
         steps = client.drive(program)
         result = progress.finish(steps)
-        if rank == 0:
+        if client.rank == min(member.rank for member in client.view.workers):
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             save_file(state, paths.model)
         (paths.worker(rank) / "result.json").write_text(json.dumps(result))

@@ -124,13 +124,15 @@ def start_cluster(
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address."""
     address = listen or engine.address("scheduler")
-    arguments = {
+    arguments: dict[str, object] = {
         "listen": address,
         "servers": servers,
         "workers": workers,
         "token": token,
         "replicas": replicas,
     }
+    if replicas > 1:  # it may be started again
+        arguments["state"] = str(engine.sockets / "scheduler.state")
     engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=()))
     for rank in range(servers):
         own = server_listen or engine.address(f"server-{rank}")

@@ -24,15 +24,17 @@ from time import monotonic
 from types import TracebackType
 
 from shoal.engines.base import Exit, Task
-from shoal.errors import ProcessDied, RunAborted, ShoalError, by_name
+from shoal.errors import JoinRefused, JoinTimeout, ProcessDied, RunAborted, ShoalError, by_name
 from shoal.runtime.folder import RunFolder
 
+OFTEN, OFTEN_S = 5, 10.0  # a process that is killed so often in so many seconds is given up
+LATE_S = 20.0  # when all others have ended, for those that were started again
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
 
 
-def spare_servers(servers: int, replicas: int) -> list[str]:
-    """The servers whose death need not end a run."""
-    return [f"server-{rank}" for rank in range(servers)] if replicas > 1 else []
+def spare_processes(servers: int, replicas: int) -> list[str]:
+    """The processes that are started again where they are killed: others have what they had."""
+    return ["scheduler", *(f"server-{rank}" for rank in range(servers))] if replicas > 1 else []
 
 
 class LocalEngine:
@@ -42,6 +44,8 @@ class LocalEngine:
         self.folder = folder
         self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
         self.running: dict[str, int] = {}  # name -> pid, 0 until it is known
+        self._tasks: dict[str, Task] = {}
+        self._started_again: dict[str, list[float]] = {}  # when
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
@@ -60,6 +64,7 @@ class LocalEngine:
 
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
+        self._tasks[task.name] = task
         command = {
             "name": task.name,
             "entry": task.entry,
@@ -99,24 +104,54 @@ class LocalEngine:
         tick: Callable[[], None] = lambda: None,
         tick_s: float = 0.1,
         spare: Collection[str] = (),
+        given_up: Collection[str] = (),
     ) -> None:
         """Wait for every process; raises for the first that did not end well.
 
         tick:   called every `tick_s` meanwhile, for progress displays
-        spare:  who may be killed: the scheduler says whether the run goes on without it
+        spare:  who is started again where it is killed, unless that happens too often
+        given_up:  whom the others do without
         """
         failed: list[Exit] = []
         give_up_at = float("inf")
         while self.running and monotonic() < give_up_at:
             for each in self.exits(tick_s):
-                if each.code and not (each.code < 0 and each.name in spare):
+                if self._may_go(each, spare, given_up):
+                    continue
+                if each.code:
                     failed.append(each)
                     give_up_at = min(give_up_at, monotonic() + GRACE_S)
                     if each.code < 0:
                         give_up_at = monotonic()  # killed: nobody else knows more
             tick()
+            if self._only_late_ones():
+                give_up_at = min(give_up_at, monotonic() + LATE_S)
         if failed:
             raise self._cause(failed)
+
+    def _only_late_ones(self) -> bool:
+        """Whether all work is done, and who is left may have come too late to hear of it."""
+        names = self.running.keys()
+        return names <= self._started_again.keys() and not any(
+            n.startswith("worker") for n in names
+        )
+
+    def _may_go(self, each: Exit, spare: Collection[str], given_up: Collection[str]) -> bool:
+        """Whether the run goes on without a process, or with another in its place."""
+        if each.code < 0:
+            return each.name in given_up or (each.name in spare and self._start_again(each.name))
+        late = isinstance(self._report(each), JoinRefused | JoinTimeout)
+        return bool(each.code) and late and each.name in self._started_again
+
+    def _start_again(self, name: str) -> bool:
+        """Unless it has been too often lately."""
+        now = monotonic()
+        lately = [at for at in self._started_again.get(name, ()) if at > now - OFTEN_S]
+        if len(lately) >= OFTEN:
+            return False
+        self._started_again[name] = [*lately, now]
+        self.start(self._tasks[name])
+        return True
 
     def _cause(self, failed: list[Exit]) -> ShoalError:
         """The most telling error: a killed process first, then the first typed report."""

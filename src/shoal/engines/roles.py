@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import msgspec
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.record import SchedulerOptions, check_options
+from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.runtime.metrics import EventLog
@@ -38,9 +40,12 @@ def run_scheduler(
     events: str = "",
     started_at: float = 0.0,
     replicas: int = 1,
+    elastic: bool = False,
 ) -> None:
     """Be the scheduler until the run ends; raises the error that ended it."""
-    options = SchedulerOptions(servers, workers, join_timeout_s=join_timeout_s, replicas=replicas)
+    options = SchedulerOptions(
+        servers, workers, join_timeout_s=join_timeout_s, replicas=replicas, elastic=elastic
+    )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)
     check_options(options)
@@ -108,6 +113,8 @@ def run_server(
     def note(each: Note) -> None:
         if each.kind == "joined" and log is not None:
             log.write("joined", role="server", rank=session.rank)
+        if each.kind == "stays":
+            logging.getLogger("shoal.server").warning("cannot leave: %s", each.fields["reason"])
 
     opened: OpenShard = open_shard
     if init:
@@ -119,6 +126,7 @@ def run_server(
         scheduler=scheduler,
         on_note=note,
     )
+    leaves_on_signals(node)
     try:
         session.announce(advertised(node.listen(listen), advertise))
         node.run()
@@ -131,6 +139,19 @@ def run_server(
         if log is not None:
             for spec, size in machine.sizes():
                 log.write("table", table=spec.name, rank=session.rank, **size)
+
+
+def leaves_on_signals(node: Node) -> None:
+    """SIGTERM or Ctrl-C: the server goes once its rows are on others. Again: it goes at once."""
+
+    def leave(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else interrupt)
+        logging.getLogger("shoal.server").info("leaving; again to end at once")
+        node.ask(GoAway())
+
+    interrupt = signal.default_int_handler
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
 
 
 def advertised(bound: str, advertise: str) -> str:

@@ -41,6 +41,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
+    on_worker_loss: Annotated[Literal["stop", "drop", "replace"], Meta(description="where a worker is killed: end the run, go on without it, or start another in its place")] = "stop"
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3
     max_steps: Annotated[int, Meta(ge=0, description="stop after this many steps; 0 for no limit")] = 0
     batch_size: Annotated[int, Meta(ge=1, description="samples a worker and step")] = 64

@@ -220,6 +220,8 @@ class SchedulerMachine:
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
+                if self._proposal is not None and member.role == "server":
+                    self._proposal.ask([sender], now, out)  # it may not have been reached before
                 if self.view is not None and view < self.view.id and sender not in self.finished:
                     out.append(Send(sender, NewView(self.view)))
             case Drained(view) | Frozen(view):
@@ -372,7 +374,10 @@ class SchedulerMachine:
             self.members.pop(node, None)
             self._silent_at.pop(node, None)
         self._persist(out)
-        out.append(Note("view", {"view": proposal.number, "reason": reason}))
+        whole = not any(arc.learning for arcs in self.view.arcs for arc in arcs)
+        sizes = {"servers": len(self.view.servers), "workers": len(self.view.workers)}
+        fields = {"view": proposal.number, "reason": reason, "whole": whole, **sizes}
+        out.append(Note("view", fields))
         told = [m.id for m in (*self.view.servers, *self.view.workers)]
         out.extend(Send(node, NewView(self.view)) for node in told if node not in self.finished)
         out.extend(Send(node, End()) for node in gone)

@@ -129,6 +129,7 @@ class ServerMachine:
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # views say who is gone; a broken connection may come back
+            self.session.peer_lost(event.node, now)
             self.replication.peer_lost(event.node, now + BEHIND_S)
         if not self.frozen:
             self.transfers.go_on(now, out)

@@ -30,6 +30,7 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Released,
+    Stays,
 )
 from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -43,6 +44,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     silence_s:        without any answer from the scheduler for this long, give up
     farewell_s:       ... and with nothing left to say but that the work is done, for this long: a
                       scheduler that has ended the run does not answer
+    recall_s:         between heartbeats after the connection to the scheduler broke
     """
 
     join_timeout_s: float = 60.0
@@ -50,6 +52,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     resend_s: float = 0.5
     silence_s: float = 120.0
     farewell_s: float = 5.0
+    recall_s: float = 0.1
 
 
 class _Waiting(msgspec.Struct):
@@ -83,6 +86,9 @@ class Session:
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
+        self._cut_off = (
+            False  # the connection to the scheduler broke, and it was not heard of since
+        )
         self._due = -inf  # nothing is to be done before; it may be earlier than need be
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
@@ -185,13 +191,24 @@ class Session:
                 self._again_at = now + self.options.resend_s
                 out.append(Send(SCHEDULER, self._join))
             else:
-                self._again_at = now + self.options.heartbeat_s
+                self._again_at = now + self._pause
                 beat = Heartbeat(self.incarnation, self.progress, self.view_id)
                 out.append(Send(SCHEDULER, beat))
         for waiting in self._waiting.values():
             if now >= waiting.again_at:
                 waiting.again_at = now + self.options.resend_s
                 out.append(Send(SCHEDULER, waiting.question))
+
+    @property
+    def _pause(self) -> float:
+        return self.options.recall_s if self._cut_off else self.options.heartbeat_s
+
+    def peer_lost(self, node: NodeId, now: float) -> None:
+        """A scheduler that has been started again cannot call: it has to be called."""
+        if node == SCHEDULER and self.view is not None and not self.ended:
+            self._cut_off = True
+            self._again_at = min(self._again_at, now + self._pause)
+            self._due = min(self._due, self._again_at)
 
     def deadline(self) -> float:
         return self._due
@@ -209,7 +226,7 @@ class Session:
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Take a message of the scheduler's; returns the new view where it brought one."""
-        self._heard_at = now
+        self._heard_at, self._cut_off = now, False
         match message:
             case Joined(incarnation, rank):
                 if self.view is None and incarnation > self.incarnation:
@@ -228,6 +245,9 @@ class Session:
             case End(error):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
                 self._stop(out, RunAborted(error) if error else None)
+            case Stays(reason):
+                out.append(Note("stays", {"reason": reason}))
+                self.answered("leave", out, Outcome(error=Refused(reason)))
             case HeartbeatSeen():
                 pass
             case _:

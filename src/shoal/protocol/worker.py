@@ -114,6 +114,7 @@ class WorkerMachine:
                 self._asking.wakes_at = min(self._requests.wakes_at(), self._flight.wakes_at())
         else:
             again_at = now + self.options.behind_s
+            self.session.peer_lost(event.node, now)
             self._flight.peer_lost(event.node, again_at)
             self._asking.wake(again_at)
         if self.session.ended:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.protocol.machine import (
+    Asked,
     Detach,
     Effects,
     Event,
@@ -40,6 +41,7 @@ log = logging.getLogger("shoal.node")
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
+RECONNECT_HERE_MAX_S = 0.1  # ... of this host, where it costs nothing
 HELLO_S = 10.0  # for a caller to shake hands
 
 
@@ -94,6 +96,7 @@ class Node:
         self._writing: set[int] = set()
         self._strangers: dict[int, float] = {}  # accepted, no hello yet: until when
         self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
+        self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
@@ -136,9 +139,16 @@ class Node:
         self.handle(Ticked())
         while not self.stopped:
             self.poll(3600.0)
+            while self._asked and not self.stopped:
+                self.handle(Asked(0, self._asked.popleft()))
         self.linger()
         if self.error is not None:
             raise self.error
+
+    def ask(self, request: object) -> None:
+        """Ask the machine for something when it comes to it: a signal handler may do this."""
+        self._asked.append(request)
+        self.wake()
 
     def wake(self) -> None:
         """Make a `poll` of another thread return."""
@@ -299,7 +309,8 @@ class Node:
         except ShoalError as error:
             if to == SCHEDULER and isinstance(error, HandshakeRefused):
                 self.stopped, self.error = True, error  # nobody lets this node in
-            self._retry[to] = (monotonic() + delay, min(2 * delay, RECONNECT_MAX_S))
+            most = RECONNECT_HERE_MAX_S if address.startswith("unix://") else RECONNECT_MAX_S
+            self._retry[to] = (monotonic() + delay, min(2 * delay, most))
             log.debug("%s", error)
             return None
         self._retry.pop(to, None)

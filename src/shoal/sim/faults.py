@@ -299,9 +299,11 @@ class Faults:
 
     def _struck_down(self, sim: SimNode, effect: Send) -> bool:
         """Kill a server that is about to say something to the others, or to a worker."""
-        if self._doomed is None or sim.node != self._doomed[0]:
+        if self._doomed is None or not sim.node.startswith("server"):
             return False
         about_to, message = self._doomed[1], effect.message
+        if sim.node != self._doomed[0] and about_to not in ("state", "learned"):
+            return False
         final = isinstance(message, Reply) and message.code == "applied"
         if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
             return False

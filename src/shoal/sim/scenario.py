@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from shoal.errors import InvariantBroken
+from shoal.errors import ShoalError
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
@@ -66,12 +66,26 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "crash server about to replicate",
     "crash server about to replicated",
     "crash server about to answer",
+    "crash server about to state",
+    "crash server about to learned",
+    "crash another server",
+    "crash another server at once",
+    "restart server",
+    "join server",
+    "leave server",
     "loss of Replicate",
     "loss of Replicated",
     "duplicate of Replicate",
     "reorder of Replicate",
+    "loss of State",
+    "duplicate of State",
+    "reorder of State",
+    "loss of Drain",
+    "loss of Drained",
+    "loss of Learned",
     "declined between servers",
     "note replayed",
+    "note installed",
     "slow worker",
     "taken for dead alive",
     "restart worker",
@@ -389,7 +403,7 @@ def simulate(
             scenario.check_end()
         except Violation as found:
             checker, violation = found.checker, found.message
-        except InvariantBroken as found:
+        except ShoalError as found:  # a machine has no business to raise one
             checker, violation = "invariant", str(found)
     return Report(
         seed=seed,

@@ -62,7 +62,7 @@ class AllReduceSGD(Strategy):
     def tables(self, model: Model) -> list[TableSpec]:
         return []
 
-    def begin(self, model: Model, rank: int) -> Program:
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
         for dtype, values in sorted(model.values.items()):

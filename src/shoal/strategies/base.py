@@ -95,8 +95,8 @@ class Strategy(ABC):
         """The tables that the model's parameters live in."""
 
     @abstractmethod
-    def begin(self, model: Model, rank: int) -> Program:
-        """Agree on the first parameters: rank 0's."""
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+        """Agree on the first parameters: rank 0's. After clock 0 they are there."""
 
     @abstractmethod
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:

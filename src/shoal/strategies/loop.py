@@ -30,8 +30,12 @@ def train_program(
     rank: int,
     hooks: Hooks,
     max_steps: int = 0,
+    clock: int = 0,
 ) -> Program:
     """Train; yields exchanges, returns the number of steps taken.
+
+    clock: that this worker begins with: where others have trained before, it takes up their
+           parameters, and leaves out the batches of as many steps
 
     Strategies in step: a worker whose data end first goes on with weight 0 until a round has no
     weight at all, so that uneven splits neither hang nor skew anybody. Others: a worker goes on to
@@ -39,15 +43,21 @@ def train_program(
     """
     for spec in strategy.tables(model):
         yield DeclareTable(spec)
-    yield from strategy.begin(model, rank)
-    step = 0
+    yield from strategy.begin(model, rank, clock)
+    step, missed = 0, clock
     for epoch in range(epochs):
         for batch in batches.epoch(epoch):
+            if missed:
+                missed, step = missed - 1, step + 1
+                continue
             result = yield from strategy.step(model, batch)
             step += 1
             hooks.stepped(epoch, step, result)
             if step == max_steps:
                 break
+        if missed:
+            missed -= strategy.in_step  # the round in which nobody had any more
+            continue
         while strategy.in_step:
             result = yield from strategy.step(model, None)
             if not result.others:

@@ -46,9 +46,10 @@ class ServerStrategy(Strategy):
     def tables(self, model: Model) -> list[TableSpec]:
         return table_specs(model, self.options, self.consistency)
 
-    def begin(self, model: Model, rank: int) -> Program:
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         self._ops, self._asked = TableOps(model, self.options.prefix), None
-        if rank == 0:
+        self.clock = clock
+        if rank == 0 and not clock:
             yield Exchange(self._ops.assigns, assign=True)
         yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)

@@ -20,7 +20,7 @@ from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train import cluster_tasks
 from shoal.engines.base import SPARSE, Task
-from shoal.engines.local import LocalEngine, spare_servers
+from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live
@@ -54,7 +54,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
-            engine.join(watcher.tick, spare=spare_servers(spec.servers, spec.replicas))
+            engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     if spec.max_rows and spec.test:
         scores = folder.worker(0) / TEST
         with console.status("testing"):

@@ -17,7 +17,7 @@ from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.engines.base import SPARSE, Task
-from shoal.engines.local import LocalEngine, spare_servers
+from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
@@ -59,7 +59,7 @@ def run_words(
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
-            engine.join(watcher.tick, spare=spare_servers(spec.servers, spec.replicas))
+            engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary

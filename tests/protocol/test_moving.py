@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.moving import Moves, next_arcs, settled, taken_over
+from shoal.protocol.moving import Moves, next_arcs, settled
 from shoal.protocol.placement import place
 from shoal.protocol.views import Arc, Member, View
 from shoal.tables.spec import TableSpec
@@ -86,18 +86,6 @@ def test_a_learner_takes_its_place_only_when_nothing_is_under_way():
     assert not cluster.step(drained=False)
     assert cluster.step(drained=True)
     assert cluster.view.arcs[0] == (Arc(KeyRange(0, 1), (1, 2)),)
-
-
-def test_a_learner_that_has_everything_takes_over_where_nobody_else_is_left():
-    cluster = Cluster(map(member, range(3)), [table(1)], replicas=2)
-    cluster.servers.pop(0)
-    cluster.step(drained=False)
-    learned = learners_of(cluster.view.arcs)
-    assert taken_over(cluster.view.arcs, learned)[0][0].full == (1, 2)
-    assert taken_over(cluster.view.arcs, ())[0][0].full == (1,)
-    cluster.servers.pop(0)
-    cluster.step(drained=False, learned=learned)
-    assert cluster.view.arcs[0] == (Arc(KeyRange(0, 1), (2,)),)
 
 
 def test_a_learner_begins_anew_where_somebody_else_sends_it_the_rows():

@@ -164,15 +164,19 @@ def cluster_tasks(
 
 
 def tasks_of(
-    job: JobSpec, engine: LocalEngine, data_dirs: Sequence[Path], started_at: float
+    job: JobSpec,
+    engine: LocalEngine,
+    data_dirs: Sequence[Path],
+    started_at: float,
+    more_workers: int = 0,
 ) -> list[Task]:
-    """All processes of a job's run."""
+    """All processes of a job's run, but for `more_workers` that the caller starts."""
     servers = job.servers if strategies[job.strategy].uses_servers else 0
     threads = max(1, (os.cpu_count() or 1) // job.workers)
     tasks = cluster_tasks(
         engine,
         servers,
-        job.workers,
+        job.workers + more_workers,
         job.transport,
         started_at,
         replicas=job.replicas if servers else 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shoal.runtime.learner import Learner
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
 from shoal.strategies import StepResult, StrategyOptions, strategies, train_program
+from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access
 
 EVALUATIONS_AN_EPOCH = 5
@@ -45,8 +46,13 @@ def run_worker(
     rendezvous: str,
     threads: int,
     token: str = "",
+    watched: Callable[[Client, Progress, int], Hooks] = lambda client, hooks, steps: hooks,
 ) -> None:
-    """Join, train, leave results in the run's folder."""
+    """Join, train, leave results in the run's folder.
+
+    watched: what the training loop tells instead of this worker's progress, made of its client,
+             that, and the number of its steps
+    """
     configure_log()
     keep_memory()
     spec = from_mapping(job)
@@ -70,8 +76,9 @@ def run_worker(
         batches = _Batches(spec, dataset, split, rank)
         progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
+        hooks = watched(client, progress, spec.epochs * len(batches))
         program = train_program(
-            strategy, learner, batches, spec.epochs, rank, progress, spec.max_steps, client.clock
+            strategy, learner, batches, spec.epochs, rank, hooks, spec.max_steps, client.clock
         )
         steps = client.drive(program)
         result = progress.finish(steps)

@@ -8,12 +8,15 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cli.group import EXIT_FAILED, ended_by_signals, main
+from shoal.cli.group import EXIT_FAILED, ended_by_signals, main, options_of
+from shoal.cli.training import job_values
+from shoal.jobs.spec import JobSpec, from_mapping
 
 # ---------------------------------------------------------------------------- simulate
 
@@ -33,6 +36,50 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
     if as_json:
         click.echo(json.dumps(report))
     if report["violations"]:
+        sys.exit(EXIT_FAILED)
+
+
+@main.command(short_help="kill a job's processes, and see that nothing is lost")
+@click.argument("job", metavar="DATA|JOB.toml", required=False)
+@click.option("--kills", "faults", type=click.IntRange(1), default=10, show_default=True)
+@click.option(
+    "--menu",
+    default="kill-server,kill-worker,kill-scheduler",
+    show_default=True,
+    help="what is done, by turns; also stop-server, stop-worker, stop-scheduler",
+)
+@click.option("--early", is_flag=True, help="do not wait until all rows have their replicas again")
+@options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"))
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def chaos(
+    job: str | None, faults: int, menu: str, early: bool, as_json: bool, **flags: Any
+) -> None:
+    """Train twice: undisturbed, and while processes are killed with SIGKILL, one after the other.
+
+    Every worker also pushes 1 to keys of its own, and writes down what it sends and what is
+    acknowledged; a prober pushes to all servers all the time. At the end: what was lost, what was
+    counted twice, and how long nobody could push.
+
+    \b
+    shoal chaos digits --kills 6
+    shoal chaos mnist --kills 50 --strategy ssp --staleness 2
+    shoal chaos digits --menu kill-server,stop-server
+    """
+    from shoal.apps.chaos.command import run_chaos, show_report
+    from shoal.apps.places import search_path
+
+    values: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}
+    values.update(job_values(job, flags))
+    spec = from_mapping(values)
+    folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
+    console = Console(stderr=as_json)
+    with ended_by_signals():
+        report = run_chaos(spec, faults, menu.split(","), folders, console, early)
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        show_report(console, report)
+    if report["acknowledged_lost"] or report["acknowledged_doubled"] or report["strange"]:
         sys.exit(EXIT_FAILED)
 
 

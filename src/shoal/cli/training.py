@@ -40,13 +40,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
     from shoal.runtime.metrics import process_started_at
 
     started_at = process_started_at()
-    values = load_job(Path(job)) if job and job.endswith(".toml") else {}
-    if job and not job.endswith(".toml"):
-        values["data"] = job
-    values.update({name: v for name, v in flags.items() if v is not None and v != ()})
-    if flags.get("optimizer_options"):
-        values["optimizer_options"] = _pairs(flags["optimizer_options"])
-    spec = from_mapping(values)
+    spec = from_mapping(job_values(job, flags))
     explicit = Path(spec.data_dir) if spec.data_dir else None
     folders = search_path(explicit, os.environ)
     console = Console(stderr=as_json)
@@ -121,6 +115,17 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
         click.echo(json.dumps(summary))
     else:
         show_summary(console, summary)
+
+
+def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job's file or data set and its flags say together: flags override the file."""
+    values = load_job(Path(job)) if job and job.endswith(".toml") else {}
+    if job and not job.endswith(".toml"):
+        values["data"] = job
+    values.update({name: v for name, v in flags.items() if v is not None and v != ()})
+    if flags.get("optimizer_options"):
+        values["optimizer_options"] = _pairs(flags["optimizer_options"])
+    return values
 
 
 def _show_next_steps(summary: Mapping[str, Any]) -> None:

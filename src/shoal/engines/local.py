@@ -132,9 +132,8 @@ class LocalEngine:
     def _only_late_ones(self) -> bool:
         """Whether all work is done, and who is left may have come too late to hear of it."""
         names = self.running.keys()
-        return names <= self._started_again.keys() and not any(
-            n.startswith("worker") for n in names
-        )
+        at_work = any(name.startswith("worker") for name in names)
+        return not at_work and names <= self._started_again.keys()
 
     def _may_go(self, each: Exit, spare: Collection[str], given_up: Collection[str]) -> bool:
         """Whether the run goes on without a process, or with another in its place."""

@@ -77,8 +77,9 @@ class Holding:
         moved.chains = moved.chains or arc.full != before.full
         if arc.head == rank != before.head:
             moved.begin = copy.reached if moved.begin is None else min(moved.begin, copy.reached)
-        if arc.chain[-1] == rank:
+        if arc.tail == rank or arc.chain[-1] == rank:
             copy.done = max(copy.version, 0)
+        copy.learnt = copy.learnt if arc.learning == before.learning else 0
 
     def _cut(self, copy: Copy, mine: dict[tuple[int, int], Arc], rank: int, moved: Moved) -> None:
         """Put pieces in its place: those that are still here."""

@@ -21,7 +21,8 @@ What = Literal["push", "write", "round", "accept"]
 
 class ReplicationOptions(msgspec.Struct, frozen=True):
     """
-    credit_bytes:  payload that may be under way to a server (one operation may exceed it alone)
+    credit_bytes:  payload that may be under way to a server (one operation may exceed it alone);
+                   and by which a learner may be behind before pushes wait for it
     resend_s:      what is not acknowledged is sent again after this; doubles up to resend_max_s
     chunk_bytes:   of a piece of rows for a server that learns them: requests wait behind one
     state_bytes_per_s:  of such pieces, for each arc
@@ -47,7 +48,9 @@ class Change(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        return self.copy.done >= self.version
+        """Whether all servers that are to acknowledge it have it, and a learner."""
+        copy = self.copy
+        return copy.done >= self.version and (not copy.arc.learning or copy.learnt >= self.version)
 
 
 class Operation(msgspec.Struct, eq=False):
@@ -164,6 +167,7 @@ class Link:
         self._entries: dict[int, Entry] = {}  # by number: what is not done on all servers
         self._unsent: deque[Entry] = deque()  # ... and waits for credit
         self._under_way = 0
+        self.backlog = 0  # bytes that are not there
         self._wait_s = options.resend_s
 
     def say(
@@ -176,6 +180,7 @@ class Link:
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1
+        self.backlog += entry.nbytes
         self._unsent.append(entry)
         self._pump(now, out)
 
@@ -198,6 +203,7 @@ class Link:
         for each in range(self.there, number):
             entry = self._entries[each]
             self._under_way -= entry.nbytes
+            self.backlog -= entry.nbytes
             for change in entry.changes:
                 if isinstance(change, Chunk):
                     change.there = True

@@ -52,19 +52,6 @@ def next_arcs(
     return tuple(plan.arcs(table) for table in range(len(before.arcs)))
 
 
-def taken_over(arcs: Sequence[Arcs], learned: Collection[tuple[int, int, int]]) -> tuple[Arcs, ...]:
-    """The arcs with learners that have everything among those who have all of it."""
-    return tuple(
-        tuple(
-            msgspec.structs.replace(arc, learning=0)
-            if (table, arc.rows.start, arc.chain[-1]) in learned
-            else arc
-            for arc in parts
-        )
-        for table, parts in enumerate(arcs)
-    )
-
-
 def settled(before: Sequence[Arcs], after: Sequence[Arcs]) -> bool:
     """Whether two plans differ in nothing but the numbers of views."""
     return [[(a.rows, a.chain, a.learning > 0) for a in arcs] for arcs in before] == [
@@ -110,7 +97,7 @@ class _Plan:
         if arc.learning and arc.chain[-1] in self._stayed:
             learner = arc.chain[-1]
             there = (table, arc.rows.start, learner) in self._moves.learned
-            if there and (self._moves.drained or not full):
+            if there and self._moves.drained:
                 full.append(learner)
                 draft.newest = learner
             elif full:

@@ -127,9 +127,17 @@ class Replication:
         """A shard has been changed by this."""
         copy = self.copies[number]
         copy.version += 1
-        if self._following(copy) is None:
-            copy.done = copy.version
+        self._acknowledge(copy)
         return Change(copy, part, copy.version, lr, buffers)
+
+    def _acknowledge(self, copy: Copy) -> None:
+        """At the tail, all is done that was done here: a learner is waited for when it is far
+        behind, or it would never catch up with what waits for it in this server's memory."""
+        to = self._following(copy)
+        if to is None:
+            copy.done = copy.learnt = copy.version
+        elif copy.arc.tail == self.rank and self._link(to).backlog <= self.options.credit_bytes:
+            copy.done = copy.version
 
     def carry(self, operation: Operation, out: Effects) -> None:
         """Have what was done here done on the rest of the chains."""
@@ -192,13 +200,24 @@ class Replication:
         news = link.heard(message.number)
         for table, start, version in message.done:
             for copy in self.copies.values():
-                if (copy.table, copy.rows.start) == (table, start) and copy.done < version:
-                    copy.done, news = min(version, copy.version), True
+                if (copy.table, copy.rows.start) == (table, start):
+                    news = self._heard_of(copy, min(version, copy.version)) or news
         if news:
             link.go_on(self.now, out)
             self._forget()
             self.answer(out)
         return news
+
+    def _heard_of(self, copy: Copy, version: int) -> bool:
+        """The next server has so much of a copy, and those after it; whether that is news."""
+        before = copy.done, copy.learnt
+        if copy.arc.tail == self.rank:
+            copy.learnt = max(copy.learnt, version)
+            self._acknowledge(copy)
+        else:
+            copy.done = max(copy.done, version)
+            copy.learnt = copy.done  # whoever sends to a learner keeps what it lacks
+        return before != (copy.done, copy.learnt)
 
     def _forget(self) -> None:
         """Release what is done on all servers."""

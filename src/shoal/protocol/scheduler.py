@@ -56,7 +56,7 @@ from shoal.protocol.messages import (
     Released,
     Stays,
 )
-from shoal.protocol.moving import Moves, settled, taken_over
+from shoal.protocol.moving import Moves, settled
 from shoal.protocol.placement import lost, movable
 from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
@@ -176,7 +176,7 @@ class SchedulerMachine:
         out.append(Note("lost", {"name": member.name, "node": node}))
         if self.view is not None and member.role == "server":
             living = {m.rank for m in self.view.servers if m.id in self.members}
-            rows = lost(self.view.tables, taken_over(self.view.arcs, self._learned), living)
+            rows = lost(self.view.tables, self.view.arcs, living)
             if rows or not living:
                 self._end(self._range_lost(member, rows), now, out)
                 return

@@ -19,7 +19,8 @@ class Copy(msgspec.Struct, eq=False):
 
     version:   how often it has been changed here; NOT_BEGUN before its learner was sent anything
     at:        of a learner: the position of the piece that it has to be sent next
-    done:      ... and on all servers after this one in the chain
+    done:      ... and on all servers after this one that have all of it
+    learnt:    ... and on its learner, where that is next
     reached:   the clock of the chain's head, as far as it has come here
     ended:     all workers of this view have ended, or there are none: others may come with the next
     """
@@ -29,6 +30,7 @@ class Copy(msgspec.Struct, eq=False):
     arc: Arc
     version: int = 0
     done: int = 0
+    learnt: int = 0
     reached: int = 0
     ended: bool = False
     at: int = 0

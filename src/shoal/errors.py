@@ -140,6 +140,10 @@ class RunAborted(PeerError):
     """The scheduler ended the run; the text is its reason."""
 
 
+class RangeLost(RunAborted):
+    """Every server that had some rows is gone, and the rows with them; the text names both."""
+
+
 class HandshakeFailed(PeerError):
     """The other side did not greet as a member does."""
 

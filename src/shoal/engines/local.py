@@ -27,7 +27,7 @@ from shoal.engines.base import Exit, Task
 from shoal.errors import JoinRefused, JoinTimeout, ProcessDied, RunAborted, ShoalError, by_name
 from shoal.runtime.folder import RunFolder
 
-OFTEN, OFTEN_S = 5, 10.0  # a process that is killed so often in so many seconds is given up
+OFTEN, OFTEN_S = 20, 10.0  # a process that is killed so often in so many seconds is given up
 LATE_S = 20.0  # when all others have ended, for those that were started again
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
 
@@ -163,7 +163,7 @@ class LocalEngine:
             )
         told = [(each, report) for each in failed if (report := self._report(each)) is not None]
         # Those that were told of the end know less than the one that caused it.
-        told.sort(key=lambda pair: isinstance(pair[1], RunAborted))
+        told.sort(key=lambda pair: type(pair[1]) is RunAborted)
         if told:
             each, report = told[0]
             return type(report)(f"{each.name}: {report.message}", report.story)

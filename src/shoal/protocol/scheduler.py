@@ -17,7 +17,7 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import JoinTimeout, RunAborted, ShoalError
+from shoal.errors import JoinTimeout, RangeLost, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
 from shoal.protocol.farewell import Farewell
 from shoal.protocol.machine import (
@@ -186,11 +186,11 @@ class SchedulerMachine:
         self._release_barriers(out)
         self._end_if_done(now, out)
 
-    def _range_lost(self, dead: Member, rows: list[str]) -> RunAborted:
+    def _range_lost(self, dead: Member, rows: list[str]) -> RangeLost:
         where = f" on {dead.host}" if dead.host else ""
         how = f"not heard of for {self.options.silence_s:g} s, or its connection broke"
         all_of = ", ".join(rows) or "everything"
-        return RunAborted(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
+        return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
     # ------------------------------------------------------------------ messages
 

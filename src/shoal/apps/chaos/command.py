@@ -33,7 +33,7 @@ from shoal.runtime.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
 What = Literal["kill", "stop"]
-SECONDS_A_FAULT = 3.0  # the job is to last so long for each
+SECONDS_A_FAULT = 2.0  # the job is to last so long for each
 STOPPED_S = 1.0
 SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
 EARLY_S = 0.6  # ... and it is not waited for longer, where what must not be lost may be

@@ -22,6 +22,7 @@
     │   ├── ProcessDied            a process of the run ended before its work did
     │   ├── RingBroken             the workers changed in the middle of an allreduce
     │   ├── RunAborted             the scheduler ended the run, with its reason
+    │   │   └── RangeLost          ... because all servers that had some rows are gone
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, version or job
     ├── WireError                  bytes that are not ours

@@ -137,7 +137,7 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
-SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr"]
+SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr", "moving"]
 
 
 @main.command()

@@ -135,21 +135,27 @@ def start_cluster(
         arguments["state"] = str(engine.sockets / "scheduler.state")
     engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=()))
     for rank in range(servers):
-        own = server_listen or engine.address(f"server-{rank}")
-        engine.start(
-            Task(
-                f"server-{rank}",
-                "shoal.engines.roles:run_server",
-                {
-                    "scheduler": address,
-                    "listen": own,
-                    "rank": rank,
-                    "token": token,
-                    "imports": list(imports),
-                },
-            )
-        )
+        engine.start(server_task(engine, address, rank, server_listen, token, imports))
     return address
+
+
+def server_task(
+    engine: LocalEngine,
+    scheduler: str,
+    rank: int,
+    listen: str = "",
+    token: str = "",
+    imports: Sequence[str] = (),
+) -> Task:
+    """A server of a cluster on this machine; it may join later."""
+    arguments = {
+        "scheduler": scheduler,
+        "listen": listen or engine.address(f"server-{rank}"),
+        "rank": rank,
+        "token": token,
+        "imports": list(imports),
+    }
+    return Task(f"server-{rank}", "shoal.engines.roles:run_server", arguments)
 
 
 def new_token() -> str:

@@ -158,7 +158,7 @@ class Execution:
                 for number, staged in entry.parts
                 if copies[number].arc.head == rank and copies[number].reached <= entry.clock
             ]
-            if mine and self._gate.windows.get(entry.sender) is entry.window:
+            if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
                 self.rounds.add(entry.clock, entry)
                 takings = entry.window.taken.setdefault(entry.seq, [])

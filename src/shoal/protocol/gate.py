@@ -54,12 +54,21 @@ class Ends(msgspec.Struct, frozen=True):
     pulls: bool
 
 
+class Left(msgspec.Struct, frozen=True, eq=False):
+    """A worker that is gone, and counts in the rounds below its last clock."""
+
+    node: NodeId
+    window: Window
+    last_clock: int
+
+
 class Gate:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
     draining:        nothing new is let in before the next view, or until it takes too long
     windows:         the view's workers, each with the requests of its that were seen
+    left:            workers that are gone, by incarnation, and may have pushes in open rounds
     held:            for each table, the rows of each shard of it that is here, with its number
     replicated:      whether other servers have any of these rows, or have had
     """
@@ -69,6 +78,7 @@ class Gate:
         self.promised: ViewId = NO_VIEW
         self.draining = False
         self.windows: dict[NodeId, Window] = {}
+        self.left: dict[int, Left] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._ends: dict[int, Ends] = {}  # of each shard
@@ -109,6 +119,19 @@ class Gate:
                     for piece in (each.cut(cut) if each.copy.number in cut else [each])
                 ]
 
+    def counts(self, node: NodeId, window: Window, clock: int) -> bool:
+        """Whether a worker's push counts in that round."""
+        left = self.left.get(window.incarnation)
+        return self.windows.get(node) is window or (left is not None and clock < left.last_clock)
+
+    def window_of(self, incarnation: int) -> tuple[NodeId, Window] | None:
+        """Of a worker that is here, or has left."""
+        for node, window in self.windows.items():
+            if window.incarnation == incarnation:
+                return node, window
+        left = self.left.get(incarnation)
+        return (left.node, left.window) if left is not None else None
+
     @property
     def idle(self) -> bool:
         """Whether no push is half applied."""
@@ -123,8 +146,15 @@ class Gate:
         self.promise(view.id)
         self.view, self.draining = view.id, False
         known = {window.incarnation: window for window in self.windows.values()}
+        known.update({inc: left.window for inc, left in self.left.items()})
         self.windows = {
             m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank) for m in view.workers
+        }
+        self.left = {
+            m.incarnation: Left(
+                m.id, known.get(m.incarnation) or Window(m.incarnation, m.rank), m.last_clock
+            )
+            for m in view.departed
         }
 
     def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:

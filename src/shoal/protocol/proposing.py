@@ -29,6 +29,10 @@ class Proposal:
     def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
         """Those that have not answered."""
         self.again_at = now + self._resend_s
+        self.remind(servers, out)
+
+    def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
+        """... of some, that may not have been reached before."""
         answered: Collection[NodeId] = self._drained if self._draining else self._promises
         question = Drain(self.number) if self._draining else Freeze(self.number)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)

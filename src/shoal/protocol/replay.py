@@ -130,19 +130,12 @@ class Replay:
 
     def _accept(self, message: Replicate, copy: Copy, staged: Staged, lr: float | None) -> None:
         """Keep what the head has for a round, should this server become the head."""
-        for sender, window in self._gate.windows.items():
-            for incarnation, seq, _ in message.origins:
-                if incarnation == window.incarnation:
-                    entry = Contribution(
-                        sender,
-                        window,
-                        seq,
-                        message.round,
-                        message.weight,
-                        lr,
-                        [(copy.number, staged)],
-                    )
-                    self._execution.copied.add(message.round, entry)
+        parts, clock, weight = [(copy.number, staged)], message.round, message.weight
+        for incarnation, seq, _ in message.origins:  # it is one
+            found = self._gate.window_of(incarnation)
+            if found is not None:
+                entry = Contribution(*found, seq, clock, weight, lr, parts)
+                self._execution.copied.add(clock, entry)
 
     def _remember(self, message: Replicate, made: Made) -> None:
         """The pushes in it are here, should their workers send them again."""

@@ -182,6 +182,7 @@ class SchedulerMachine:
                 return
         if self._proposal is not None:
             self._proposal.hurry()
+            self._conclude(now, out)  # it may have been the only one that was waited for
         self._consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
@@ -221,7 +222,7 @@ class SchedulerMachine:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
                 if self._proposal is not None and member.role == "server":
-                    self._proposal.ask([sender], now, out)  # it may not have been reached before
+                    self._proposal.remind([sender], out)
                 if self.view is not None and view < self.view.id and sender not in self.finished:
                     out.append(Send(sender, NewView(self.view)))
             case Drained(view) | Frozen(view):

@@ -32,7 +32,8 @@ MENU = (
     "join server",
     "leave server",
 )
-ABOUT_TO = ("", "replicate", "replicated", "answer", "state", "learned")  # a server, when it dies
+ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
+REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 
 
@@ -262,7 +263,9 @@ class Faults:
         self._meanwhile()
         if random.random() < 0.7:
             self._world.at(self._world.now + 2 * random.random() ** 2, self._replace_server)
-        if random.random() < 0.6:
+        if random.random() < 0.25 and self._doomed is None:
+            self._doomed = "", random.choice(REPAIRING)
+        elif random.random() < 0.6:
             patient = random.random() < 0.85
             about_to = random.choice(ABOUT_TO)
             self._world.at(self._world.now + 0.1, lambda: self._kill_another(patient, about_to))
@@ -302,7 +305,7 @@ class Faults:
         if self._doomed is None or not sim.node.startswith("server"):
             return False
         about_to, message = self._doomed[1], effect.message
-        if sim.node != self._doomed[0] and about_to not in ("state", "learned"):
+        if sim.node != self._doomed[0] and about_to not in REPAIRING:
             return False
         final = isinstance(message, Reply) and message.code == "applied"
         if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, chains, clicks, dense, sparse, training, wire, words
+from shoal.apps.bench import allreduce, chains, clicks, dense, moving, sparse, training, wire, words
 from shoal.apps.bench.rooms import rooms
 from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder
@@ -28,6 +28,7 @@ SUITES = {
     "word2vec": words,
     "ctr": clicks,
     "allreduce": allreduce,
+    "moving": moving,
 }
 
 
@@ -40,19 +41,19 @@ def run_suite(
 ) -> dict[str, Any]:
     """Measure a suite; returns the object that `--json` prints.
 
-    replicas:   of `dense`: more than one are measured beside one
+    replicas:   of `dense` and `moving`: more than one are measured beside one
     rounds:     batches; the suite's own number where it is None
     data_dirs:  where a suite looks for text and clicks
     """
     torch.set_num_threads(1)
     keep_memory()
-    if replicas > 1 and suite != "dense":
-        raise UsageError(f"replicas are measured by `shoal bench dense`, not by {suite}")
-    chosen: Any = SUITES[suite] if replicas == 1 else chains
+    if replicas > 1 and suite not in ("dense", "moving"):
+        raise UsageError(f"replicas are measured by `shoal bench dense` and `moving`, not {suite}")
+    chosen: Any = chains if replicas > 1 and suite == "dense" else SUITES[suite]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         folder = RunFolder.create(Path(path), suite)
         given: tuple[Any, ...] = (data_dirs,) if chosen in (words, clicks) else ()
-        given = (replicas,) if chosen is chains else given
+        given = (replicas,) if chosen in (chains, moving) else given
         measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}

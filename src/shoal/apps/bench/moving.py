@@ -1,0 +1,145 @@
+"""`shoal bench moving`: what a server that joins, and one that leaves, cost those who push.
+
+A client pushes and pulls at half the rate that it can, of a table that is sixteen megabytes. Then
+a server joins, and later another is told to leave. A half-second is counted as low where less than
+0.8 of the paced requests were done in it.
+
+low, a server joins   the longest time of low half-seconds in a row; likewise: one leaves
+failed requests       of all
+most over even        fragments of the server that has most, beside an even share: then, and at the
+                      end
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+
+from shoal.apps.bench.rows import Row, quality
+from shoal.engines.joining import server_task, start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.errors import ShoalError
+from shoal.keys import KeyRange
+from shoal.protocol.views import View
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Access, TableSpec
+
+ROWS, WIDTH = 4096, 1024
+SERVERS, FRAGMENTS_EACH = 2, 64
+AFTER_S, BIN_S, LOW = 6.0, 0.5, 0.8
+PATIENCE_S = 30.0
+CAPACITY_S = 3.0
+PARTS = 8
+COUNT = 5
+ROUNDS = 1
+
+
+def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
+    """One round: it takes half a minute."""
+    del rounds
+    with LocalEngine(folder) as engine:
+        scheduler = start_cluster(engine, SERVERS, 1, replicas=replicas)
+        client = Client(scheduler, ClientOptions())
+        try:
+            fragment = ROWS // (SERVERS * FRAGMENTS_EACH)
+            access = Access("sgd", {"lr": 1e-3})
+            client.create_table(
+                TableSpec("bench", ROWS, (WIDTH,), access=access, fragment_rows=fragment)
+            )
+            load = Load(client)
+            load.go_on(AFTER_S)
+            load.begin()
+            engine.start(server_task(engine, scheduler, SERVERS))
+            load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS + 1 and _whole(view))
+            load.go_on(AFTER_S)
+            joined, even = load.longest_low(), _most_over_even(client.view)
+            load.begin()
+            os.kill(engine.running["server-0"], signal.SIGTERM)
+            load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS and _whole(view))
+            load.go_on(AFTER_S)
+            left = load.longest_low()
+            yield quality("low, a server joins", joined, "s", 3.0, "lower")
+            yield quality("low, a server leaves", left, "s", 3.0, "lower")
+            yield quality("failed requests", load.failed, "", 1.0, "lower")
+            yield quality("most over even, joined", even, "x", 1.1, "lower")
+            yield quality("most over even, left", _most_over_even(client.view), "x", 1.1, "lower")
+        finally:
+            client.close()
+        engine.finish()
+
+
+class Load:
+    """Requests at half the rate at which they could be done.
+
+    failed: how many were not
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.failed = 0
+        self._client = client
+        self._some = torch.ones(ROWS // PARTS, WIDTH)
+        self._into = torch.empty_like(self._some)
+        self._number = 0
+        self._done: list[float] = []
+        self.begin()
+        while time.monotonic() < self.began + CAPACITY_S:
+            self._request()
+        self._rate = len(self._done) / CAPACITY_S / 2
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.began = time.monotonic()
+        self._done.clear()
+
+    def go_on(self, seconds: float, enough: Callable[[View], bool] = lambda view: False) -> None:
+        """For so long, or until the view is such."""
+        started, sent = time.monotonic(), 0
+        while time.monotonic() < started + seconds and not enough(self._client.view):
+            ahead = started + sent / self._rate - time.monotonic()
+            if ahead > 0:
+                time.sleep(ahead)
+            self._request()
+            sent += 1
+
+    def _request(self) -> None:
+        """Push to some of the rows and pull them."""
+        first = self._number % PARTS * (ROWS // PARTS)
+        rows = KeyRange(first, first + ROWS // PARTS)
+        self._number += 1
+        try:
+            self._client.blocking.push("bench", self._some, rows)
+            self._client.blocking.pull("bench", rows, self._into)
+        except ShoalError:
+            self.failed += 1
+        self._done.append(time.monotonic())
+
+    def longest_low(self) -> float:
+        """Seconds of half-seconds in a row with less than 0.8 of the paced requests."""
+        bins = Counter(int((at - self.began) / BIN_S) for at in self._done)
+        longest = now = 0
+        for number in range(int((self._done[-1] - self.began) / BIN_S)):
+            now = now + 1 if bins[number] < LOW * self._rate * BIN_S else 0
+            longest = max(longest, now)
+        return longest * BIN_S
+
+
+def _whole(view: View) -> bool:
+    """Whether nothing moves, and whoever is there has rows."""
+    arcs = view.arcs[0]
+    holders = {rank for arc in arcs for rank in arc.full}
+    return not any(arc.learning for arc in arcs) and len(holders) == len(view.servers)
+
+
+def _most_over_even(view: View) -> float:
+    held = Counter({member.rank: 0 for member in view.servers})
+    for arc in view.arcs[0]:
+        for rank in arc.full:
+            held[rank] += len(arc.rows)
+    return max(held.values()) / (sum(held.values()) / len(held))

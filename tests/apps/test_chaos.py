@@ -1,0 +1,31 @@
+"""Marks: what is lost, doubled or made up is found by comparing files with the table."""
+
+from shoal.apps.chaos.marks import ACKNOWLEDGED, INTENDED, Verdict, judge
+
+
+def write(folder, *records):
+    data = b"".join(what + key.to_bytes(8, "little") for what, key in records)
+    (folder / "one.marks").write_bytes(data)
+
+
+def test_what_was_acknowledged_is_there_once_and_what_was_intended_may_be(tmp_path):
+    write(tmp_path, (INTENDED, 1), (ACKNOWLEDGED, 1), (INTENDED, 2), (INTENDED, 3))
+    assert judge(tmp_path, {1: 1.0, 2: 1.0, 9: 0.0}) == Verdict(3, 1, 0, 0, 0)
+
+
+def test_what_is_wrong_is_counted(tmp_path):
+    write(
+        tmp_path,
+        *((INTENDED, key) for key in range(5)),
+        *((ACKNOWLEDGED, key) for key in range(3)),
+    )
+    held = {0: 0.0, 1: 2.0, 2: 1.0, 3: 2.0, 7: 1.0}
+    assert judge(tmp_path, held) == Verdict(5, 3, lost=1, doubled=1, strange=2)
+    assert judge(tmp_path, {}).lost == 3
+
+
+def test_a_record_that_was_cut_off_does_not_count(tmp_path):
+    write(tmp_path, (INTENDED, 1), (ACKNOWLEDGED, 1))
+    path = tmp_path / "one.marks"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert judge(tmp_path, {}) == Verdict(1, 0, 0, 0, 0)

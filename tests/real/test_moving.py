@@ -1,0 +1,134 @@
+"""Processes that are killed again and again, and servers that come and go, on this machine."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from shoal.cli import main
+from shoal.engines.joining import server_task, start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.runtime.client import Client
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Access, TableSpec, bsp
+
+ROWS = 600
+
+
+def until(true, what, limit_s=30.0):
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Two servers, a worker's client, and the engine that has started them."""
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        address = start_cluster(engine, 2, 1)
+        client = Client(address)
+        try:
+            yield engine, address, client
+        finally:
+            client.close()
+
+
+def server_names(client):
+    return [member.name for member in client.view.servers]
+
+
+def holders(client):
+    return {rank for arcs in client.view.arcs for arc in arcs for rank in arc.full}
+
+
+def settled(client, servers):
+    arcs = [arc for arcs in client.view.arcs for arc in arcs]
+    return (
+        len(client.view.servers) == servers
+        and len(holders(client)) == servers
+        and not any(arc.learning for arc in arcs)
+    )
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
+    engine, address, client = cluster
+    common = {"access": Access("sum"), "merge": "sum", "consistency": bsp()}
+    if kind == "dense":
+        client.create_table(TableSpec("w", ROWS, fragment_rows=10, **common))
+    else:
+        client.create_table(TableSpec("w", 0, (1,), kind="sparse", **common))
+    keys = None if kind == "dense" else torch.arange(ROWS)
+    ones = torch.ones(ROWS if kind == "dense" else (ROWS, 1))
+    pushed = 0
+
+    def push():
+        nonlocal pushed
+        client.push("w", ones, keys)
+        client.advance().wait()
+        pushed += 1
+        return True
+
+    until(lambda: push() and pushed >= 20, "pushes")
+    engine.start(server_task(engine, address, 2))
+    until(lambda: push() and settled(client, 3), "a third server")
+    while not engine.running["server-0"]:
+        engine.exits(0.01)
+    os.kill(engine.running["server-0"], signal.SIGTERM)
+    until(lambda: push() and settled(client, 2), "one that leaves")
+    assert server_names(client) == ["server-1", "server-2"]
+    until(lambda: "server-0" not in engine.running or engine.exits(0.1) is None, "its end")
+    out = torch.empty_like(ones)
+    client.blocking.pull("w", keys, out)
+    assert out.unique().tolist() == [pushed]
+
+
+def test_a_server_with_rows_that_cannot_be_moved_stays(cluster):
+    engine, _, client = cluster
+    spec = TableSpec("b", 0, (1,), kind="sparse", max_rows=100, access=Access("sum"))
+    client.create_table(spec)
+    keys, ones = torch.arange(50), torch.ones(50, 1)
+    client.blocking.push("b", ones, keys)
+    while not engine.running["server-0"]:
+        engine.exits(0.01)
+    os.kill(engine.running["server-0"], signal.SIGTERM)
+    log = engine.folder.log("server-0")
+    until(lambda: "cannot leave: table 'b' cannot be moved" in log.read_text(), "its log")
+    out = torch.empty(50, 1)
+    client.blocking.pull("b", keys, out)
+    assert out.unique().tolist() == [1.0]
+
+
+def test_chaos_loses_nothing(tmp_path):
+    """Of a server, a worker and the scheduler, each of which is killed."""
+    arguments = ["chaos", "digits", "--kills", "3", "--out", str(tmp_path), "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["faults"] == {"kill-server": 1, "kill-worker": 1, "kill-scheduler": 1}
+    assert report["acknowledged"] > 100
+    assert (report["acknowledged_lost"], report["acknowledged_doubled"]) == (0, 0)
+    assert report["strange"] == 0
+    assert abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005
+    assert report["scheduler_back_s_max"] is not None
+    assert report["takeover_s_max"] is not None
+
+
+def test_chaos_needs_replicas(tmp_path):
+    result = CliRunner().invoke(
+        main, ["chaos", "digits", "--replicas", "1", "--out", str(tmp_path)]
+    )
+    assert result.exit_code != 0
+    assert "--replicas 2" in result.output
+
+
+def test_a_fault_that_is_not_on_the_menu_is_named(tmp_path):
+    result = CliRunner().invoke(main, ["chaos", "--menu", "kill-cat", "--out", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "unknown fault 'kill-cat'" in result.output

@@ -78,9 +78,7 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
     until(lambda: push() and pushed >= 20, "pushes")
     engine.start(server_task(engine, address, 2))
     until(lambda: push() and settled(client, 3), "a third server")
-    while not engine.running["server-0"]:
-        engine.exits(0.01)
-    os.kill(engine.running["server-0"], signal.SIGTERM)
+    os.kill(engine.pid("server-0"), signal.SIGTERM)
     until(lambda: push() and settled(client, 2), "one that leaves")
     assert server_names(client) == ["server-1", "server-2"]
     until(lambda: "server-0" not in engine.running or engine.exits(0.1) is None, "its end")
@@ -95,9 +93,7 @@ def test_a_server_with_rows_that_cannot_be_moved_stays(cluster):
     client.create_table(spec)
     keys, ones = torch.arange(50), torch.ones(50, 1)
     client.blocking.push("b", ones, keys)
-    while not engine.running["server-0"]:
-        engine.exits(0.01)
-    os.kill(engine.running["server-0"], signal.SIGTERM)
+    os.kill(engine.pid("server-0"), signal.SIGTERM)
     log = engine.folder.log("server-0")
     until(lambda: "cannot leave: table 'b' cannot be moved" in log.read_text(), "its log")
     out = torch.empty(50, 1)

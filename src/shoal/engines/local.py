@@ -77,6 +77,12 @@ class LocalEngine:
         }
         self._commands.sendall(json.dumps(command).encode() + b"\n")
 
+    def pid(self, name: str) -> int:
+        """Of a running process, as soon as it is known."""
+        while not self.running[name]:
+            self.exits(0.1)
+        return self.running[name]
+
     def exits(self, timeout_s: float) -> list[Exit]:
         """Processes that ended, waiting for one for `timeout_s` at most."""
         if not select.select([self._commands], [], [], timeout_s)[0]:

@@ -39,9 +39,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
         try:
             client.create_table(SPEC)
             _waits(client, range(1))  # what is loaded at the first call is no growth
-            while not engine.running["server-0"]:  # until its start is reported
-                engine.exits(0.1)
-            server = engine.running["server-0"]
+            server = engine.pid("server-0")
             before = _resident(server)
             growing = _waits(client, range(1, batches))
             grown = _resident(server) - before

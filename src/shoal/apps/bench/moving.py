@@ -60,7 +60,7 @@ def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
             load.go_on(AFTER_S)
             joined, even = load.longest_low(), _most_over_even(client.view)
             load.begin()
-            os.kill(engine.running["server-0"], signal.SIGTERM)
+            os.kill(engine.pid("server-0"), signal.SIGTERM)
             load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS and _whole(view))
             load.go_on(AFTER_S)
             left = load.longest_low()

@@ -13,6 +13,7 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Ends, Gate
+from shoal.protocol.handover import Handover
 from shoal.protocol.links import Link
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
@@ -216,7 +217,7 @@ def learner_takes_its_place_too_early():
 @contextmanager
 def open_rounds_stay_behind():
     """A new head is not given what the one before has accepted."""
-    with patch.object(Execution, "flush", lambda self, out: None):
+    with patch.object(Handover, "flush", lambda self, out: None):
         yield
 
 

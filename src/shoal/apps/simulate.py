@@ -14,13 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.sim.scenario import (
-    LEAST_SEEDS,
-    LEAST_SEEDS_OF,
-    REQUIRED_COVERAGE,
-    Report,
-    simulate,
-)
+from shoal.sim.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
+from shoal.sim.scenario import Report, simulate
 
 
 def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) -> dict[str, Any]:

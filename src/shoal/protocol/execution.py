@@ -8,7 +8,6 @@ reached what its tables' rules ask.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import msgspec
 
@@ -20,13 +19,13 @@ from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.links import Operation, What
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Code, Part, Probe, Request
+from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.replay import Made
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution, Rounds
-from shoal.protocol.shards import MovableShard, Shard, Staged
+from shoal.protocol.shards import Shard, Staged
 from shoal.protocol.views import FOREVER
-from shoal.protocol.windows import Cut, Taking, Window
+from shoal.protocol.windows import Window
 
 
 class Parked(msgspec.Struct, frozen=True, eq=False):
@@ -52,7 +51,6 @@ class Execution:
         replication: Replication,
     ) -> None:
         self.rounds = Rounds()
-        self.copied = Rounds()  # what other heads have in theirs
         self.parked: dict[tuple[int, int], Parked] = {}
         self._undone: dict[tuple[int, int], Taken] = {}  # pushes that others are to have as well
         self._replication = replication
@@ -92,77 +90,6 @@ class Execution:
             parked.taken.window.codes[seq] = "accepted"
         self.parked.clear()
         self._undone.clear()
-
-    def begin_to_replicate(self) -> None:
-        """Others are to have these rows from now on: write down which pushes are in them."""
-        self._gate.replicated = True
-        copies = list(self._replication.copies.values())
-        in_rounds = {(id(e.window), e.seq): e for e in self.rounds.entries()}
-        for window in self._gate.windows.values():
-            for seq, code in window.codes.items():
-                entry = in_rounds.get((id(window), seq))
-                waiting = entry.parts if entry else []
-                takings = window.taken.setdefault(seq, [])
-                for copy in copies:
-                    waits = [staged for number, staged in waiting if number == copy.number]
-                    takings += [copy.taking(staged.rows) for staged in waits]
-                    if not waits and code not in ("refused", "round_closed"):
-                        takings.append(Taking(copy.whole, copy, copy.version))
-
-    # ------------------------------------------------------------------ rows that move
-
-    def flush(self, out: Effects) -> None:
-        """Whoever may take over has what waits for rounds as well."""
-        for entry in self.rounds.entries():
-            changes = [
-                self._replication.change(
-                    number,
-                    part_of(staged, self._replication.copies[number].table),
-                    entry.lr,
-                    tuple(memoryview(bytes(view)) for view in staged.views),
-                )
-                for number, staged in entry.parts
-                if not self._replication.alone(number)
-            ]
-            if changes:
-                window, minimum = entry.window, self._clocks.minimum
-                origin = window.incarnation, entry.seq, window.settled_below
-                rank, clock, weight = self._replication.rank, entry.clock, entry.weight
-                accepted = Operation(
-                    "accept", rank, minimum, changes, (origin,), _nothing, clock, weight
-                )
-                self._replication.carry(accepted, out)
-
-    def recut(self, cut: Cut) -> None:
-        """Copies are in pieces: so is what waits for their rounds."""
-
-        def pieces(number: int, staged: Staged) -> list[tuple[int, Staged]]:
-            if number not in cut:
-                return [(number, staged)]
-            found = []
-            for piece in cut[number][1]:
-                if len(staged.rows & piece.rows):
-                    shard = cast(MovableShard, self._shards[piece.number])
-                    found.append((piece.number, shard.part_of(staged)))
-            return found
-
-        self.rounds.recut(pieces)
-        self.copied.recut(pieces)
-
-    def take_over(self) -> None:
-        """What other heads had accepted waits here, where this server is the head now."""
-        copies, rank = self._replication.copies, self._replication.rank
-        for _, entry in self.copied.take():
-            mine = [
-                (number, staged)
-                for number, staged in entry.parts
-                if copies[number].arc.head == rank and copies[number].reached <= entry.clock
-            ]
-            if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
-                entry.parts = mine
-                self.rounds.add(entry.clock, entry)
-                takings = entry.window.taken.setdefault(entry.seq, [])
-                takings += [copies[number].taking(staged.rows) for number, staged in mine]
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
@@ -438,16 +365,6 @@ class Execution:
             return  # its pull in the same request answers for both; or others are to have it too
         code = window.codes[entry.seq] = "refused" if problems else "applied"
         self._answers.settled(out, entry.sender, *key, code, "; ".join(problems))
-
-
-def part_of(staged: Staged, table: int) -> Part:
-    """What a push that has come in names, as others are to be told."""
-    keys = -1 if staged.keys is None else len(staged.keys)
-    return Part(table, staged.rows.start, staged.rows.stop, keys)
-
-
-def _nothing() -> None:
-    """What is sent is a copy."""
 
 
 def _read_clock(request: Request) -> int:

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from shoal.errors import RangeLost
 from shoal.protocol.messages import Frozen
 from shoal.protocol.moving import Moves, next_arcs
 from shoal.protocol.placement import Arcs, place
-from shoal.protocol.views import FOREVER, Member, NodeId, View
+from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
 from shoal.tables.spec import TableSpec
 
 
@@ -32,6 +34,29 @@ def missing(members: Iterable[Member], expected: Expected) -> str:
             free = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
             words.append(f"{absent} of {wanted} {role}s ({', '.join(free[:absent])})")
     return " and ".join(words)
+
+
+def join_refusal(
+    role: Role, members: Iterable[Member], view: View | None, options: SchedulerOptions
+) -> str:
+    """Why somebody cannot join; empty where they can. Servers may join a running job."""
+    if role == "scheduler":
+        return "there is a scheduler already"
+    limit = options.servers if role == "server" else options.workers
+    elastic = options.elastic or (role == "server" and view is not None)
+    if view is not None and not elastic:
+        return f"too late: the run has started with all its {limit} {role}s"
+    if sum(m.role == role for m in members) >= limit and not elastic:
+        return f"too many: this run has {limit} {role}s and all of them have joined"
+    return ""
+
+
+def range_lost(dead: Member, rows: Sequence[str], silence_s: float) -> RangeLost:
+    """The end of a run: a server has died, and nobody else has these rows."""
+    where = f" on {dead.host}" if dead.host else ""
+    how = f"not heard of for {silence_s:g} s, or its connection broke"
+    all_of = ", ".join(rows) or "everything"
+    return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
 
 def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:

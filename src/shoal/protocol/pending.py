@@ -59,6 +59,12 @@ class PendingRequests:
                 self._followers.setdefault(each, []).append(request_id)
         return pending
 
+    def also(self, leg: Leg) -> None:
+        """A request's, if it is open: it waits for this leg as well."""
+        pending = self._open.get(leg.request_id)
+        if pending is not None:
+            pending.legs.append(leg)
+
     def close(self, request_id: int) -> tuple[Pending, list[int]]:
         """Forget a request; returns it, and those that came after it."""
         followers = []

@@ -17,6 +17,7 @@ from shoal.protocol.windows import NOT_BEGUN, Copy, Taking
 if TYPE_CHECKING:
     from shoal.protocol.execution import Execution
     from shoal.protocol.gate import Gate
+    from shoal.protocol.handover import Handover
     from shoal.protocol.intake import Intake
 
 
@@ -79,11 +80,13 @@ class Replay:
         shards: Mapping[int, Shard],
         execution: Execution,
         replication: Replication,
+        handover: Handover,
     ) -> None:
         self._gate = gate
         self._intake = intake
         self._shards = shards
         self._execution = execution
+        self._handover = handover
         self._replication = replication
 
     def do(self, message: Replicate, copies: list[Copy], loads: Loads) -> Operation:
@@ -135,7 +138,7 @@ class Replay:
             found = self._gate.window_of(incarnation)
             if found is not None:
                 entry = Contribution(*found, seq, clock, weight, lr, parts)
-                self._execution.copied.add(clock, entry)
+                self._handover.copied.add(clock, entry)
 
     def _remember(self, message: Replicate, made: Made) -> None:
         """The pushes in it are here, should their workers send them again."""

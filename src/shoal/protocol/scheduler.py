@@ -17,8 +17,9 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import JoinTimeout, RangeLost, RunAborted, ShoalError
+from shoal.errors import JoinTimeout, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
+from shoal.protocol.declared import Declared
 from shoal.protocol.farewell import Farewell
 from shoal.protocol.machine import (
     Arrival,
@@ -33,7 +34,15 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
-from shoal.protocol.membership import Expected, closed_up, decide_view, missing, next_view
+from shoal.protocol.membership import (
+    Expected,
+    closed_up,
+    decide_view,
+    join_refusal,
+    missing,
+    next_view,
+    range_lost,
+)
 from shoal.protocol.messages import (
     Abort,
     Declare,
@@ -56,10 +65,11 @@ from shoal.protocol.messages import (
     Released,
     Stays,
 )
-from shoal.protocol.moving import Moves, settled
-from shoal.protocol.placement import lost, movable
+from shoal.protocol.moving import settled
+from shoal.protocol.placement import lost
 from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
+from shoal.protocol.relocating import Relocating
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -78,13 +88,11 @@ class SchedulerMachine:
         self.ended = record.ended
         self._next_incarnation = record.next_incarnation
         self._number = record.view.number if record.view else 0
-        self._tables: tuple[TableSpec, ...] = record.view.tables if record.view else ()
+        self._tables = Declared(record.view.tables if record.view else ())
         self._barriers = Barriers(dict(record.released))
         self._silent_at: dict[NodeId, float] = {}
         self._proposal: Proposal | None = None
-        self._leaving: set[NodeId] = set()  # servers that want to go
-        self._left: set[NodeId] = set(record.left)  # ... and have gone
-        self._learned: set[tuple[int, int, int]] = set()  # (table, first row, rank) of this view
+        self._relocating = Relocating(record.left)
         self._farewell = Farewell(options.resend_s, options.linger_s)
         self._join_by = inf
         self._begun = False
@@ -178,7 +186,7 @@ class SchedulerMachine:
             living = {m.rank for m in self.view.servers if m.id in self.members}
             rows = lost(self.view.tables, self.view.arcs, living)
             if rows or not living:
-                self._end(self._range_lost(member, rows), now, out)
+                self._end(range_lost(member, rows, self.options.silence_s), now, out)
                 return
         if self._proposal is not None:
             self._proposal.hurry()
@@ -186,12 +194,6 @@ class SchedulerMachine:
         self._consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
-
-    def _range_lost(self, dead: Member, rows: list[str]) -> RangeLost:
-        where = f" on {dead.host}" if dead.host else ""
-        how = f"not heard of for {self.options.silence_s:g} s, or its connection broke"
-        all_of = ", ".join(rows) or "everything"
-        return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
     # ------------------------------------------------------------------ messages
 
@@ -209,7 +211,7 @@ class SchedulerMachine:
                 out.append(Send(sender, End(self._reason)))
             return
         if member is None:
-            out.append(Send(sender, End("" if sender in self._left else _STRANGER)))
+            out.append(Send(sender, End("" if sender in self._relocating.left else _STRANGER)))
             return
         if getattr(message, "incarnation", member.incarnation) != member.incarnation:
             # Its former self's, taken for dead since: an old Join of its has come in late. If that
@@ -227,10 +229,14 @@ class SchedulerMachine:
                     out.append(Send(sender, NewView(self.view)))
             case Drained(view) | Frozen(view):
                 self._promised(sender, message, now, out)
-            case Learned(_, arcs):
-                self._has_learned(member, arcs, now, out)
+            case Learned(_, arcs) if self.view is not None:
+                self._relocating.has_learned(self.view, member, arcs)
+                self._consider(now, out)
             case Leave():
-                self._leave(member, now, out)
+                against = self._relocating.wants_to_go(self.view, member, self._servers())
+                if against:
+                    out.append(Send(sender, Stays(against)))
+                self._consider(now, out)
             case Declare(_, spec):
                 self._declare(sender, spec, now, out)
             case Enter():
@@ -252,7 +258,8 @@ class SchedulerMachine:
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.members.get(sender)
         if known is None:
-            refusal = self._refusal(message)
+            refusal = join_refusal(message.role, self.members.values(), self.view, self.options)
+            refusal = "the run has ended" if self.ended else refusal
             if refusal:
                 out.append(Note("refused", {"role": message.role, "reason": refusal}))
                 out.append(Send(sender, NotJoined(refusal)))
@@ -273,38 +280,14 @@ class SchedulerMachine:
             out.append(Send(sender, NewView(self.view)))
         self._consider(now, out)
 
-    def _refusal(self, message: Join) -> str:
-        role = message.role
-        limit = self.options.servers if role == "server" else self.options.workers
-        present = sum(m.role == role for m in self.members.values())
-        if self.ended:
-            return "the run has ended"
-        if role == "scheduler":
-            return "there is a scheduler already"
-        elastic = self.options.elastic or (role == "server" and self.view is not None)
-        if self.view is not None and not elastic:
-            return f"too late: the run has started with all its {limit} {role}s"
-        if present >= limit and not elastic:
-            return f"too many: this run has {limit} {role}s and all of them have joined"
-        return ""
-
     def _declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
-        known = next((table for table in self._tables if table.name == spec.name), None)
-        if not self.options.servers:
-            reason = "this run has no servers to keep tables; start it with --servers 1 or more"
-            out.append(Send(sender, NotDeclared(spec.name, reason)))
-        elif known is None:
-            try:
-                cut = spec.cut(self.options.servers)
-            except ShoalError as error:
-                out.append(Send(sender, NotDeclared(spec.name, error.message)))
-                return
-            self._tables = (*self._tables, cut)
-            if self.view is not None:  # the first view has it anyway
-                self._propose(f"table {spec.name!r} was declared", now, out)
-        elif msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
-            reason = f"table {spec.name!r} exists with another specification"
-            out.append(Send(sender, NotDeclared(spec.name, reason)))
+        try:
+            fresh = self._tables.declare(spec, self.options.servers)
+        except ShoalError as error:
+            out.append(Send(sender, NotDeclared(spec.name, error.message)))
+            return
+        if fresh and self.view is not None:  # the first view has it anyway
+            self._propose(f"table {spec.name!r} was declared", now, out)
         elif self.view is not None and self.view.named(spec.name) is not None:
             out.append(Send(sender, NewView(self.view)))
 
@@ -322,7 +305,7 @@ class SchedulerMachine:
             self._propose("", now, out)  # who came and went is looked up when it is made
         elif self.view is not None and self._proposal is None and not self.ended:
             planned = self._next_view((self.term, self._number + 1), drained=True)
-            if not settled(planned.arcs, self.view.arcs) or self._gone(planned):
+            if not settled(planned.arcs, self.view.arcs) or self._relocating.gone(planned):
                 self._propose("rows move", now, out, drain=True)
         elif reason != self._reason:
             out.append(Note("no view", {"reason": reason}))
@@ -367,11 +350,8 @@ class SchedulerMachine:
         drained = all(promise.drained for promise in promises)
         drained = drained and all(member.id in self.members for member in before)
         self.view = self._next_view(proposal.number, drained, promises, reason)
-        self._learned.clear()
-        gone = self._gone(self.view)
+        gone = self._relocating.adopt(self.view)
         for node in gone:
-            self._leaving.discard(node)
-            self._left.add(node)
             self.members.pop(node, None)
             self._silent_at.pop(node, None)
         self._persist(out)
@@ -384,10 +364,6 @@ class SchedulerMachine:
         out.extend(Send(node, End()) for node in gone)
         self._consider(now, out)
 
-    def _gone(self, view: View) -> list[NodeId]:
-        """Servers that wanted to go and have nothing left in a view."""
-        return [node for node in sorted(self._leaving) if view.member(node) is None]
-
     def _next_view(
         self,
         number: ViewId,
@@ -399,44 +375,12 @@ class SchedulerMachine:
             number,
             self.members.values(),
             self.view,
-            self._tables,
+            self._tables.specs,
             promises,
             reason,
-            Moves(self.options.replicas, drained, self._leaving, self._learned),
+            self._relocating.moves(self.options.replicas, drained),
             self.finished,
         )
-
-    # ------------------------------------------------------------------ rows that move
-
-    def _has_learned(
-        self, member: Member, arcs: Sequence[tuple[int, int, int]], now: float, out: Effects
-    ) -> None:
-        """A learner has everything."""
-        assert self.view is not None
-        said = {(table, start): since for table, start, since in arcs}
-        for table, parts in enumerate(self.view.arcs):
-            for arc in parts:
-                if (
-                    arc.learning
-                    and arc.chain[-1] == member.rank
-                    and said.get((table, arc.rows.start)) == arc.learning
-                ):
-                    self._learned.add((table, arc.rows.start, member.rank))
-        self._consider(now, out)
-
-    def _leave(self, member: Member, now: float, out: Effects) -> None:
-        """A server wants to go."""
-        staying = [node for node in self._servers() if node not in self._leaving]
-        if self.view is None or staying == [member.id]:
-            out.append(Send(member.id, Stays("it is the last server")))
-            return
-        for spec, arcs in zip(self.view.tables, self.view.arcs, strict=True):
-            if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
-                reason = f"table {spec.name!r} cannot be moved: it is handled, or has max_rows"
-                out.append(Send(member.id, Stays(reason)))
-                return
-        self._leaving.add(member.id)
-        self._consider(now, out)
 
     # ------------------------------------------------------------------ barriers, end
 
@@ -489,7 +433,7 @@ class SchedulerMachine:
             self._barriers.released,
             self.ended,
             self._reason if self.ended else "",
-            tuple(sorted(self._left)),
+            tuple(sorted(self._relocating.left)),
         )
         out.append(Persist(msgspec.msgpack.encode(record)))
 

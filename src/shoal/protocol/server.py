@@ -18,6 +18,7 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
 from shoal.protocol.execution import Execution
 from shoal.protocol.gate import TAKEN, Gate, Verdict
+from shoal.protocol.handover import Handover
 from shoal.protocol.holding import Holding
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.links import ReplicationOptions
@@ -84,8 +85,11 @@ class ServerMachine:
         self.execution = Execution(
             self.gate, self.intake, self.shards, self.clocks, self.answers, self.replication
         )
-        self.replay = Replay(self.gate, self.intake, self.shards, self.execution, self.replication)
         rounds = self.execution.rounds
+        self.handover = Handover(self.gate, self.shards, self.clocks, self.replication, rounds)
+        self.replay = Replay(
+            self.gate, self.intake, self.shards, self.execution, self.replication, self.handover
+        )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
         self._drain: Drain | None = None  # what is not answered yet
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
@@ -214,7 +218,7 @@ class ServerMachine:
         if message.view > max(self.session.view_id, self.gate.promised):
             if not self.gate.draining:
                 self.gate.draining = True
-                self.execution.flush(out)
+                self.handover.flush(out)
             self._drain = message
             self._drain_until = now + self.replication.options.drain_s
 
@@ -244,7 +248,7 @@ class ServerMachine:
         self.gate.adopt(view)
         self._drain, self._drain_until = None, inf
         if not self.gate.replicated and self._holding.shares(view, rank):
-            self.execution.begin_to_replicate()
+            self.handover.begin_to_replicate()
         try:
             moved = self._holding.adopt(view, rank)
         except ShoalError as error:  # the client checks first; this is for one that did not
@@ -254,7 +258,7 @@ class ServerMachine:
         if moved.cut:
             self.intake.loan.recall()
             self.gate.recut(moved.cut)
-            self.execution.recut(moved.cut)
+            self.handover.recut(moved.cut)
         self.gate.place(view.tables, self.replication.copies, rank, moved.chains)
         self.replication.adopt(view, rank, out)
         self.transfers.adopt()
@@ -262,7 +266,7 @@ class ServerMachine:
         if moved.chains:
             self.execution.forget_requests()
         self._admit(view)
-        self.execution.take_over()
+        self.handover.take_over()
         if moved.begin is not None and not view.drained:
             self.clocks.reset(moved.begin)  # they say where they are once I have what I lack
         self.execution.settle(out)

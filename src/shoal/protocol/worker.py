@@ -381,9 +381,7 @@ class WorkerMachine:
         self._flight.gated = chained(view)
         if before is not None and moved(before.view, view):
             for leg in reroute(self._flight, before.view, router, self.clock):
-                pending = self._requests.get(leg.request_id)
-                if pending is not None:
-                    pending.legs.append(leg)
+                self._requests.also(leg)
         elif before is not None and joined(before.view, view):
             tell(self._flight, router, self.clock)
         self._asking.probe_all(now, out)

@@ -28,7 +28,7 @@ from shoal.sim.checkers import (
     check_tiling,
     violated,
 )
-from shoal.sim.faults import ONE_SIDED, PHASES, Faults
+from shoal.sim.faults import PHASES, Faults
 from shoal.sim.holdings import check_holdings
 from shoal.sim.network import NetworkOptions
 from shoal.sim.workload import INCARNATIONS, Workload
@@ -36,72 +36,8 @@ from shoal.sim.world import SimNode, World
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
-LEAST_EVENTS = 500  # a seed that sees less, or fewer faults, proves too little
-LEAST_FAULTS = 3
-LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVERAGE
-LEAST_SEEDS_OF = 200
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
-
-_CONVERSATIONS = {
-    "loss": (
-        "Join Joined Heartbeat Freeze Frozen NewView Declare Enter Released Request Reply Probe"
-    ),
-    "duplicate": ("Join Joined Freeze Frozen NewView Declare Enter Released Request Reply Probe"),
-    "reorder": "Join Joined Freeze Frozen NewView Declare Enter Released Finish End Request Reply",
-    "partition": "Heartbeat Freeze NewView Enter Request Reply Probe",
-    "clog": "Heartbeat Declare Enter Request Probe",
-    "stall": "Request Reply",
-    "overflow": "Reply",
-}
-REQUIRED_COVERAGE: tuple[str, ...] = (
-    *(f"{fault} ({phase})" for fault in ONE_SIDED for phase in PHASES),
-    *(f"{fault} of {name}" for fault, names in _CONVERSATIONS.items() for name in names.split()),
-    "crash scheduler before persist",
-    "crash scheduler after persist",
-    "crash worker in mid-payload",
-    "crash worker in mid-advance",
-    "sender crashed in mid-payload",
-    "crash server",
-    "crash server about to replicate",
-    "crash server about to replicated",
-    "crash server about to answer",
-    "crash server about to state",
-    "crash server about to learned",
-    "crash another server",
-    "crash another server at once",
-    "restart server",
-    "join server",
-    "leave server",
-    "loss of Replicate",
-    "loss of Replicated",
-    "duplicate of Replicate",
-    "reorder of Replicate",
-    "loss of State",
-    "duplicate of State",
-    "reorder of State",
-    "loss of Drain",
-    "loss of Drained",
-    "loss of Learned",
-    "declined between servers",
-    "note replayed",
-    "note installed",
-    "slow worker",
-    "taken for dead alive",
-    "restart worker",
-    "join",
-    "join during training",
-    "failed RequestTimeout",
-    "failed SyncTimeout",
-    "failed Cancelled",
-    "insisted",
-    "sparse ledger",
-    "handled table",
-    "declined early",
-    "note late",
-    "note parked",
-    "note closed",
-)
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.initial import fill
+from shoal.tables.merging import merge_some, merge_whole, rows_of
 from shoal.tables.methods import method_of
 from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
 from shoal.tables.spec import TableSpec
@@ -96,7 +97,7 @@ class DenseShard:
         rows = staged.rows & self.held
         if staged.keys is None:
             part = self.stage(rows, -1)
-            part.values.copy_(_rows_of(staged, rows))
+            part.values.copy_(rows_of(staged, rows))
         else:
             edges = torch.tensor([rows.start, rows.stop])
             first, last = torch.searchsorted(staged.keys, edges).tolist()
@@ -251,7 +252,7 @@ class DenseShard:
 
     def _prepared(self, staged: StagedRows) -> list[tuple[int, Prepared]]:
         return [
-            (index, self.access.prepared(*self._piece(part), _rows_of(staged, part)))
+            (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
             for index, part in self._touched(staged.rows)
         ]
 
@@ -292,9 +293,9 @@ class DenseShard:
                 if not named:
                     continue
                 if all(staged.keys is None for _, _, staged in named):
-                    pieces.append(self._merge_whole(piece, named))
+                    pieces.append(merge_whole(self.spec, piece, named))
                 else:
-                    pieces.append(self._merge_some(piece, named))
+                    pieces.append(merge_some(self.spec, piece, named))
                 self._apply_merged(index, piece, pieces[-1])
             self.updates[index] += bool(pieces)
             self.versions[index] += bool(pieces)
@@ -325,41 +326,6 @@ class DenseShard:
         else:
             first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
             self._update_some(index, keys[first:last], values[first:last], lr)
-
-    def _merge_whole(
-        self, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
-    ) -> Merged:
-        factors = self.spec.factors([weight for weight, _, _ in named])
-        merged: Tensor | None = None
-        for factor, (_, _, staged) in zip(factors, named, strict=True):
-            update = _rows_of(staged, part)
-            if merged is None:  # the first one's staging memory is the accumulator
-                merged = update if factor == 1 else update.mul_(factor)
-            else:
-                merged.add_(update, alpha=factor)
-        assert merged is not None
-        return Merged(part, None, merged, named[0][1])
-
-    def _merge_some(
-        self, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
-    ) -> Merged:
-        factors = self.spec.factors([weight for weight, _, _ in named])
-        merged = torch.zeros((len(part), self.spec.width), dtype=self.dtype)
-        carried = torch.zeros(len(part), dtype=torch.bool)
-        for factor, (_, _, staged) in zip(factors, named, strict=True):
-            values = staged.values
-            if staged.keys is None:
-                merged.add_(_rows_of(staged, part), alpha=factor)
-                carried.fill_(True)
-            else:
-                inside = (staged.keys >= part.start) & (staged.keys < part.stop)
-                places = staged.keys[inside] - part.start
-                merged.index_add_(0, places, values[inside], alpha=factor)
-                carried[places] = True
-        if bool(carried.all()):
-            return Merged(part, None, merged, named[0][1])
-        chosen = carried.nonzero().view(-1)
-        return Merged(part, chosen + part.start, merged[chosen], named[0][1])
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
@@ -409,11 +375,3 @@ class DenseShard:
         first = (rows.start - base) // size
         last = -(-(rows.stop - base) // size)
         return [(i, self.fragments[i] & rows) for i in range(first, last)]
-
-
-def _rows_of(staged: StagedRows, part: KeyRange) -> Tensor:
-    """What a push of whole rows carries for `part`."""
-    start = part.start - staged.rows.start
-    if not start and len(part) == len(staged.rows):
-        return staged.values
-    return staged.values[start : start + len(part)]

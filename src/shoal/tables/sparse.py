@@ -8,7 +8,6 @@ slots. A push is staged whole, its keys are checked, and one kernel applies it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +15,11 @@ import torch
 from shoal.errors import AccessFailed
 from shoal.keys import SLOTS, KeyRange
 from shoal.tables.bounded import BoundedIndex
+from shoal.tables.creating import KINDS, create
 from shoal.tables.distinct import distinct, outside, within
 from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.initial import stream_of
-from shoal.tables.kernels import U, kernel, mixed
+from shoal.tables.kernels import U
 from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
 from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
@@ -27,8 +27,6 @@ from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Merged, Staging
 
 NO_BOUND = 1 << 62
-_COLUMNS = U(0xD1342543DE82EF95)  # odd
-_KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}
 
 
 class StagedKeys:
@@ -364,13 +362,13 @@ class SparseShard:
     def _write_new(self, memory: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
         """Records as the table's Init and the method's first state have them."""
         init = self.spec.init
-        _create(
+        create(
             memory,
             places,
             keys,
             self._state,
             U(self.spec.width),
-            _KINDS[init.kind],
+            KINDS[init.kind],
             np.float64(init.a),
             np.float64(init.b),
             stream_of(init.seed, 0),
@@ -381,49 +379,3 @@ class SparseShard:
 def rows_held(spec: TableSpec, held: KeyRange) -> int:
     """A shard's share of a table's `max_rows`."""
     return max(1, -(-spec.max_rows * len(held) // SLOTS))
-
-
-@kernel
-def _uniform(counter: Any, stream: Any) -> Any:
-    z = (counter + stream) * U(0x9E3779B97F4A7C15) + U(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> U(30))) * U(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> U(27))) * U(0x94D049BB133111EB)
-    z = z ^ (z >> U(31))
-    return np.float64(z >> U(11)) * 2.0**-53
-
-
-@kernel
-def _create(
-    records: Any,
-    places: Any,
-    keys: Any,
-    state: Any,
-    width: Any,
-    kind: Any,
-    a: Any,
-    b: Any,
-    first: Any,
-    second: Any,
-) -> None:
-    """Write new records: their rows and their state.
-
-    Counters of random rows are the key's hash and a multiple of the column. `initial.fill` counts
-    elements, key * width + column, which would wrap around for keys that use their upper bits.
-    """
-    stride = width + U(state.size)
-    for i in range(U(keys.size)):
-        row, counter = places[i] * stride, mixed(keys[i])
-        for j in range(width):
-            value = 0.0
-            if kind == 1:
-                value = a
-            elif kind >= 2:
-                uniform = _uniform(counter + j * _COLUMNS, first)
-                if kind == 2:
-                    value = a + (b - a) * uniform
-                else:
-                    angle = 2.0 * np.pi * _uniform(counter + j * _COLUMNS, second)
-                    value = a + b * np.sqrt(-2.0 * np.log1p(-uniform)) * np.cos(angle)
-            records[row + j] = value
-        for j in range(U(state.size)):
-            records[row + width + j] = state[j]

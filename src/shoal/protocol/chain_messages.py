@@ -1,0 +1,96 @@
+"""What servers say to each other: changes on their way down the chains, and rows for learners."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shoal.protocol.parts import Body, Part
+from shoal.protocol.views import ViewId
+
+
+class Replicate(Body, frozen=True, array_like=True, tag=True):
+    """What was done to rows, for the next server in their chains; keys and values follow.
+
+    number:    of those from this server to that one in this view
+    head:      the rank of the server that did it first
+    clock:     of the head: all rounds below it are in this one or in earlier ones
+    what:      a push or a write, as its worker sent it, what a round came to, or a push that waits
+               for its round, as its head has accepted it
+    parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
+               and the learning rate that overrides the table's
+    origins:   the pushes in it: (incarnation, seq, settled_below)
+    round, weight: of the round
+    """
+
+    view: ViewId
+    number: int
+    head: int
+    clock: int
+    what: Literal["push", "write", "round", "accept"] = "round"
+    parts: tuple[Part, ...] = ()
+    versions: tuple[int, ...] = ()
+    rates: tuple[float | None, ...] = ()
+    origins: tuple[tuple[int, int, int], ...] = ()
+    round: int = -1
+    weight: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there is a version and a rate for each part."""
+        return len(self.parts) == len(self.versions) == len(self.rates)
+
+
+class Replicated(Body, frozen=True, array_like=True, tag=True):
+    """All below `number` has been done here, and of each arc so much on the servers after as well.
+
+    Credit is given back for what is done here, and each arc is acknowledged by itself: chains may
+    go around in a circle, where each server would wait for the next one otherwise.
+
+    done: (table, first row, version) of arcs
+    """
+
+    view: ViewId
+    number: int
+    done: tuple[tuple[int, int, int], ...]
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """The pushes of a worker's incarnation that are in some rows: by request, with their parts."""
+
+    incarnation: int
+    settled_below: int
+    pushes: tuple[tuple[int, tuple[Part, ...]], ...]
+
+
+class Past(msgspec.Struct, frozen=True, array_like=True):
+    """What belongs to an arc's rows besides them. weights: of closed rounds."""
+
+    seen: tuple[Seen, ...]
+    weights: tuple[tuple[int, float], ...]
+
+
+class State(Body, frozen=True, array_like=True, tag=True):
+    """A piece of an arc's rows as they are at `version`, for the server that learns it.
+
+    number:     as of a Replicate, in one order with them
+    since:      the view in which this learning began
+    at, after:  the position of this piece, and of the next; nothing but the sender reads them
+    last:       there is no next
+    past:       with the first
+    """
+
+    view: ViewId
+    number: int
+    part: Part
+    version: int
+    since: int
+    at: int
+    after: int
+    last: bool
+    past: Past | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,)

@@ -1,0 +1,117 @@
+"""Handover: what belongs to rows besides them, where others come to have them or take them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from shoal.protocol.consistency import VectorClock
+from shoal.protocol.gate import Gate
+from shoal.protocol.links import Operation
+from shoal.protocol.machine import Effects
+from shoal.protocol.messages import Part
+from shoal.protocol.replication import Replication
+from shoal.protocol.rounds import Rounds
+from shoal.protocol.shards import MovableShard, Shard, Staged
+from shoal.protocol.windows import Cut, Taking
+
+
+class Handover:
+    """What waits for rounds, and which pushes are in rows, when a view changes who has them.
+
+    copied:  what other heads have accepted for rounds
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        shards: Mapping[int, Shard],
+        clocks: VectorClock,
+        replication: Replication,
+        rounds: Rounds,
+    ) -> None:
+        self.copied = Rounds()
+        self._gate = gate
+        self._shards = shards
+        self._clocks = clocks
+        self._replication = replication
+        self._rounds = rounds
+
+    def begin_to_replicate(self) -> None:
+        """Others are to have these rows from now on: write down which pushes are in them."""
+        self._gate.replicated = True
+        copies = list(self._replication.copies.values())
+        in_rounds = {(id(e.window), e.seq): e for e in self._rounds.entries()}
+        for window in self._gate.windows.values():
+            for seq, code in window.codes.items():
+                entry = in_rounds.get((id(window), seq))
+                waiting = entry.parts if entry else []
+                takings = window.taken.setdefault(seq, [])
+                for copy in copies:
+                    waits = [staged for number, staged in waiting if number == copy.number]
+                    takings += [copy.taking(staged.rows) for staged in waits]
+                    if not waits and code not in ("refused", "round_closed"):
+                        takings.append(Taking(copy.whole, copy, copy.version))
+
+    def flush(self, out: Effects) -> None:
+        """Whoever may take over has what waits for rounds as well."""
+        for entry in self._rounds.entries():
+            changes = [
+                self._replication.change(
+                    number,
+                    _part_of(staged, self._replication.copies[number].table),
+                    entry.lr,
+                    tuple(memoryview(bytes(view)) for view in staged.views),
+                )
+                for number, staged in entry.parts
+                if not self._replication.alone(number)
+            ]
+            if changes:
+                window, minimum = entry.window, self._clocks.minimum
+                origin = window.incarnation, entry.seq, window.settled_below
+                rank, clock, weight = self._replication.rank, entry.clock, entry.weight
+                accepted = Operation(
+                    "accept", rank, minimum, changes, (origin,), _nothing, clock, weight
+                )
+                self._replication.carry(accepted, out)
+
+    def recut(self, cut: Cut) -> None:
+        """Copies are in pieces: so is what waits for their rounds."""
+
+        def pieces(number: int, staged: Staged) -> list[tuple[int, Staged]]:
+            if number not in cut:
+                return [(number, staged)]
+            found = []
+            for piece in cut[number][1]:
+                if len(staged.rows & piece.rows):
+                    shard = cast(MovableShard, self._shards[piece.number])
+                    found.append((piece.number, shard.part_of(staged)))
+            return found
+
+        self._rounds.recut(pieces)
+        self.copied.recut(pieces)
+
+    def take_over(self) -> None:
+        """What other heads had accepted waits here, where this server is the head now."""
+        copies, rank = self._replication.copies, self._replication.rank
+        for _, entry in self.copied.take():
+            mine = [
+                (number, staged)
+                for number, staged in entry.parts
+                if copies[number].arc.head == rank and copies[number].reached <= entry.clock
+            ]
+            if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
+                entry.parts = mine
+                self._rounds.add(entry.clock, entry)
+                takings = entry.window.taken.setdefault(entry.seq, [])
+                takings += [copies[number].taking(staged.rows) for number, staged in mine]
+
+
+def _part_of(staged: Staged, table: int) -> Part:
+    """What a push that has come in names, as others are to be told."""
+    keys = -1 if staged.keys is None else len(staged.keys)
+    return Part(table, staged.rows.start, staged.rows.stop, keys)
+
+
+def _nothing() -> None:
+    """What is sent is a copy."""

@@ -122,9 +122,7 @@ class WorkerMachine:
         return out
 
     def deadline(self) -> float | None:
-        at = self.session.deadline()
-        if self._asking.wakes_at < at:
-            return self._asking.wakes_at
+        at = min(self.session.deadline(), self._asking.wakes_at)
         return at if at < inf else None
 
     def address_of(self, node: NodeId) -> str | None:
@@ -374,8 +372,8 @@ class WorkerMachine:
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
         first = view.member(self.session.me)
-        if first is not None and self.clock < first.first_clock:
-            self.clock = first.first_clock
+        if first is not None:
+            self.clock = max(self.clock, first.first_clock)
         before, router = self._router, Router(view)
         self._router = router
         self._flight.gated = chained(view)

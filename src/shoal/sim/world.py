@@ -46,6 +46,8 @@ from shoal.sim.connections import Connections
 from shoal.sim.network import Network, NetworkOptions
 from shoal.transport.wire import encode, message_of
 
+UNTOLD = ("node", "whole", "servers", "workers")  # of what a node notes
+
 
 class Sleep(msgspec.Struct, frozen=True):
     """A program computes for this long."""
@@ -316,7 +318,7 @@ class World:
                     sim.disk = record
                 case Note(kind, fields):
                     if kind in ("view", "closed", "released", "lost", "refused", "joined"):
-                        shown = " ".join(f"{v}" for k, v in fields.items() if k != "node")
+                        shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTOLD)
                         self._trace(f"{sim.node} notes {kind}: {shown}")
                     self.coverage[f"note {kind}"] += 1
                     if kind == "declined":

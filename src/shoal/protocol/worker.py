@@ -113,10 +113,9 @@ class WorkerMachine:
                 self._tick(now, out)
                 self._asking.wakes_at = min(self._requests.wakes_at(), self._flight.wakes_at())
         else:
-            again_at = now + self.options.behind_s
             self.session.peer_lost(event.node, now)
-            self._flight.peer_lost(event.node, again_at)
-            self._asking.wake(again_at)
+            self._flight.peer_lost(event.node, now + self.options.behind_s)
+            self._asking.wake(now + self.options.behind_s)
         if self.session.ended:
             self._end(out)
         return out

@@ -18,7 +18,9 @@ from shoal.protocol.links import Link
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
 from shoal.protocol.routing import Router
+from shoal.protocol.saving import Saving
 from shoal.protocol.transfers import Transfers
+from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Taking, Window
 
 
@@ -68,14 +70,14 @@ def done_again():
     """A copy does what it has done already when it comes again."""
     right = Replay.do
 
-    def do(self, message, copies, loads):
+    def do(self, message, copies, loads, out):
         versions = tuple(
             copy.version + 1 if version <= copy.version else version
             for copy, version in zip(copies, message.versions, strict=True)
         )
         distinct = len({copy.number for copy in copies}) == len(copies)
         return right(
-            self, replace(message, versions=versions) if distinct else message, copies, loads
+            self, replace(message, versions=versions) if distinct else message, copies, loads, out
         )
 
     with patch.object(Replay, "do", do):
@@ -241,4 +243,24 @@ def push_and_pull_stay_together():
 
     right = rerouting_module.reroute
     with patch.object(worker_module, "reroute", reroute):
+        yield
+
+
+@contextmanager
+def checkpoint_takes_what_is_there():
+    """A server writes its rows down when it comes to that, with a later round in them."""
+    right = Saving.before
+
+    def reached(self, clock, out):
+        copies = self._replication.copies
+        for number, copy in copies.items():
+            closed, copy.closed = copy.closed, 0
+            at = self._replication.reached(number, clock)
+            right(self, number, at - 1 if at < FOREVER else at, out)
+            copy.closed = closed
+
+    with (
+        patch.object(Saving, "before", lambda self, number, clock, out: None),
+        patch.object(Saving, "reached", reached),
+    ):
         yield

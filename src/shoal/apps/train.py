@@ -64,10 +64,11 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
+    passed = resumed_at(job)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.job.write_text(dump_job(job))
     with LocalEngine(folder) as engine:
-        for task in tasks_of(job, engine, data_dirs, started_at):
+        for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
             engine.start(task)
         watcher = watch(folder) if watch is not None else None
         with watcher if watcher is not None else nullcontext():
@@ -82,6 +83,19 @@ def run_job(
     return summary
 
 
+def resumed_at(job: JobSpec) -> int:
+    """The clock of the checkpoint that a job goes on from; 0 where it begins.
+
+    Raises:
+        DataMissing, DataCorrupt: there is none, or it is damaged
+    """
+    if not job.resume:
+        return 0
+    from shoal.runtime.checkpoints import Checkpoints
+
+    return Checkpoints(RunFolder(Path(job.resume)).checkpoints).choose(job.resume_at)
+
+
 def check_job(job: JobSpec) -> None:
     """Refuse before anything starts what could only fail later. Imports no torch."""
     traits = strategies[job.strategy]
@@ -91,6 +105,8 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
+    if (job.checkpoint_every or job.resume) and not traits.uses_servers:
+        raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
     if job.on_worker_loss != "stop" and not traits.uses_servers:
         raise InvalidValue(
             f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
@@ -113,6 +129,8 @@ def cluster_tasks(
     preload: tuple[str, ...] = DENSE,
     replicas: int = 1,
     elastic: bool = False,
+    checkpoint_every: int = 0,
+    passed: int = 0,
 ) -> list[Task]:
     """A run's processes but for its workers: a scheduler, and servers.
 
@@ -155,6 +173,9 @@ def cluster_tasks(
                     "rank": rank,
                     "save": str(engine.folder.shards.resolve()) if save else "",
                     "init": init,
+                    "checkpoints": str(engine.folder.checkpoints.resolve()),
+                    "checkpoint_every": checkpoint_every,
+                    "passed": passed,
                     **common,
                 },
                 preload,
@@ -169,8 +190,13 @@ def tasks_of(
     data_dirs: Sequence[Path],
     started_at: float,
     more_workers: int = 0,
+    passed: int = 0,
 ) -> list[Task]:
-    """All processes of a job's run, but for `more_workers` that the caller starts."""
+    """All processes of a job's run, but for `more_workers` that the caller starts.
+
+    passed: clocks that are over, in the run that it goes on with
+    """
+    begun = RunFolder(Path(job.resume)).checkpoints / f"{passed:010d}" if passed else None
     servers = job.servers if strategies[job.strategy].uses_servers else 0
     threads = max(1, (os.cpu_count() or 1) // job.workers)
     tasks = cluster_tasks(
@@ -181,6 +207,9 @@ def tasks_of(
         started_at,
         replicas=job.replicas if servers else 1,
         elastic=job.on_worker_loss == "replace",
+        init=str(begun.resolve()) if begun is not None else "",
+        checkpoint_every=job.checkpoint_every,
+        passed=passed,
     )
     for rank in range(job.workers):
         tasks.append(
@@ -196,6 +225,7 @@ def tasks_of(
                     "data_dirs": [str(each) for each in data_dirs],
                     "rendezvous": f"file://{engine.sockets}/rendezvous",
                     "threads": threads,
+                    "passed": passed,
                 },
             )
         )

@@ -46,10 +46,12 @@ def run_worker(
     rendezvous: str,
     threads: int,
     token: str = "",
+    passed: int = 0,
     watched: Callable[[Client, Progress, int], Hooks] = lambda client, hooks, steps: hooks,
 ) -> None:
     """Join, train, leave results in the run's folder.
 
+    passed:  clocks that are over, in the run that this one goes on with
     watched: what the training loop tells instead of this worker's progress, made of its client,
              that, and the number of its steps
     """
@@ -78,7 +80,15 @@ def run_worker(
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         hooks = watched(client, progress, spec.epochs * len(batches))
         program = train_program(
-            strategy, learner, batches, spec.epochs, rank, hooks, spec.max_steps, client.clock
+            strategy,
+            learner,
+            batches,
+            spec.epochs,
+            rank if not passed else -1,  # the parameters are there
+            hooks,
+            spec.max_steps,
+            client.clock,
+            passed,
         )
         steps = client.drive(program)
         result = progress.finish(steps)

@@ -15,6 +15,7 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import ended_by_signals, main, options_of
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
+from shoal.runtime.folder import RunFolder
 
 
 @main.command(short_help="train a model on this machine")
@@ -120,6 +121,8 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
 def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What a job's file or data set and its flags say together: flags override the file."""
     values = load_job(Path(job)) if job and job.endswith(".toml") else {}
+    if flags.get("resume"):
+        values = {**load_job(RunFolder(Path(flags["resume"])).job), "resume_at": -1, **values}
     if job and not job.endswith(".toml"):
         values["data"] = job
     values.update({name: v for name, v in flags.items() if v is not None and v != ()})

@@ -86,17 +86,22 @@ def run_server(
     imports: Sequence[str] = (),
     save: str = "",
     init: str = "",
+    checkpoints: str = "",
+    checkpoint_every: int = 0,
+    passed: int = 0,
 ) -> None:
     """Be a server until the run ends.
 
     imports:  modules of the user's, which define access methods
     save:     the folder that gets its shards when the run has ended in order
     init:     the folder of a run whose rows tables begin with
+    checkpoints:  the folder that gets one every so many clocks; `passed` are before the first
     """
     import torch
 
     from shoal.protocol.server import ServerMachine
     from shoal.protocol.shards import OpenShard
+    from shoal.runtime.checkpoints import Writer
     from shoal.runtime.imports import load_module
     from shoal.runtime.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
@@ -119,12 +124,14 @@ def run_server(
     opened: OpenShard = open_shard
     if init:
         opened = SavedShards(Path(init)).beginning(open_shard)
-    machine = ServerMachine(session, opened)
+    machine = ServerMachine(session, opened, save_every=checkpoint_every)
+    writer = Writer(Path(checkpoints), passed) if checkpoint_every else None
     node = Node(
         machine,
         Identity(name, "server", token=token),
         scheduler=scheduler,
         on_note=note,
+        on_save=writer.put if writer is not None else lambda save: None,
     )
     leaves_on_signals(node)
     try:
@@ -133,6 +140,8 @@ def run_server(
         if save:
             save_shards(Path(save), session.rank, machine.holdings())
     finally:
+        if writer is not None:
+            writer.close()
         if node.counters:
             logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))
         node.close()

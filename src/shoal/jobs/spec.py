@@ -42,6 +42,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
     on_worker_loss: Annotated[Literal["stop", "drop", "replace"], Meta(description="where a worker is killed: end the run, go on without it, or start another in its place")] = "stop"
+    checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
+    resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
+    resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3
     max_steps: Annotated[int, Meta(ge=0, description="stop after this many steps; 0 for no limit")] = 0
     batch_size: Annotated[int, Meta(ge=1, description="samples a worker and step")] = 64

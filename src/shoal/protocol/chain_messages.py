@@ -65,10 +65,15 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
-    """What belongs to an arc's rows besides them. weights: of closed rounds."""
+    """What belongs to an arc's rows besides them.
+
+    weights: of closed rounds
+    closed:  no round from this one on is in the rows
+    """
 
     seen: tuple[Seen, ...]
     weights: tuple[tuple[int, float], ...]
+    closed: int = 0
 
 
 class State(Body, frozen=True, array_like=True, tag=True):

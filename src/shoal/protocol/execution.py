@@ -23,6 +23,7 @@ from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.replay import Made
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution, Rounds
+from shoal.protocol.saving import Saving
 from shoal.protocol.shards import Shard, Staged
 from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Window
@@ -49,8 +50,10 @@ class Execution:
         clocks: VectorClock,
         answers: Answers,
         replication: Replication,
+        saving: Saving,
     ) -> None:
         self.rounds = Rounds()
+        self.saving = saving
         self.parked: dict[tuple[int, int], Parked] = {}
         self._undone: dict[tuple[int, int], Taken] = {}  # pushes that others are to have as well
         self._replication = replication
@@ -297,6 +300,7 @@ class Execution:
             self.rounds.reach(minimum)
         for clock in self.rounds.below(minimum):
             self._close(clock, out)
+        self.saving.reached(minimum, out)
         if self._gate.replicated:
             self._replication.tell(minimum, out)
         self.look(out)
@@ -330,6 +334,8 @@ class Execution:
                 for number, staged in entry.parts
                 if number == shard
             ]
+            self.saving.before(shard, clock, out)
+            self._replication.copies[shard].closed = clock + 1
             if made is not None:
                 made.about_to(shard, *(staged for _, _, staged in parts))
             try:

@@ -96,7 +96,7 @@ class Holding:
         parts = []
         for arc, shard in zip(pieces, shards, strict=True):
             del mine[copy.table, arc.rows.start]
-            part = Copy(self._next, copy.table, copy.arc, copy.version, copy.done, copy.reached)
+            part = msgspec.structs.replace(copy, number=self._next)
             self._keep(part, arc, rank, moved)
             self._add(part, shard)
             parts.append(part)

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
+from shoal.keys import KeyRange
 from shoal.protocol.describing import describe
 from shoal.protocol.messages import Message
 from shoal.protocol.views import NodeId
+from shoal.tables.spec import TableSpec
 
 Buffers = tuple[memoryview, ...]
 
@@ -129,6 +131,21 @@ class Persist(msgspec.Struct, frozen=True):
     record: bytes
 
 
+class Save(msgspec.Struct, frozen=True, eq=False):
+    """Write rows down, which are nobody else's: all rounds below `clock` are in them.
+
+    table, spec, rows:  which, of the run's `tables`
+    state:              tensors by name
+    """
+
+    clock: int
+    table: int
+    spec: TableSpec
+    rows: KeyRange
+    state: dict[str, Any]
+    tables: tuple[str, ...]
+
+
 class Note(msgspec.Struct, frozen=True):
     """Something worth counting or logging; checkers and event logs listen."""
 
@@ -142,7 +159,7 @@ class Stop(msgspec.Struct, frozen=True):
     error: ShoalError | None = None
 
 
-Effect = Send | Detach | Resolve | Persist | Note | Stop
+Effect = Send | Detach | Resolve | Persist | Save | Note | Stop
 Effects = list[Effect]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import InvariantBroken
 from shoal.protocol.links import Change, Operation
-from shoal.protocol.machine import Buffers
+from shoal.protocol.machine import Buffers, Effects
 from shoal.protocol.messages import KEY_BYTES, Part, Replicate
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution
@@ -89,8 +89,12 @@ class Replay:
         self._handover = handover
         self._replication = replication
 
-    def do(self, message: Replicate, copies: list[Copy], loads: Loads) -> Operation:
+    def do(self, message: Replicate, copies: list[Copy], loads: Loads, out: Effects) -> Operation:
         """Do what the head of some arcs has done, where that is not done here already."""
+        if message.what == "round":
+            for copy in copies:
+                self._execution.saving.before(copy.number, message.round, out)
+                copy.closed = max(copy.closed, message.round + 1)
         self._intake.loan.recall()
         made = Made(self._replication, self._shards)
         settled: dict[int, list[tuple[float | None, Staged]]] = {}

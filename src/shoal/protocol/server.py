@@ -16,6 +16,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.answers import Answers
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
+from shoal.protocol.draining import Draining
 from shoal.protocol.execution import Execution
 from shoal.protocol.gate import TAKEN, Gate, Verdict
 from shoal.protocol.handover import Handover
@@ -38,7 +39,6 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import (
     SCHEDULER,
     Drain,
-    Drained,
     Freeze,
     Frozen,
     Learned,
@@ -53,6 +53,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication, Stage
 from shoal.protocol.requests import EnterBarrier, GoAway
+from shoal.protocol.saving import Saving
 from shoal.protocol.session import Session
 from shoal.protocol.shards import MovableShard, OpenShard, Shard, Staged
 from shoal.protocol.transfers import Transfers
@@ -71,6 +72,7 @@ class ServerMachine:
         session: Session,
         open_shard: OpenShard,
         replication: ReplicationOptions | None = None,
+        save_every: int = 0,
     ) -> None:
         self.session = session
         self._holding = Holding(open_shard)
@@ -82,11 +84,19 @@ class ServerMachine:
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
         self.replication = Replication(self._holding.copies, replication)
+        self.saving = Saving(save_every, self.shards, self.replication)
         self.execution = Execution(
-            self.gate, self.intake, self.shards, self.clocks, self.answers, self.replication
+            self.gate,
+            self.intake,
+            self.shards,
+            self.clocks,
+            self.answers,
+            self.replication,
+            self.saving,
         )
         rounds = self.execution.rounds
         self.handover = Handover(self.gate, self.shards, self.clocks, self.replication, rounds)
+        self.draining = Draining(self.gate, self.replication, self.handover)
         self.replay = Replay(
             self.gate, self.intake, self.shards, self.execution, self.replication, self.handover
         )
@@ -128,8 +138,7 @@ class ServerMachine:
             self.session.tick(now, out)
             if not self.frozen and now >= self.replication.wakes_at():
                 self.replication.tick(out)
-            if now >= self._drain_until:  # the others wait no longer
-                self._drain_until, self.gate.draining, self._drain = inf, False, None
+            self.draining.tick(now)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # views say who is gone; a broken connection may come back
@@ -137,7 +146,7 @@ class ServerMachine:
             self.replication.peer_lost(event.node, now + BEHIND_S)
         if not self.frozen:
             self.transfers.go_on(now, out)
-            self._say_drained(out)
+            self.draining.say(out)
         self.session.progress += 1
         return out
 
@@ -166,7 +175,7 @@ class ServerMachine:
         elif sender != SCHEDULER:
             self.answers.count(out, "unexpected", sender, type(message).__name__)
         elif isinstance(message, Drain):
-            self._begin_to_drain(message, now, out)
+            self.draining.begin(message, now, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
         else:
@@ -178,7 +187,7 @@ class ServerMachine:
         at = self.session.deadline()
         if self.frozen:
             return at
-        return min(at, self.replication.wakes_at(), self.transfers.wakes_at(), self._drain_until)
+        return min(at, self.replication.wakes_at(), self.transfers.wakes_at(), self.draining.until)
 
     def address_of(self, node: NodeId) -> str | None:
         """Of two servers the one of lower rank connects to the other."""
@@ -214,23 +223,6 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ views
 
-    def _begin_to_drain(self, message: Drain, now: float, out: Effects) -> None:
-        if message.view > max(self.session.view_id, self.gate.promised):
-            if not self.gate.draining:
-                self.gate.draining = True
-                self.handover.flush(out)
-            self._drain = message
-            self._drain_until = now + self.replication.options.drain_s
-
-    def _say_drained(self, out: Effects) -> None:
-        if self._drain is not None and self._idle:
-            self._drained, self._drain = self._drain.view, None
-            out.append(Send(SCHEDULER, Drained(self._drained)))
-
-    @property
-    def _idle(self) -> bool:
-        return self.gate.draining and self.gate.idle and self.replication.idle
-
     def _freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self.session.view_id:
             return
@@ -239,14 +231,14 @@ class ServerMachine:
             clocks = tuple(self.clocks.items())
             first_open = self.execution.rounds.first_open
             replayed = self.replication.latest()
-            drained = self._drained == message.view and self._idle
+            drained = self.draining.holds(message.view)
             promise = Frozen(message.view, clocks, first_open, replayed, drained)
             out.append(Send(SCHEDULER, promise))
 
     def _adopt(self, view: View, out: Effects) -> None:
         rank = self.session.rank
         self.gate.adopt(view)
-        self._drain, self._drain_until = None, inf
+        self.draining.end()
         if not self.gate.replicated and self._holding.shares(view, rank):
             self.handover.begin_to_replicate()
         try:
@@ -269,6 +261,7 @@ class ServerMachine:
         self.handover.take_over()
         if moved.begin is not None and not view.drained:
             self.clocks.reset(moved.begin)  # they say where they are once I have what I lack
+        self.saving.adopt(view, self.clocks.minimum)
         self.execution.settle(out)
         self._say_learned(out)
 
@@ -366,9 +359,10 @@ class ServerMachine:
                 if isinstance(each, State):
                     self.transfers.install(each, copies[0], loads, out)
                     continue
-                operation = self.replay.do(each, copies, loads)
+                operation = self.replay.do(each, copies, loads, out)
                 out.append(Note("replayed", {"message": each, "from": sender}))
                 self.replication.handled(sender, operation, out)
+                self.saving.reached(self.clocks.minimum, out)
             self.replication.answer(out)
             self._say_learned(out)
         self.execution.look(out)

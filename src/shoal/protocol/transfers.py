@@ -109,7 +109,7 @@ class Transfers:
             )
             for window in self._gate.windows.values()
         ]
-        return Past(tuple(seen), self._rounds.weights())
+        return Past(tuple(seen), self._rounds.weights(), copy.closed)
 
     # ------------------------------------------------------------------ as a learner
 
@@ -121,6 +121,7 @@ class Transfers:
             return
         if message.past is not None and copy.version == NOT_BEGUN:
             copy.version = copy.done = message.version
+            copy.closed = message.past.closed
             self._remember(message.past, copy)
         shard.install(loads[0])
         copy.at = message.after

@@ -18,6 +18,7 @@ class Copy(msgspec.Struct, eq=False):
     """A server's copy of an arc: its shard of that number.
 
     version:   how often it has been changed here; NOT_BEGUN before its learner was sent anything
+    closed:    no round from this one on is in its rows
     at:        of a learner: the position of the piece that it has to be sent next
     done:      ... and on all servers after this one that have all of it
     learnt:    ... and on its learner, where that is next
@@ -32,6 +33,7 @@ class Copy(msgspec.Struct, eq=False):
     done: int = 0
     learnt: int = 0
     reached: int = 0
+    closed: int = 0
     ended: bool = False
     at: int = 0
 

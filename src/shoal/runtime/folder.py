@@ -68,6 +68,10 @@ class RunFolder:
         return self.path / "shards"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
     def pids(self) -> Path:
         return self.path / "pids.json"
 
@@ -91,6 +95,7 @@ def shard_files(folder: Path) -> list[Path]:
     """
     found = sorted((folder / "shards").glob("*.safetensors"))
     found = found or sorted(folder.glob("server-*.safetensors"))
+    found = found or sorted(folder.glob("arc-*.safetensors"))  # of a checkpoint
     if not found:
         raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
     return found

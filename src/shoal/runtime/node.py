@@ -27,6 +27,7 @@ from shoal.protocol.machine import (
     Persist,
     Received,
     Resolve,
+    Save,
     Send,
     Sink,
     Ticked,
@@ -69,6 +70,7 @@ class Node:
     scheduler:  the address of the scheduler, for members
     resolve:    where answers to `Asked` go
     on_note:    where the machine's notes go (event log, counters)
+    on_save:    ... and rows that are to be written down
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Node:
         journal: Journal | None = None,
         resolve: Callable[[int, Outcome], None] = lambda request_id, outcome: None,
         on_note: Callable[[Note], None] = lambda note: None,
+        on_save: Callable[[Save], None] = lambda save: None,
     ) -> None:
         self.machine = machine
         self.me = me
@@ -89,6 +92,7 @@ class Node:
         self._journal = journal
         self._resolve = resolve
         self._on_note = on_note
+        self._on_save = on_save
         self._poller = Poller()
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
@@ -279,6 +283,8 @@ class Node:
                 connection = self._peers.get(effect.to)
                 if connection is not None:
                     connection.detach()
+            elif isinstance(effect, Save):
+                self._on_save(effect)
             elif isinstance(effect, Persist):
                 if self._journal is not None:
                     self._journal.write(effect.record)

@@ -52,6 +52,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "declined between servers",
     "note replayed",
     "note installed",
+    "checkpoint",
     "slow worker",
     "taken for dead alive",
     "restart worker",

@@ -11,6 +11,7 @@ from random import Random
 
 import msgspec
 
+from shoal.protocol.machine import Buffers
 from shoal.protocol.views import NodeId
 
 
@@ -107,3 +108,23 @@ class Network:
     def _fate(self, arrivals: list[float], faults: list[str]) -> tuple[list[float], list[str]]:
         self.hits.update(faults)
         return arrivals, faults
+
+
+class Envelope(msgspec.Struct, eq=False):
+    """A message under way. `breaks`: how often its connection had broken when it left.
+
+    What is lent is read as late as it may be: when it lands, or is recalled.
+    """
+
+    source: NodeId
+    target: NodeId
+    frame: bytes
+    buffers: Buffers
+    nbytes: int
+    breaks: int
+
+    def settle(self) -> None:
+        self.buffers = (memoryview(self.payload()),)
+
+    def payload(self) -> bytes:
+        return b"".join(self.buffers)

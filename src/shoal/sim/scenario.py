@@ -28,6 +28,7 @@ from shoal.sim.checkers import (
     check_tiling,
     violated,
 )
+from shoal.sim.cuts import EVERY, Cuts
 from shoal.sim.faults import PHASES, Faults
 from shoal.sim.holdings import check_holdings
 from shoal.sim.network import NetworkOptions
@@ -116,11 +117,13 @@ class Scenario:
         self.faults = Faults(self.world, self, random)
         self._views = Views()
         self._durability = Durability()
+        self._cuts = Cuts()
         self._lost: dict[NodeId, None] = {}  # members that the scheduler took for dead
         self._workers_made = self._servers_made = 0
         self._servers: dict[NodeId, ServerMachine] = {}
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
+        self.world.on_save = self._cuts.add
         self.world.on_send = self._on_send
         self._scheduler_options = SchedulerOptions(
             servers=plan.servers,
@@ -168,7 +171,7 @@ class Scenario:
         replication = ReplicationOptions(
             credit_bytes=200, resend_s=0.05, resend_max_s=0.4, chunk_bytes=300, drain_s=0.5
         )
-        self._servers[session.me] = ServerMachine(session, open_shard, replication)
+        self._servers[session.me] = ServerMachine(session, open_shard, replication, EVERY)
         self.world.add(session.me, self._servers[session.me])
         return session.me
 
@@ -298,12 +301,15 @@ class Scenario:
         if len({machine.session.view_id for machine in servers.values()}) > 1:
             self.world.coverage["end in a view change"] += 1
             return
+        closes = self.plan.consistency.settles == "close"
+        if closes and not (gone and self.work.ledger.crashed):
+            self.world.coverage["checkpoint"] += self._cuts.check(self.plan.clocks)
         check_holdings(
             servers,
             self.work,
             INCARNATIONS * self.plan.clocks,
             # what was accepted by a head dies with it; its worker sends it again, if it lives
-            self.plan.consistency.settles == "close" and not (gone and self.work.ledger.crashed),
+            closes and not (gone and self.work.ledger.crashed),
         )
 
     def _never_in(self, sim: SimNode) -> bool:

@@ -22,7 +22,6 @@ from shoal.errors import ShoalError
 from shoal.protocol.describing import describe
 from shoal.protocol.machine import (
     Asked,
-    Buffers,
     Discard,
     Effects,
     Event,
@@ -33,6 +32,7 @@ from shoal.protocol.machine import (
     Persist,
     Received,
     Resolve,
+    Save,
     Send,
     Sink,
     Stop,
@@ -43,7 +43,7 @@ from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.sim.connections import Connections
-from shoal.sim.network import Network, NetworkOptions
+from shoal.sim.network import Envelope, Network, NetworkOptions
 from shoal.transport.wire import encode, message_of
 
 UNTOLD = ("node", "whole", "servers", "workers")  # of what a node notes
@@ -80,33 +80,14 @@ class SimNode:
         self.tick_at: float | None = None
 
 
-class _Envelope(msgspec.Struct, eq=False):
-    """A message under way. `breaks`: how often its connection had broken when it left.
-
-    What is lent is read as late as it may be: when it lands, or is recalled.
-    """
-
-    source: NodeId
-    target: NodeId
-    frame: bytes
-    buffers: Buffers
-    nbytes: int
-    breaks: int
-
-    def settle(self) -> None:
-        self.buffers = (memoryview(self.payload()),)
-
-    def payload(self) -> bytes:
-        return b"".join(self.buffers)
-
-
 class World:
     """The other shell: a network, a clock and a disk for every machine at once.
 
-    Hooks for checkers, called as things happen: on_note(node, note), on_event(node) after an event
-    and its effects, on_send(node, target, message) before the network has a say.
-    Hooks for faults: crash_at(node, effect) kills the node before that effect; cut_short(source,
-    message) kills the sender of a payload half-way; drop(source, target, message) loses a message.
+    Hooks for checkers, called as things happen: on_note(node, note), on_save(rows to be written
+    down), on_event(node) after an event and its effects, on_send(node, target, message) before the
+    network has a say. Hooks for faults: crash_at(node, effect) kills the node before that effect;
+    cut_short(source, message) kills the sender of a payload half-way; drop(source, target, message)
+    loses a message.
     """
 
     def __init__(
@@ -119,6 +100,7 @@ class World:
         self.coverage: Counter[str] = Counter()
         self.lines: list[str] | None = [] if keep_lines else None
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
+        self.on_save: Callable[[Save], None] = lambda save: None
         self.on_event: Callable[[SimNode], None] = lambda node: None
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
@@ -216,7 +198,7 @@ class World:
         self._hit(faults, message)
         self._trace(line if arrivals else f"{line}   LOST")
         breaks = self._connections.breaks(source, target)
-        envelope = _Envelope(source, target, frame, effect.buffers, nbytes, breaks)
+        envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
         if effect.loan is None:
             envelope.settle()
         elif arrivals:
@@ -224,7 +206,7 @@ class World:
         for at in arrivals:
             self.at(at, lambda: self._arrive(envelope))
 
-    def _arrive(self, envelope: _Envelope) -> None:
+    def _arrive(self, envelope: Envelope) -> None:
         source, nbytes = envelope.source, envelope.nbytes
         sim = self.nodes.get(envelope.target)
         if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
@@ -246,7 +228,7 @@ class World:
             self.crash(source)
 
     def _finish(
-        self, sim: SimNode, envelope: _Envelope, message: Message, sink: Sink, half: int
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, half: int
     ) -> None:
         source = envelope.source
         if not sim.alive or sim.stopped or self._is_cut(envelope):
@@ -263,7 +245,7 @@ class World:
     def _pour(
         self,
         sim: SimNode,
-        envelope: _Envelope,
+        envelope: Envelope,
         message: Message,
         sink: Sink,
         start: int,
@@ -284,7 +266,7 @@ class World:
         for fault in faults:
             self.coverage[f"{fault} of {type(message).__name__}"] += 1
 
-    def _is_cut(self, envelope: _Envelope) -> bool:
+    def _is_cut(self, envelope: Envelope) -> bool:
         """Whether the connection broke while this was under way."""
         return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)
 
@@ -316,6 +298,8 @@ class World:
                         self._wake(sim, self.now)
                 case Persist(record):
                     sim.disk = record
+                case Save():
+                    self.on_save(effect)
                 case Note(kind, fields):
                     if kind in ("view", "closed", "released", "lost", "refused", "joined"):
                         shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTOLD)

@@ -31,11 +31,13 @@ def train_program(
     hooks: Hooks,
     max_steps: int = 0,
     clock: int = 0,
+    passed: int = 0,
 ) -> Program:
     """Train; yields exchanges, returns the number of steps taken.
 
     clock: that this worker begins with: where others have trained before, it takes up their
            parameters, and leaves out the batches of as many steps
+    passed: ... and of these, which are over in a run that this one goes on with
 
     Strategies in step: a worker whose data end first goes on with weight 0 until a round has no
     weight at all, so that uneven splits neither hang nor skew anybody. Others: a worker goes on to
@@ -44,7 +46,7 @@ def train_program(
     for spec in strategy.tables(model):
         yield DeclareTable(spec)
     yield from strategy.begin(model, rank, clock)
-    step, missed = 0, clock
+    step, missed = 0, clock + passed
     for epoch in range(epochs):
         for batch in batches.epoch(epoch):
             if missed:

@@ -142,10 +142,12 @@ class DenseShard:
 
     # ------------------------------------------------------------------ disk
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, copied: bool = False) -> dict[str, Tensor]:
         """What is written of it: `rows`, the method's `slot.NAME`, `updates` of each fragment."""
         slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
-        return {"rows": self.rows, **slots, "updates": torch.tensor(self.updates)}
+        live = {"rows": self.rows, **slots}
+        here = {name: each.clone() for name, each in live.items()} if copied else live
+        return {**here, "updates": torch.tensor(self.updates)}
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Take over the rows of another shard that belong here, and where it had the `same` access

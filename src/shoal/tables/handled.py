@@ -226,7 +226,7 @@ class HandledShard:
 
     # ------------------------------------------------------------------ disk
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
         """`keys` (int64 bits), `values`, `lens`; nothing of a handler that does not save."""
         save = getattr(self.handler, "save", None)
         pairs: Pairs = save() if save is not None else Pairs.of(np.empty(0, np.uint64), (), "f4")

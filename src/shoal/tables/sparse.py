@@ -294,7 +294,7 @@ class SparseShard:
 
     # ------------------------------------------------------------------ disk
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
         """What is written of it: `keys` (int64 bits), `records` (n, stride), `updates`."""
         count = len(self)
         return {

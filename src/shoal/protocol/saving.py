@@ -1,0 +1,62 @@
+"""Saving: when a server writes down which of its rows, so that all files of a clock are one cut.
+
+A checkpoint of clock d has, of every arc, what is in its rows when all rounds below d are and no
+other. Its tail takes it, before it does a later round or when it hears that d is reached, whichever
+comes first. So nobody stops, and nobody has to agree on a moment. Tables without rounds are taken
+when the clock comes by: of these a checkpoint has a prefix of each arc's updates, and no cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.protocol.machine import Effects, Save
+from shoal.protocol.replication import Replication
+from shoal.protocol.shards import Shard
+from shoal.protocol.views import FOREVER, View
+
+
+class Saving:
+    """Which checkpoints have been taken of the copies here.
+
+    every:  clocks from one to the next; 0 for none
+    """
+
+    def __init__(self, every: int, shards: Mapping[int, Shard], replication: Replication) -> None:
+        self._every = every
+        self._shards = shards
+        self._replication = replication
+        self._tables: tuple[str, ...] = ()
+        self._taken: dict[int, int] = {}  # by copy: the latest clock
+
+    def adopt(self, view: View, clock: int) -> None:
+        """Copies that have come here go on where those before them stopped."""
+        self._tables = tuple(spec.name for spec in view.tables)
+        if self._every:
+            copies = self._replication.copies
+            reached = {n: self._replication.reached(n, clock) for n in copies}
+            self._taken = {
+                n: self._taken.get(n, min(at, FOREVER - 1) // self._every * self._every)
+                for n, at in reached.items()
+            }
+
+    def before(self, number: int, clock: int, out: Effects) -> None:
+        """All rounds below `clock` are in a shard's rows, and it may be changed next.
+
+        Where later ones are as well, the server that was the tail before has taken it, or nobody.
+        """
+        if not self._every or clock >= FOREVER:
+            return
+        copy = self._replication.copies[number]
+        while self._taken.get(number, 0) + self._every <= clock:
+            due = self._taken[number] = self._taken.get(number, 0) + self._every
+            if copy.arc.tail == self._replication.rank and copy.closed <= due:
+                shard = self._shards[number]
+                state = shard.state(copied=True)
+                out.append(Save(due, copy.table, shard.spec, copy.rows, state, self._tables))
+
+    def reached(self, clock: int, out: Effects) -> None:
+        """This server has come to that clock, as a head; others' rows to what it was told."""
+        if self._every:
+            for number in self._shards:
+                self.before(number, self._replication.reached(number, clock), out)

@@ -1,0 +1,151 @@
+"""Checkpoints on disk: a folder for each clock, a file for each arc, written during training.
+
+A file is written whole, then renamed, and carries a checksum and the names of all tables of the
+run. A checkpoint is complete when its files tile every table: nothing else has to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.errors import DataCorrupt, DataMissing
+from shoal.keys import KeyRange, tiles
+from shoal.protocol.machine import Save
+from shoal.runtime.shards import Tables
+from shoal.tables.spec import TableSpec
+
+WAITING_MOST = 64  # arcs that wait to be written: a server whose disk is slower waits for it
+
+
+class Writer:
+    """Writes what a server has taken, in a thread of its own.
+
+    offset: the clock of the checkpoint that the run goes on from
+    """
+
+    def __init__(self, folder: Path, offset: int = 0) -> None:
+        self._folder = folder
+        self._offset = offset
+        self._waiting: Queue[Save | None] = Queue(WAITING_MOST)
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, save: Save) -> None:
+        self._waiting.put(save)
+
+    def close(self) -> None:
+        """When everything is written."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (save := self._waiting.get()) is not None:
+            _write(self._folder / f"{save.clock + self._offset:010d}", save)
+
+
+def _write(folder: Path, save: Save) -> None:
+    tensors = {f"0.{name}": tensor.contiguous() for name, tensor in save.state.items()}
+    described: Tables = [(save.spec, (save.rows.start, save.rows.stop))]
+    metadata = {
+        "tables": msgspec.json.encode(described).decode(),
+        "all": msgspec.json.encode(save.tables).decode(),
+        "crc32": str(_checksum(tensors)),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"arc-{save.table}-{save.rows.start}.safetensors"
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    save_file(tensors, fresh, metadata)
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    fresh.rename(path)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+class Checkpoints:
+    """Those of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def choose(self, clock: int = -1) -> int:
+        """The clock of the newest complete checkpoint, or that one, once it has been verified.
+
+        Raises:
+            DataMissing: there is none
+            DataCorrupt: a file is not as it was written; the text names the last good one
+        """
+        complete = [each for each in self._clocks() if self._is_complete(each)]
+        if not complete or (clock >= 0 and clock not in complete):
+            known = ", ".join(map(str, complete)) or "none"
+            which = f"no complete checkpoint {clock}" if clock >= 0 else "no complete checkpoint"
+            raise DataMissing(f"{self.folder}: {which} (complete: {known})")
+        chosen = complete[-1] if clock < 0 else clock
+        damage = self._damage(chosen)
+        if damage:
+            good = next((each for each in reversed(complete) if not self._damage(each)), None)
+            offer = "no other is good" if good is None else f"the last good one: --resume-at {good}"
+            raise DataCorrupt(f"checkpoint {chosen} is damaged ({damage}); {offer}")
+        return chosen
+
+    def path(self, clock: int) -> Path:
+        return self.folder / f"{clock:010d}"
+
+    def _clocks(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdigit())
+
+    def _files(self, clock: int) -> list[Path]:
+        return sorted(self.path(clock).glob("arc-*.safetensors"))
+
+    def _is_complete(self, clock: int) -> bool:
+        """Whether the files that can be read leave nothing out; damaged ones might be what is."""
+        held: defaultdict[str, list[KeyRange]] = defaultdict(list)
+        specs: dict[str, TableSpec] = {}
+        wanted: set[str] = set()
+        for path in self._files(clock):
+            try:
+                with safe_open(path, "pt") as file:
+                    metadata = file.metadata() or {}
+                tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
+                wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
+            except (SafetensorError, OSError, msgspec.DecodeError):
+                return True
+            for spec, rows in tables:
+                specs[spec.name] = spec
+                held[spec.name].append(KeyRange(*rows))
+        return bool(wanted) and all(
+            name in specs and tiles(sorted(held[name]), specs[name].keys.stop) for name in wanted
+        )
+
+    def _damage(self, clock: int) -> str:
+        """What is wrong with the first file that is not as it was written."""
+        for path in self._files(clock):
+            try:
+                with safe_open(path, "pt") as file:
+                    names = list(file.keys())
+                    tensors = {name: file.get_tensor(name) for name in names}
+                    expected = (file.metadata() or {}).get("crc32")
+            except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+                return f"{path.name}: {error}"
+            if str(_checksum(tensors)) != expected:
+                return f"{path.name}: its checksum is another"
+        return ""

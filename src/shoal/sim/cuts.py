@@ -1,0 +1,52 @@
+"""Checkpoints of a simulated run: what was written down of a clock has to be one cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from shoal.keys import tiles
+from shoal.protocol.machine import Save
+from shoal.sim.checkers import violated
+
+EVERY = 3
+
+
+class Cuts:
+    """What servers have written down, by clock and arc."""
+
+    def __init__(self) -> None:
+        self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
+
+    def add(self, save: Save) -> None:
+        self._saved[save.clock][save.spec.name, save.rows.start] = save
+
+    def check(self, clocks: int) -> int:
+        """`cut`: of a clock everything has all rounds below it and no other. How many there are.
+
+        clocks: of a worker; a key of the ledger is incarnation * clocks + clock
+        """
+        found = 0
+        for clock, saved in sorted(self._saved.items()):
+            stamps = [each for (name, _), each in saved.items() if name == "stamp"]
+            if stamps and tiles(sorted(each.rows for each in stamps), stamps[0].spec.keys.stop):
+                found += 1
+                values = {float(v) for each in stamps for v in each.state["rows"].flatten()}
+                if len(values) > 1:
+                    raise violated("cut", f"the stamps of clock {clock} differ: {sorted(values)}")
+            for (name, _), each in saved.items():
+                if name == "ledger":
+                    late = [key for key in _pushed(each) if key % clocks >= clock]
+                    if late:
+                        raise violated("cut", f"clock {clock} of {each.rows} has pushes {late}")
+        return found
+
+
+def _pushed(save: Save) -> list[int]:
+    """The keys of pushes that are in some rows of the ledger."""
+    if save.spec.sparse:
+        pushed = save.state["records"][:, 0] != 0
+        keys: list[int] = save.state["keys"][pushed].tolist()
+        return keys
+    return [save.rows.start + int(at) for at in np.flatnonzero(save.state["rows"].numpy().ravel())]

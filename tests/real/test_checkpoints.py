@@ -1,0 +1,63 @@
+"""A run that is resumed from a checkpoint, on other servers, goes on as it would have."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli import main
+from shoal.reports.events import load_run
+
+pytestmark = pytest.mark.real
+
+
+def train(*arguments):
+    result = CliRunner().invoke(main, ["train", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return load_run(json.loads(result.stdout.splitlines()[-1])["run_dir"])
+
+
+def losses(run):
+    return {
+        (rank, step): loss
+        for rank, steps in run.steps.items()
+        for step, loss in zip(steps["step"], steps["loss"], strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run on two servers, that has left checkpoints."""
+    out = tmp_path_factory.mktemp("runs")
+    more = ["--optimizer", "adam", "--lr", "0.01", "--epochs", "3", "--batch-size", "32"]
+    return train("digits", "--servers", 2, *more, "--checkpoint-every", 20, "--out", out)
+
+
+def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_path):
+    resumed = train("--resume", whole.path, "--resume-at", 20, "--servers", 3, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert 60 < len(after) < len(before)
+    assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
+    assert abs(resumed.summary["loss"] - whole.summary["loss"]) < 1e-6
+    clocks = sorted(int(each.name) for each in (resumed.path / "checkpoints").iterdir())
+    assert clocks == [40, 60]  # it goes on with them
+
+
+def test_the_last_checkpoint_is_where_it_goes_on_and_a_damaged_one_is_not(whole, tmp_path):
+    run = tmp_path / "damaged"
+    shutil.copytree(whole.path, run)
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    file = next(last.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-9])
+    result = CliRunner().invoke(main, ["train", "--resume", str(run), "--out", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "checkpoint 60 is damaged" in " ".join(result.output.split())
+    assert "--resume-at 40" in " ".join(result.output.split())
+
+
+def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
+    run = train("digits", "--epochs", 1, "--out", tmp_path)
+    result = CliRunner().invoke(main, ["train", "--resume", str(run.path)])
+    assert result.exit_code != 0
+    assert "no complete checkpoint" in " ".join(result.output.split())

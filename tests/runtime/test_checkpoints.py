@@ -1,0 +1,98 @@
+"""Checkpoints on disk: complete or not there, and never a damaged one by mistake."""
+
+import random
+
+import pytest
+import torch
+
+from shoal.errors import DataCorrupt, DataMissing
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Save
+from shoal.runtime.checkpoints import Checkpoints, Writer
+from shoal.runtime.shards import SavedShards
+from shoal.tables.opening import open_shard
+from shoal.tables.spec import Access, TableSpec
+
+SPEC = TableSpec("w", 12, (3,), access=Access("adam", {"lr": 0.1}), fragment_rows=2)
+PARTS = [KeyRange(0, 6), KeyRange(6, 12)]
+
+
+def shard_of(rows, value):
+    shard = open_shard(SPEC, rows)
+    staged = shard.stage(rows, -1)
+    staged.values.copy_(torch.full((len(rows), 3), float(value)))
+    shard.apply(staged, None)
+    return shard
+
+
+def save(folder, clock, parts=PARTS, tables=("w",), offset=0):
+    writer = Writer(folder, offset)
+    for rows in parts:
+        state = shard_of(rows, clock).state(copied=True)
+        writer.put(Save(clock, 0, SPEC, rows, state, tables))
+    writer.close()
+
+
+def test_the_newest_complete_one_is_chosen(tmp_path):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    save(tmp_path, 30, PARTS[:1])
+    found = Checkpoints(tmp_path)
+    assert found.choose() == 20
+    assert found.choose(10) == 10
+    with pytest.raises(DataMissing, match=r"no complete checkpoint 30 \(complete: 10, 20\)"):
+        found.choose(30)
+
+
+def test_one_without_one_of_the_tables_is_not_complete(tmp_path):
+    save(tmp_path, 10, tables=("w", "other"))
+    with pytest.raises(DataMissing, match="no complete checkpoint"):
+        Checkpoints(tmp_path).choose()
+    with pytest.raises(DataMissing):
+        Checkpoints(tmp_path / "nowhere").choose()
+
+
+def test_a_run_that_goes_on_counts_on(tmp_path):
+    save(tmp_path, 10, offset=40)
+    assert Checkpoints(tmp_path).choose() == 50
+
+
+def test_other_servers_begin_with_the_same_rows(tmp_path):
+    save(tmp_path, 10)
+    saved = SavedShards(Checkpoints(tmp_path).path(10))
+    thirds = [KeyRange(start, start + 4) for start in (0, 4, 8)]
+    shards = [saved.beginning(open_shard)(SPEC, rows) for rows in thirds]
+    whole = [shard_of(rows, 10) for rows in PARTS]
+    assert torch.equal(torch.cat([s.rows for s in shards]), torch.cat([s.rows for s in whole]))
+    for slot in shards[0].slots:
+        ours = torch.cat([s.slots[slot] for s in shards])
+        assert torch.equal(ours, torch.cat([s.slots[slot] for s in whole]))
+    assert [n for s in shards for n in s.updates] == [1] * 6
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offered(tmp_path):
+    """At 200 places, the first and the last byte among them."""
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    data = path.read_bytes()
+    places = {0, 1, 7, 8, 9, len(data) - 1}
+    draw = random.Random(0)
+    while len(places) < 200:
+        places.add(draw.randrange(len(data)))
+    for place in sorted(places):
+        path.write_bytes(data[:place])
+        with pytest.raises(DataCorrupt, match=r"checkpoint 20 is damaged .*--resume-at 10"):
+            Checkpoints(tmp_path).choose()
+    path.write_bytes(data)
+    assert Checkpoints(tmp_path).choose() == 20
+
+
+def test_a_changed_byte_is_refused(tmp_path):
+    save(tmp_path, 10)
+    path = Checkpoints(tmp_path).path(10) / "arc-0-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataCorrupt, match=r"its checksum is another.*no other is good"):
+        Checkpoints(tmp_path).choose()

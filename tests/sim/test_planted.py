@@ -63,7 +63,7 @@ IN_CHAINS = [
     ("learner_takes_its_place_too_early", "freshness lost replicas invariant", 35),
     ("open_rounds_stay_behind", "split round cut", 105),
     ("clock_by_another_way", "freshness own writes", 155),
-    ("checkpoint_takes_what_is_there", "cut", 0),
+    ("checkpoint_takes_what_is_there", "cut", 4),
     ("push_and_pull_stay_together", "own writes freshness", 152),
 ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +16,7 @@ import msgspec
 from shoal.apps.catalogue import find_source
 from shoal.engines.base import DENSE, Task
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.runtime import imports
@@ -76,11 +76,25 @@ def run_job(
             workers = [f"worker-{rank}" for rank in range(job.workers)]
             spare = spare_processes(job.servers, job.replicas)
             spare += workers if job.on_worker_loss == "replace" else []
-            engine.join(tick, spare=spare, given_up=workers if job.on_worker_loss == "drop" else ())
+            given_up = workers if job.on_worker_loss == "drop" else ()
+            with resumable(folder):
+                engine.join(tick, spare=spare, given_up=given_up)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+@contextmanager
+def resumable(folder: RunFolder) -> Iterator[None]:
+    """Where rows are lost, say how to go on."""
+    try:
+        yield
+    except RangeLost as lost:
+        if not folder.checkpoints.exists():
+            raise
+        how = f"shoal train --resume {folder.path}"
+        raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
 
 
 def resumed_at(job: JobSpec) -> int:

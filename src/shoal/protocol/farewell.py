@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from shoal.errors import ShoalError
+from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
 from shoal.protocol.messages import End
 from shoal.protocol.views import NodeId
@@ -40,7 +40,8 @@ class Farewell:
             out.append(Stop(self._error))
         elif now >= self._again_at:
             self._again_at = now + self._resend_s
-            out.extend(Send(node, End(self.reason)) for node in self._leaving)
+            lost = isinstance(self._error, RangeLost)
+            out.extend(Send(node, End(self.reason, lost)) for node in self._leaving)
 
     def wakes_at(self) -> float:
         return min(self._again_at, self._until)

@@ -176,9 +176,10 @@ class Finished(Body, frozen=True, array_like=True, tag=True):
 
 
 class End(Body, frozen=True, array_like=True, tag=True):
-    """The run is over: `error` is empty when it ended in order."""
+    """The run is over: `error` is empty when it ended in order; `lost`: because rows are gone."""
 
     error: str = ""
+    lost: bool = False
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):

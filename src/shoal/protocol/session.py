@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from shoal.errors import JoinRefused, JoinTimeout, Refused, RunAborted, ShoalError
+from shoal.errors import JoinRefused, JoinTimeout, RangeLost, Refused, RunAborted, ShoalError
 from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -242,9 +242,10 @@ class Session:
                 self.answered(f"barrier {name} {generation}", out)
             case Finished():
                 self.answered("finish", out)
-            case End(error):
+            case End(error, lost):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-                self._stop(out, RunAborted(error) if error else None)
+                kind = RangeLost if lost else RunAborted
+                self._stop(out, kind(error) if error else None)
             case Stays(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from shoal.apps.chaos.marks import TABLE, Verdict, judge
 from shoal.apps.chaos.processes import PROBE, PROBES
-from shoal.apps.train import check_job, run_job, summarise, tasks_of
+from shoal.apps.train import check_job, resumed_at, run_job, summarise, tasks_of
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.registry import Registry
 from shoal.reports.events import write_tables
@@ -37,6 +37,7 @@ SECONDS_A_FAULT = 2.0  # the job is to last so long for each
 STOPPED_S = 1.0
 SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
 EARLY_S = 0.6  # ... and it is not waited for longer, where what must not be lost may be
+CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
 
 
@@ -51,7 +52,7 @@ MENU: Registry[Fault] = Registry("fault")
 for each in ("kill", "stop"):
     for role in ("server", "worker", "scheduler"):
         MENU.add(f"{each}-{role}", Fault(each, role))
-KILLS = ("kill-server", "kill-worker", "kill-scheduler")
+UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
 
 
 class Struck(msgspec.Struct):
@@ -75,7 +76,8 @@ def run_chaos(
     """Run a job undisturbed, then with faults; return the figures.
 
     menu:   names of `MENU`, by turns
-    early:  do not wait until all rows have all their replicas again: what must not be lost may be
+    early:  do not wait until all rows have all their replicas again: the last one of some may be
+            killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
 
     Raises:
         InvalidValue: a job whose rows have one replica, or a strategy without servers
@@ -89,6 +91,8 @@ def run_chaos(
         undisturbed = run_job(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
     folder.job.write_text(dump_job(job))
+    if early and not job.checkpoint_every:
+        job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
     marks = folder.path / "marks"
     marks.mkdir()
     started_at = time.time()
@@ -103,7 +107,14 @@ def run_chaos(
             bar.update(shown, completed=len(striker.struck))
 
         workers = [f"worker-{rank}" for rank in range(job.workers)]
-        engine.join(tick, tick_s=0.01, spare=spare_processes(job.servers, job.replicas) + workers)
+        try:
+            spare = spare_processes(job.servers, job.replicas) + workers
+            engine.join(tick, tick_s=0.01, spare=spare)
+        except RangeLost as lost:
+            if not early:
+                raise
+            engine.stop()
+            return _resumed(job, folder, data_dirs, lost, len(striker.struck), undisturbed)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     shards = SavedShards(folder.shards).merged(TABLE.name)
@@ -113,6 +124,31 @@ def run_chaos(
     report = _report(striker.struck, verdict, probes, summary, undisturbed)
     folder.summary.write_text(json.dumps({**summary, "chaos": report}, indent=2) + "\n")
     return report
+
+
+def _resumed(
+    job: JobSpec,
+    folder: RunFolder,
+    data_dirs: Sequence[Path],
+    lost: RangeLost,
+    kills: int,
+    undisturbed: dict[str, Any],
+) -> dict[str, Any]:
+    """All replicas of some rows were killed at once: go on from the last checkpoint."""
+    goes_on = msgspec.structs.replace(job, resume=str(folder.path))
+    try:
+        passed = resumed_at(goes_on)
+    except DataMissing:  # it had not come to its first one
+        goes_on, passed = job, 0
+    summary = run_job(goes_on, data_dirs)
+    return {
+        "kills": kills,
+        "range_lost": lost.message,
+        "resumed_at": passed,
+        "accuracy": summary["accuracy"],
+        "accuracy_undisturbed": undisturbed["accuracy"],
+        "run_dir": summary["run_dir"],
+    }
 
 
 def _tasks(
@@ -263,5 +299,10 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
     console.print(table)
-    safe = not (report["acknowledged_lost"] or report["acknowledged_doubled"] or report["strange"])
-    console.print("nothing that was acknowledged is lost" if safe else "[red]updates were lost[/]")
+    if "range_lost" in report:
+        console.print("all replicas of some rows were killed at once, and the job resumed")
+    else:
+        safe = not any(report[each] for each in UNLAWFUL)
+        console.print(
+            "nothing that was acknowledged is lost" if safe else "[red]updates were lost[/]"
+        )

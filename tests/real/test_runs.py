@@ -125,9 +125,9 @@ def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_p
     after = [event for event in events if event["kind"] == "step" and event["t"] > died]
     assert {event["node"] for event in after} == {"worker-0", "worker-1"}
     shards = Path(tmp_path / summary["run_dir"]) / "shards"
-    assert sorted(each.name for each in shards.iterdir()) == [
-        "server-0.safetensors", "server-2.safetensors",
-    ]  # fmt: skip
+    names = {each.name for each in shards.iterdir()}
+    assert len(names) == 3  # one was started in its place
+    assert {"server-0.safetensors", "server-2.safetensors"} < names
     exported = command("export", summary["run_dir"], "--out", "w.safetensors", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
     _assert_nothing_left(run.pid)

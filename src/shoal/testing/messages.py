@@ -18,7 +18,7 @@ _SPEC = TableSpec(
     access=Access("momentum", {"lr": 0.1, "nesterov": True, "steps": -3, "kind": "x"}),
     consistency=ssp(3),
 )
-_ARC = Arc(KeyRange(0, 10), (0, 2))
+_ARC = Arc(KeyRange(0, 10), (0, 2), 5)
 _VIEW = View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died")
 
 EXAMPLES: list[m.Message] = [
@@ -31,8 +31,13 @@ EXAMPLES: list[m.Message] = [
     m.NotJoined("the run is complete"),
     m.Heartbeat(7, 123456789, (2, 5)),
     m.HeartbeatSeen(123456789),
+    m.Drain((2, 6)),
+    m.Drained((2, 6)),
     m.Freeze((2, 6)),
-    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), -1),
+    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), -1, 3, True),
+    m.Learned(7, ((0, 1 << 62, 5),)),
+    m.Leave(7),
+    m.Stays("it is the last server"),
     m.NewView(_VIEW),
     m.Declare(7, _SPEC),
     m.NotDeclared("weights", "another table has that name"),
@@ -42,6 +47,7 @@ EXAMPLES: list[m.Message] = [
     m.Finished(),
     m.End(),
     m.End("a worker aborted"),
+    m.End("server-1 died with the last replica of w[0:9)", True),
     m.Abort("loss is nan"),
     m.Request((2, 5), 7, 1, 0, 0),
     m.Request(
@@ -54,6 +60,10 @@ EXAMPLES: list[m.Message] = [
         (2, 5), 0, 2, 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
     ),
     m.Replicated((2, 5), 1, ((0, 3, 9),)),
+    m.State(
+        (2, 5), 3, m.Part(0, 0, 10), 9, 5, 0, 2, False,
+        m.Past((m.Seen(11, 4, ((5, (m.Part(0, 0, 10),)),)),), ((3, 2.5),), 4),
+    ),
     m.Probe((2, 5), 7, 9, True),
     m.Nudge("worker-1 waits for your push"),
     m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),

@@ -116,15 +116,6 @@ def test_chaos_loses_nothing(tmp_path):
     assert report["takeover_s_max"] is not None
 
 
-def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
-    arguments = ["chaos", "digits", "--kills", "20", "--menu", "kill-server", "--early"]
-    result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout.splitlines()[-1])
-    assert "with the last replica of" in report["range_lost"]
-    assert abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005
-
-
 def test_chaos_needs_replicas(tmp_path):
     result = CliRunner().invoke(
         main, ["chaos", "digits", "--replicas", "1", "--out", str(tmp_path)]

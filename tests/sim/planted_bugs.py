@@ -112,13 +112,13 @@ def late_pull_lands():
 @contextmanager
 def torn_fragment():
     """The last element of a fragment never reaches its sink, which holds zero there."""
-    right = world_module._Envelope.payload
+    right = world_module.Envelope.payload
 
     def payload(self):
         kept = self.nbytes - 4 if self.nbytes >= 12 else self.nbytes
         return right(self)[:kept] + bytes(self.nbytes - kept)
 
-    with patch.object(world_module._Envelope, "payload", payload):
+    with patch.object(world_module.Envelope, "payload", payload):
         yield
 
 

@@ -36,7 +36,7 @@ What = Literal["kill", "stop"]
 SECONDS_A_FAULT = 2.0  # the job is to last so long for each
 STOPPED_S = 1.0
 SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
-EARLY_S = 0.6  # ... and it is not waited for longer, where what must not be lost may be
+EARLY_S = 0.1  # ... and it is not waited for, where what must not be lost may be
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
 
@@ -218,14 +218,14 @@ class Striker:
             self._strike(self._menu[len(self.struck) % len(self._menu)])
 
     def _strike(self, fault: Fault) -> None:
-        names = [
-            name
-            for name, pid in self._engine.running.items()
-            if name.startswith(fault.role) and pid
-        ]
+        """One of that role; not the same as last, where there is another."""
+        running = self._engine.running.items()
+        names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
+        last = self.struck[-1].name if self.struck else ""
+        names = [name for name in names if name != last] or names
         if not names:
             return
-        name = self._random.choice(sorted(names))
+        name = self._random.choice(names)
         pid = self._engine.running[name]
         self.struck.append(Struck(fault, name, time.time(), time.monotonic()))
         if fault.what == "kill":

@@ -32,6 +32,7 @@ BUGS = [
     ("fragment_applied_twice", "exactly once", 48),
     ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 1),
     ("call_done_whenever_it_comes", "called once", 144),
+    ("key_on_two_servers", "invariant", 6),
     ("dead_worker_counts_on_one_server_only", "split round cut", 105),
     ("timed_out_push_dropped", "split round cut", 90),
     ("view_told_before_it_is_persisted", "durable", 0),

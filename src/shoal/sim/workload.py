@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import (
@@ -29,7 +30,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
-from shoal.sim.checkers import Ledger, check_canary, check_untorn
+from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
 from shoal.sim.world import Program, Sleep, World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
@@ -147,6 +148,7 @@ class Workload:
         if machine.session.ended:
             return
         if outcome.error is not None:
+            _must_be_lawful(outcome)
             self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
             for buffer in (ledger, stamp):
                 buffer.fill(CANARY)
@@ -168,6 +170,7 @@ class Workload:
             ledger = self._ledger_buffer(keys)
             stamp = np.full(STAMP_ROWS, CANARY, np.float32)
             outcome = yield Exchange(pulls=self._pulls(ledger, stamp, keys))
+            _must_be_lawful(outcome)
             if outcome.error is None:
                 self._world.coverage["insisted"] += 1
                 self._check_read(machine, machine.clock, ledger, stamp, keys)
@@ -236,6 +239,12 @@ class Workload:
         if self.sparse:
             return np.array(sorted(keys, key=slot_of), np.uint64).data
         return np.array(sorted(keys), np.int64).data
+
+
+def _must_be_lawful(outcome: Outcome) -> None:
+    """`invariant`: what these programs ask for is never wrong; it may fail, and not be refused."""
+    if isinstance(outcome.error, InvalidValue):
+        raise violated("invariant", f"a right request is refused: {outcome.error.message}")
 
 
 def _perhaps_cancel(ticket: int, random: Random) -> Program:

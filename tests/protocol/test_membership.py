@@ -2,11 +2,12 @@
 
 import pytest
 
-from shoal.protocol.membership import Expected, closed_up, decide_view, missing, next_view
+from shoal.protocol.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.messages import Frozen
+from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.views import FOREVER, Member
 
-TWO_AND_TWO = Expected(servers=2, workers=2)
+TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
 
 
 def member(name, incarnation=1, **more):

@@ -57,7 +57,7 @@ def make(rigs):
 
         def promise(self, clocks=(), open_round=0):
             frozen = Frozen(self.machine._proposal.number, clocks, open_round)
-            for node, member in list(self.machine.members.items()):
+            for node, member in list(self.machine.roster.members.items()):
                 if member.role == "server":
                     self.receive(node, frozen)
 
@@ -107,7 +107,7 @@ def test_incarnations_are_granted_once_and_ranks_as_wished_where_free(make):
     rig = make()
     for node, wish in (("a", 1), ("b", 1), ("c", -1)):
         rig.receive(node, Join(node, "worker" if node != "c" else "server", "", "", wish))
-    joined = {node: (m.incarnation, m.name) for node, m in rig.machine.members.items()}
+    joined = {node: (m.incarnation, m.name) for node, m in rig.machine.roster.members.items()}
     assert joined == {"a": (1, "worker-1"), "b": (2, "worker-0"), "c": (3, "server-0")}
 
 
@@ -117,7 +117,7 @@ def test_a_repeated_join_gets_the_same_answer(make):
     assert rig.sent(Joined) == [Joined(1, 0)]
     rig.join("worker-0")
     assert rig.sent(Joined) == [Joined(1, 0)]
-    assert len(rig.machine.members) == 1
+    assert len(rig.machine.roster.members) == 1
 
 
 def test_repeated_joins_do_not_put_a_view_off(make):
@@ -264,15 +264,15 @@ def test_what_a_former_self_says_does_not_count(make):
     rig.at(10.0)
     rig.promise()
     assert rig.notes("lost") == []  # of this event; the one before lost worker-0
-    assert "worker-0" not in rig.machine.members
+    assert "worker-0" not in rig.machine.roster.members
     rig.join("worker-0")
-    assert rig.machine.members["worker-0"].incarnation == 4
+    assert rig.machine.roster.members["worker-0"].incarnation == 4
     for message in (Finish(2), Heartbeat(2, 9, (1, 1)), Enter(2, "epoch", 0, ("workers",))):
         rig.now += 1.0
         rig.receive("worker-0", message)
         assert rig.sent() == []
         assert rig.notes("stale")
-    assert rig.machine.finished == set()
+    assert rig.machine.roster.finished == set()
     rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
     rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
     rig.at(20.0)  # the new self was never heard of
@@ -284,13 +284,13 @@ def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
     rig = make(elastic=True)
     rig.join("worker-0", "worker-1")
     rig.receive("other", Join("other", "worker", "", ""))
-    assert rig.machine.members["other"].rank == 2
+    assert rig.machine.roster.members["other"].rank == 2
     rig.handle(PeerLost("worker-0"))
     rig.at(2.0)
-    assert sorted(rig.machine.members) == ["other", "worker-1"]
+    assert sorted(rig.machine.roster.members) == ["other", "worker-1"]
     rig.join("server-0")
     assert [(m.id, m.rank) for m in rig.view.workers] == [("worker-1", 0), ("other", 1)]
-    assert {m.rank for m in rig.machine.members.values() if m.role == "worker"} == {0, 1}
+    assert {m.rank for m in rig.machine.roster.members.values() if m.role == "worker"} == {0, 1}
 
 
 def test_a_silent_worker_leaves_with_its_last_clock(make):
@@ -431,7 +431,7 @@ def test_incarnations_are_not_granted_twice_over_a_restart(make):
     rig.join("server-0", "worker-0", "worker-1")
     again = rig.restart()
     again.join("worker-2")
-    assert again.machine.members["worker-2"].incarnation == 4
+    assert again.machine.roster.members["worker-2"].incarnation == 4
 
 
 def test_a_restart_knows_barriers_and_who_has_finished(cluster):

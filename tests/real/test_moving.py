@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from shoal.cli import main
-from shoal.engines.joining import server_task, start_cluster
+from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
@@ -128,3 +128,12 @@ def test_a_fault_that_is_not_on_the_menu_is_named(tmp_path):
     result = CliRunner().invoke(main, ["chaos", "--menu", "kill-cat", "--out", str(tmp_path)])
     assert result.exit_code != 0
     assert "unknown fault 'kill-cat'" in result.output
+
+
+def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
+    arguments = ["chaos", "digits", "--kills", "20", "--menu", "kill-server", "--early"]
+    result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert "with the last replica of" in report["range_lost"]
+    assert abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005

@@ -27,6 +27,7 @@ BUGS = [
     ("parked_pull_forgotten", "invariant forgotten", 1),
     ("advance_overtakes_its_push", "freshness split round", 3),
     ("pull_overtakes_its_push", "freshness own writes", 1),
+    ("late_pull_lands", "late pull", 31),
     ("torn_fragment", "torn called once", 0),
     ("rows_change_on_their_way", "torn", 6),
     ("fragment_applied_twice", "exactly once", 48),

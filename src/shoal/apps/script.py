@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engines.base import Task
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.apps.catalogue import find_source
 from shoal.engines.base import DENSE, Task
+from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
@@ -158,43 +159,20 @@ def cluster_tasks(
         shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
-    options: dict[str, Any] = {
-        "servers": servers,
-        "workers": workers,
-        "replicas": replicas,
-        "elastic": elastic,
-    }
-    if replicas > 1:  # it may be started again
-        options["state"] = str(engine.sockets / "scheduler.state")
     tasks = [
-        Task(
-            "scheduler",
-            "shoal.engines.roles:run_scheduler",
-            {"listen": scheduler, **options, **common},
-            preload=(),
-        )
+        scheduler_task(engine, scheduler, servers, workers, replicas, elastic=elastic, **common)
     ]
+    more = {
+        "save": str(engine.folder.shards.resolve()) if save else "",
+        "init": init,
+        "checkpoints": str(engine.folder.checkpoints.resolve()),
+        "checkpoint_every": checkpoint_every,
+        "passed": passed,
+        **common,
+    }
+    listen = "" if transport == "unix" else "tcp://127.0.0.1:0"
     for rank in range(servers):
-        unix = engine.address(f"server-{rank}")
-        listen = unix if transport == "unix" else "tcp://127.0.0.1:0"
-        tasks.append(
-            Task(
-                f"server-{rank}",
-                "shoal.engines.roles:run_server",
-                {
-                    "scheduler": scheduler,
-                    "listen": listen,
-                    "rank": rank,
-                    "save": str(engine.folder.shards.resolve()) if save else "",
-                    "init": init,
-                    "checkpoints": str(engine.folder.checkpoints.resolve()),
-                    "checkpoint_every": checkpoint_every,
-                    "passed": passed,
-                    **common,
-                },
-                preload,
-            )
-        )
+        tasks.append(server_task(engine, scheduler, rank, listen, preload, **more))
     return tasks
 
 

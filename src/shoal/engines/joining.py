@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shoal.engines.base import Task
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.runtime.client import Client, ClientOptions
@@ -110,52 +110,6 @@ def cluster_here(
     engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
     start_cluster(engine, servers, workers, listen, token, server_listen, imports)
     return engine
-
-
-def start_cluster(
-    engine: LocalEngine,
-    servers: int,
-    workers: int,
-    listen: str = "",
-    token: str = "",
-    server_listen: str = "",
-    imports: Sequence[str] = (),
-    replicas: int = 1,
-) -> str:
-    """Start a scheduler and servers; returns the scheduler's address."""
-    address = listen or engine.address("scheduler")
-    arguments: dict[str, object] = {
-        "listen": address,
-        "servers": servers,
-        "workers": workers,
-        "token": token,
-        "replicas": replicas,
-    }
-    if replicas > 1:  # it may be started again
-        arguments["state"] = str(engine.sockets / "scheduler.state")
-    engine.start(Task("scheduler", "shoal.engines.roles:run_scheduler", arguments, preload=()))
-    for rank in range(servers):
-        engine.start(server_task(engine, address, rank, server_listen, token, imports))
-    return address
-
-
-def server_task(
-    engine: LocalEngine,
-    scheduler: str,
-    rank: int,
-    listen: str = "",
-    token: str = "",
-    imports: Sequence[str] = (),
-) -> Task:
-    """A server of a cluster on this machine; it may join later."""
-    arguments = {
-        "scheduler": scheduler,
-        "listen": listen or engine.address(f"server-{rank}"),
-        "rank": rank,
-        "token": token,
-        "imports": list(imports),
-    }
-    return Task(f"server-{rank}", "shoal.engines.roles:run_server", arguments)
 
 
 def new_token() -> str:

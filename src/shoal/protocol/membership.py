@@ -16,15 +16,8 @@ from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
 from shoal.tables.spec import TableSpec
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """How many servers and workers make the cluster complete."""
-
-    servers: int
-    workers: int
-
-
-def missing(members: Iterable[Member], expected: Expected) -> str:
-    """Who has not joined, in words; empty when nobody is missing."""
+def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
+    """Who has not joined of those who make a cluster complete; empty when nobody is missing."""
     present = list(members)
     words = []
     for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
@@ -76,7 +69,7 @@ def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
 def decide_view(
     members: Mapping[NodeId, Member],
     previous: View | None,
-    expected: Expected,
+    expected: SchedulerOptions,
     finished: Collection[NodeId] = (),
 ) -> tuple[bool, str]:
     """Whether a new view is due, and why (or why not). Who has finished is out of the next one."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Drain, Freeze, Frozen
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen
 from shoal.protocol.views import NodeId, ViewId
 
 
@@ -37,11 +37,15 @@ class Proposal:
         question = Drain(self.number) if self._draining else Freeze(self.number)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
 
-    def drained(self, server: NodeId) -> None:
-        self._drained.add(server)
-
-    def promised(self, server: NodeId, promise: Frozen) -> None:
-        self._promises[server] = promise
+    def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
+        """Whether it is for this view, and not for one before."""
+        if promise.view != self.number:
+            return False
+        if isinstance(promise, Frozen):
+            self._promises[server] = promise
+        else:
+            self._drained.add(server)
+        return True
 
     def hurry(self) -> None:
         """Somebody is gone: what is under way between servers may never come there."""

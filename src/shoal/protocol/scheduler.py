@@ -35,7 +35,6 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.membership import (
-    Expected,
     closed_up,
     decide_view,
     join_refusal,
@@ -70,7 +69,8 @@ from shoal.protocol.placement import lost
 from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.relocating import Relocating
-from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.protocol.roster import Roster
+from shoal.protocol.views import NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
 
@@ -83,14 +83,11 @@ class SchedulerMachine:
         self.restarted = journal is not None
         self.view: View | None = record.view
         self.term = record.term + 1
-        self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
-        self.finished: set[NodeId] = set(record.finished)
+        self.roster = Roster(record, options)
         self.ended = record.ended
-        self._next_incarnation = record.next_incarnation
         self._number = record.view.number if record.view else 0
         self._tables = Declared(record.view.tables if record.view else ())
         self._barriers = Barriers(dict(record.released))
-        self._silent_at: dict[NodeId, float] = {}
         self._proposal: Proposal | None = None
         self._relocating = Relocating(record.left)
         self._farewell = Farewell(options.resend_s, options.linger_s)
@@ -112,9 +109,7 @@ class SchedulerMachine:
             self._story.add(now, event.sender, event.message)
             self._received(event.sender, event.message, now, out)
         elif isinstance(event, PeerLost):
-            if event.node in self.members and event.node not in self.finished:
-                limit = now + self.options.broken_s
-                self._silent_at[event.node] = min(self._silent_at.get(event.node, inf), limit)
+            self.roster.cut_off(event.node, now)
         elif isinstance(event, Ticked):
             self._tick(now, out)
         return out
@@ -125,19 +120,16 @@ class SchedulerMachine:
         if self.ended:
             at = self._farewell.wakes_at()
             return at if at < inf else None
-        waits = list(self._silent_at.values())
+        at = self.roster.silent_at()
         if self._proposal is not None:
-            waits.append(self._proposal.again_at)
+            at = min(at, self._proposal.again_at)
         if self.view is None:
-            waits.append(self._join_by)
-        at = min(waits, default=inf)
+            at = min(at, self._join_by)
         return at if at < inf else None
 
     def check(self) -> None:
-        """Members have distinct incarnations; a view's members were all granted one."""
-        granted = [m.incarnation for m in self.members.values()]
-        if len(set(granted)) != len(granted) or any(g >= self._next_incarnation for g in granted):
-            raise self._story.broken(f"incarnations granted twice: {sorted(granted)}")
+        """What always holds of its members."""
+        self.roster.check(self._story)
 
     def address_of(self, node: NodeId) -> str | None:
         return None  # members connect to the scheduler, never the other way round
@@ -152,11 +144,7 @@ class SchedulerMachine:
             self._end(RunAborted(self._reason) if self._reason else None, now, out)
         elif self.restarted:
             # Nobody is evicted for one detection period; whoever lives is heard of by then.
-            self._silent_at = {
-                node: now + self.options.silence_s
-                for node in self.members
-                if node not in self.finished
-            }
+            self.roster.heard_of(self.roster.members, now)
             self._persist(out)
             if self.view is not None:
                 self._propose("the scheduler restarted", now, out)
@@ -166,24 +154,23 @@ class SchedulerMachine:
             self._farewell.say(now, out)
             return
         if self.view is None and now >= self._join_by:
-            absent = missing(self.members.values(), self._expected())
+            absent = missing(self.roster.members.values(), self.options)
             limit = self.options.join_timeout_s
             reason = f"missing after {limit:g} s: {absent}" if absent else "no view could be made"
             self._end(JoinTimeout(reason), now, out)
             return
-        for node in [n for n, at in self._silent_at.items() if now >= at]:
+        for node in self.roster.silent(now):
             self._lost(node, now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
-            self._proposal.ask(self._servers(), now, out)
+            self._proposal.ask(self.roster.servers(), now, out)
 
     def _lost(self, node: NodeId, now: float, out: Effects) -> None:
-        if self.ended:  # by the one before, in the same tick
+        member = None if self.ended else self.roster.remove(node)
+        if member is None:  # the one before has ended the run, in the same tick
             return
-        member = self.members.pop(node)
-        del self._silent_at[node]
         out.append(Note("lost", {"name": member.name, "node": node}))
         if self.view is not None and member.role == "server":
-            living = {m.rank for m in self.view.servers if m.id in self.members}
+            living = {m.rank for m in self.view.servers if m.id in self.roster.members}
             rows = lost(self.view.tables, self.view.arcs, living)
             if rows or not living:
                 self._end(range_lost(member, rows, self.options.silence_s), now, out)
@@ -198,7 +185,7 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ messages
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        member = self.members.get(sender)
+        member = self.roster.members.get(sender)
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
             return
@@ -218,22 +205,23 @@ class SchedulerMachine:
             # is all there is of the new one, it will not be heard of, and is dead soon.
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
-        if sender not in self.finished:
-            self._silent_at[sender] = now + self.options.silence_s
+        self.roster.heard_of([sender], now)
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
                 if self._proposal is not None and member.role == "server":
                     self._proposal.remind([sender], out)
-                if self.view is not None and view < self.view.id and sender not in self.finished:
+                done = sender in self.roster.finished
+                if self.view is not None and view < self.view.id and not done:
                     out.append(Send(sender, NewView(self.view)))
-            case Drained(view) | Frozen(view):
-                self._promised(sender, message, now, out)
+            case Drained() | Frozen():
+                if self._proposal is not None and self._proposal.take(sender, message):
+                    self._conclude(now, out)
             case Learned(_, arcs) if self.view is not None:
                 self._relocating.has_learned(self.view, member, arcs)
                 self._consider(now, out)
             case Leave():
-                against = self._relocating.wants_to_go(self.view, member, self._servers())
+                against = self._relocating.wants_to_go(self.view, member, self.roster.servers())
                 if against:
                     out.append(Send(sender, Stays(against)))
                 self._consider(now, out)
@@ -244,8 +232,7 @@ class SchedulerMachine:
             case Finish() if member.role == "server":  # it was told of an end that is not ours
                 self._lost(sender, now, out)
             case Finish():
-                self.finished.add(sender)
-                self._silent_at.pop(sender, None)
+                self.roster.finish(sender)
                 self._persist(out)
                 out.append(Send(sender, Finished()))
                 self._release_barriers(out)
@@ -256,25 +243,20 @@ class SchedulerMachine:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
 
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
-        known = self.members.get(sender)
+        known = self.roster.members.get(sender)
         if known is None:
-            refusal = join_refusal(message.role, self.members.values(), self.view, self.options)
+            refusal = join_refusal(
+                message.role, self.roster.members.values(), self.view, self.options
+            )
             refusal = "the run has ended" if self.ended else refusal
             if refusal:
                 out.append(Note("refused", {"role": message.role, "reason": refusal}))
                 out.append(Send(sender, NotJoined(refusal)))
                 return
-            taken = {m.rank for m in self.members.values() if m.role == message.role}
-            free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
-            rank = message.rank if message.rank >= 0 and message.rank not in taken else free
-            known = Member(
-                sender, message.role, rank, self._next_incarnation, message.address, message.host
-            )
-            self._next_incarnation += 1
-            self.members[sender] = known
+            known = self.roster.admit(sender, message)
             self._persist(out)
             out.append(Note("joined", {"name": known.name, "node": sender}))
-        self._silent_at[sender] = now + self.options.silence_s
+        self.roster.heard_of([sender], now)
         out.append(Send(sender, Joined(known.incarnation, known.rank)))
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
@@ -293,14 +275,12 @@ class SchedulerMachine:
 
     # ------------------------------------------------------------------ views
 
-    def _expected(self) -> Expected:
-        return Expected(self.options.servers, self.options.workers)
-
-    def _servers(self) -> list[NodeId]:
-        return [node for node, member in self.members.items() if member.role == "server"]
+    def _decide(self) -> tuple[bool, str]:
+        roster = self.roster
+        return decide_view(roster.members, self.view, self.options, roster.finished)
 
     def _consider(self, now: float, out: Effects) -> None:
-        due, reason = decide_view(self.members, self.view, self._expected(), self.finished)
+        due, reason = self._decide()
         if due:
             self._propose("", now, out)  # who came and went is looked up when it is made
         elif self.view is not None and self._proposal is None and not self.ended:
@@ -322,45 +302,34 @@ class SchedulerMachine:
             self._proposal = Proposal(number, reason, drain, self.options.resend_s)
         self._conclude(now, out)
 
-    def _promised(
-        self, sender: NodeId, promise: Drained | Frozen, now: float, out: Effects
-    ) -> None:
-        if self._proposal is None or promise.view != self._proposal.number:
-            return
-        if isinstance(promise, Frozen):
-            self._proposal.promised(sender, promise)
-        else:
-            self._proposal.drained(sender)
-        self._conclude(now, out)
-
     def _conclude(self, now: float, out: Effects) -> None:
         """Make the view once every server has promised; a run without servers waits for nobody."""
-        if self._proposal is None or not self._proposal.go_on(self._servers(), now, out):
+        if self._proposal is None or not self._proposal.go_on(self.roster.servers(), now, out):
             return
         proposal, self._proposal = self._proposal, None
-        reason, promises = proposal.reason, proposal.promises(self._servers())
-        due, changes = decide_view(self.members, self.view, self._expected(), self.finished)
+        reason, promises = proposal.reason, proposal.promises(self.roster.servers())
+        due, changes = self._decide()
         if self.view is None and not due:
             return  # somebody was lost again before the first view
         if self.view is None:
-            self.members = closed_up(self.members.values())
+            self.roster.members = closed_up(self.roster.members.values())
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
         before = self.view.servers if self.view is not None else ()
         drained = all(promise.drained for promise in promises)
-        drained = drained and all(member.id in self.members for member in before)
+        drained = drained and all(member.id in self.roster.members for member in before)
         self.view = self._next_view(proposal.number, drained, promises, reason)
         gone = self._relocating.adopt(self.view)
         for node in gone:
-            self.members.pop(node, None)
-            self._silent_at.pop(node, None)
+            self.roster.remove(node)
         self._persist(out)
         whole = not any(arc.learning for arcs in self.view.arcs for arc in arcs)
         sizes = {"servers": len(self.view.servers), "workers": len(self.view.workers)}
         fields = {"view": proposal.number, "reason": reason, "whole": whole, **sizes}
         out.append(Note("view", fields))
+        finished = self.roster.finished
         told = [m.id for m in (*self.view.servers, *self.view.workers)]
-        out.extend(Send(node, NewView(self.view)) for node in told if node not in self.finished)
+        out.extend(Send(node, NewView(self.view)) for node in told if node not in finished)
         out.extend(Send(node, End()) for node in gone)
         self._consider(now, out)
 
@@ -373,13 +342,13 @@ class SchedulerMachine:
     ) -> View:
         return next_view(
             number,
-            self.members.values(),
+            self.roster.members.values(),
             self.view,
             self._tables.specs,
             promises,
             reason,
             self._relocating.moves(self.options.replicas, drained),
-            self.finished,
+            self.roster.finished,
         )
 
     # ------------------------------------------------------------------ barriers, end
@@ -392,7 +361,7 @@ class SchedulerMachine:
 
     def _release_barriers(self, out: Effects) -> None:
         for name, generation, entered in self._barriers.release(
-            self.members.values(), self.finished
+            self.roster.members.values(), self.roster.finished
         ):
             self._persist(out)
             out.append(Note("released", {"name": name, "generation": generation}))
@@ -400,13 +369,12 @@ class SchedulerMachine:
 
     def absent_from(self, name: str, generation: int) -> list[str]:
         """Who has not entered a barrier, for people who ask."""
-        return self._barriers.absent_from(name, generation, self.members.values())
+        return self._barriers.absent_from(name, generation, self.roster.members.values())
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        workers = [n for n, m in self.members.items() if m.role == "worker"]
-        if self.view is None or not all(node in self.finished for node in workers):
+        if self.view is None or not self.roster.workers_are_done():
             return
-        if workers:
+        if self.roster.finished:
             self._end(None, now, out)
         elif not self.options.elastic:
             self._end(RunAborted("every worker has died"), now, out)
@@ -416,7 +384,8 @@ class SchedulerMachine:
         if self.ended:
             return
         self.ended = True
-        self._farewell.begin([n for n in self.members if n not in self.finished], error, now)
+        told = [node for node in self.roster.members if node not in self.roster.finished]
+        self._farewell.begin(told, error, now)
         self._reason = self._farewell.reason
         self._proposal = None
         self._persist(out)
@@ -427,9 +396,9 @@ class SchedulerMachine:
         record = Record(
             self.term,
             self.view,
-            self._next_incarnation,
-            tuple(self.members.values()),
-            tuple(sorted(self.finished)),
+            self.roster.next_incarnation,
+            tuple(self.roster.members.values()),
+            tuple(sorted(self.roster.finished)),
             self._barriers.released,
             self.ended,
             self._reason if self.ended else "",

@@ -6,7 +6,6 @@ Architecture invariant: absent here are tensors (a `Shard` does the arithmetic),
 
 from __future__ import annotations
 
-from math import inf
 from typing import cast
 
 import msgspec
@@ -57,7 +56,7 @@ from shoal.protocol.saving import Saving
 from shoal.protocol.session import Session
 from shoal.protocol.shards import MovableShard, OpenShard, Shard, Staged
 from shoal.protocol.transfers import Transfers
-from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
+from shoal.protocol.views import Member, NodeId, View
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
 
@@ -101,10 +100,7 @@ class ServerMachine:
             self.gate, self.intake, self.shards, self.execution, self.replication, self.handover
         )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
-        self._drain: Drain | None = None  # what is not answered yet
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
-        self._drained: ViewId = NO_VIEW  # for which view it has been
-        self._drain_until = inf
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract

@@ -312,6 +312,9 @@ class Node:
             return None
         try:
             connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
+            if connection.peer != to:  # who was there is gone, and another listens in its place
+                connection.close()
+                raise HandshakeRefused(f"at {address} is {connection.peer}, not {to}")
         except ShoalError as error:
             if to == SCHEDULER and isinstance(error, HandshakeRefused):
                 self.stopped, self.error = True, error  # nobody lets this node in
@@ -320,8 +323,6 @@ class Node:
             log.debug("%s", error)
             return None
         self._retry.pop(to, None)
-        # A listener names itself; what counts is whom we meant to reach.
-        connection.peer = to
         self._add(connection)
         return connection
 

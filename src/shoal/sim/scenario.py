@@ -246,6 +246,8 @@ class Scenario:
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
         if isinstance(machine, ServerMachine):
+            if note.kind == "declined" and note.fields["kind"] == "misfit":
+                raise violated("invariant", f"{node} has not what it is asked: {note.fields}")
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):

@@ -248,6 +248,6 @@ def _must_be_lawful(outcome: Outcome) -> None:
 
 
 def _perhaps_cancel(ticket: int, random: Random) -> Program:
-    if random.random() < 0.1:
+    if random.random() < 0.3:
         yield Sleep(0.004 * random.random())
         yield Cancel(ticket)

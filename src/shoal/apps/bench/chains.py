@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from shoal.apps.bench.rows import Batches, Row, throughput, timed
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder

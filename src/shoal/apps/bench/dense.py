@@ -34,7 +34,7 @@ from shoal.apps.bench.rows import (
     throughput,
     timed,
 )
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder

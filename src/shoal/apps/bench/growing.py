@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shoal.apps.bench.rows import Row, latency, quality
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder

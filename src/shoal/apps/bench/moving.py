@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from shoal.apps.bench.rows import Row, quality
-from shoal.engines.joining import server_task, start_cluster
+from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange

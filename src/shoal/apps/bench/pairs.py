@@ -9,7 +9,7 @@ import torch
 
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder

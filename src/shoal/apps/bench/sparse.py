@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from shoal.apps.bench import growing
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.driver import Future

@@ -14,7 +14,7 @@ import torch
 
 from shoal.apps.bench.ceilings import Echo
 from shoal.apps.bench.rows import Call, Row, Side, by_turns, latency, microseconds, throughput
-from shoal.engines.joining import start_cluster
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder

@@ -1,0 +1,53 @@
+"""The processes of a cluster on this machine, but for its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.engines.base import DENSE, Task
+from shoal.engines.local import LocalEngine
+
+
+def start_cluster(
+    engine: LocalEngine,
+    servers: int,
+    workers: int,
+    listen: str = "",
+    token: str = "",
+    server_listen: str = "",
+    imports: Sequence[str] = (),
+    replicas: int = 1,
+) -> str:
+    """Start a scheduler and servers; returns the scheduler's address."""
+    address = listen or engine.address("scheduler")
+    engine.start(scheduler_task(engine, address, servers, workers, replicas, token=token))
+    for rank in range(servers):
+        engine.start(
+            server_task(engine, address, rank, server_listen, token=token, imports=list(imports))
+        )
+    return address
+
+
+def scheduler_task(
+    engine: LocalEngine, address: str, servers: int, workers: int, replicas: int, **more: Any
+) -> Task:
+    """The scheduler of a cluster on this machine; `more` goes to `run_scheduler`."""
+    options = {"listen": address, "servers": servers, "workers": workers, "replicas": replicas}
+    if replicas > 1:  # it may be started again
+        more["state"] = str(engine.sockets / "scheduler.state")
+    return Task("scheduler", "shoal.engines.roles:run_scheduler", options | more, preload=())
+
+
+def server_task(
+    engine: LocalEngine,
+    scheduler: str,
+    rank: int,
+    listen: str = "",
+    preload: tuple[str, ...] = DENSE,
+    **more: Any,
+) -> Task:
+    """A server of a cluster on this machine, which may join later; `more` goes to `run_server`."""
+    listen = listen or engine.address(f"server-{rank}")
+    options = {"scheduler": scheduler, "listen": listen, "rank": rank}
+    return Task(f"server-{rank}", "shoal.engines.roles:run_server", options | more, preload)

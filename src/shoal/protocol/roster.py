@@ -1,0 +1,80 @@
+"""The roster: who is in, under which incarnation, who has finished, and who has fallen silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from shoal.protocol.machine import Story
+from shoal.protocol.messages import Join
+from shoal.protocol.record import Record, SchedulerOptions
+from shoal.protocol.views import Member, NodeId
+
+
+class Roster:
+    """The scheduler's members, in a view or on their way into one.
+
+    members:           by node
+    finished:          of the members, those whose work is done; nobody waits to hear of them
+    next_incarnation:  what the next one to come is granted; none is granted twice
+    """
+
+    def __init__(self, record: Record, options: SchedulerOptions) -> None:
+        self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
+        self.finished: set[NodeId] = set(record.finished)
+        self.next_incarnation = record.next_incarnation
+        self._options = options
+        self._silent_at: dict[NodeId, float] = {}
+
+    def admit(self, node: NodeId, asked: Join) -> Member:
+        """A new member, with the rank that it asks for or the first that is free."""
+        taken = {m.rank for m in self.members.values() if m.role == asked.role}
+        free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
+        rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
+        member = Member(node, asked.role, rank, self.next_incarnation, asked.address, asked.host)
+        self.next_incarnation += 1
+        self.members[node] = member
+        return member
+
+    def remove(self, node: NodeId) -> Member | None:
+        """It is dead, or has gone."""
+        self._silent_at.pop(node, None)
+        return self.members.pop(node, None)
+
+    def finish(self, node: NodeId) -> None:
+        self.finished.add(node)
+        self._silent_at.pop(node, None)
+
+    def servers(self) -> list[NodeId]:
+        return [node for node, member in self.members.items() if member.role == "server"]
+
+    def workers_are_done(self) -> bool:
+        """All that are left have finished; so have none at all."""
+        return all(n in self.finished for n, m in self.members.items() if m.role == "worker")
+
+    # ------------------------------------------------------------------ silence
+
+    def heard_of(self, nodes: Iterable[NodeId], now: float) -> None:
+        """They live; those that have not finished are expected to be heard of again."""
+        at = now + self._options.silence_s
+        self._silent_at.update({node: at for node in nodes if node not in self.finished})
+
+    def cut_off(self, node: NodeId, now: float) -> None:
+        """The connection to it broke."""
+        if node in self.members and node not in self.finished:
+            limit = now + self._options.broken_s
+            self._silent_at[node] = min(self._silent_at.get(node, inf), limit)
+
+    def silent(self, now: float) -> list[NodeId]:
+        """Who is to be taken for dead."""
+        return [node for node, at in self._silent_at.items() if now >= at]
+
+    def silent_at(self) -> float:
+        """When the next one is."""
+        return min(self._silent_at.values(), default=inf)
+
+    def check(self, story: Story) -> None:
+        """Members have distinct incarnations; all of them were granted one."""
+        granted = [m.incarnation for m in self.members.values()]
+        if len(set(granted)) != len(granted) or any(g >= self.next_incarnation for g in granted):
+            raise story.broken(f"incarnations granted twice: {sorted(granted)}")

@@ -145,6 +145,10 @@ class RangeLost(RunAborted):
     """Every server that had some rows is gone, and the rows with them; the text names both."""
 
 
+class Dropped(RunAborted):
+    """The run goes on without this worker, for which the others had to wait too long."""
+
+
 class HandshakeFailed(PeerError):
     """The other side did not greet as a member does."""
 

@@ -7,6 +7,7 @@ from shoal.errors import InvalidValue, JoinTimeout, RunAborted
 from shoal.protocol.machine import PeerLost, Persist, Send, Stop, Ticked
 from shoal.protocol.messages import (
     Abort,
+    Because,
     Declare,
     End,
     Enter,
@@ -22,6 +23,9 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Released,
+    Waited,
+    Waiting,
+    Why,
 )
 from shoal.protocol.record import Record, SchedulerOptions, check_options
 from shoal.protocol.scheduler import SchedulerMachine
@@ -52,11 +56,11 @@ def make(rigs):
             for name in names:
                 role = name.split("-")[0]
                 self.receive(name, Join(name, role, "", "here"))
-                if self.machine._proposal is not None:
+                if self.machine._views._proposal is not None:
                     self.promise()
 
         def promise(self, clocks=(), open_round=0):
-            frozen = Frozen(self.machine._proposal.number, clocks, open_round)
+            frozen = Frozen(self.machine._views._proposal.number, clocks, open_round)
             for node, member in list(self.machine.roster.members.items()):
                 if member.role == "server":
                     self.receive(node, frozen)
@@ -64,6 +68,10 @@ def make(rigs):
         def told(self, kind):
             """Who was told that kind of thing, by node."""
             return {send.to: send.message for send in self.sends(kind)}
+
+        def why(self, **asked):
+            self.receive("somebody", Why())
+            return list(self.told(Because)["somebody"].waits)
 
         def restart(self):
             return SchedulerRig(self.journal, **msgspec.structs.asdict(self.machine.options))
@@ -361,7 +369,7 @@ def test_a_barrier_is_released_once_all_are_there(cluster):
     enter = Enter(2, "epoch", 0, ("workers",))
     cluster.receive("worker-0", enter)
     assert cluster.sent() == []
-    assert cluster.machine.absent_from("epoch", 0) == ["worker-1"]
+    assert cluster.why() == [Waiting("worker-0", "barrier 'epoch'", "waits for worker-1", 0.0)]
     cluster.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
     assert cluster.told(Released) == {n: Released("epoch", 0) for n in ("worker-0", "worker-1")}
     cluster.receive("worker-0", enter)  # the answer was lost
@@ -371,7 +379,8 @@ def test_a_barrier_is_released_once_all_are_there(cluster):
 def test_a_barrier_of_several_groups(cluster):
     cluster.receive("worker-0", Enter(2, "all", 0, ("workers", "servers")))
     cluster.receive("worker-1", Enter(3, "all", 0, ("workers",)))
-    assert cluster.machine.absent_from("all", 0) == ["server-0"]
+    reason = "waits for server-0"
+    assert cluster.why() == [Waiting("worker-0, worker-1", "barrier 'all'", reason, 0.0)]
     cluster.receive("server-0", Enter(1, "all", 0, ("workers", "servers")))
     assert len(cluster.sent(Released)) == 3
 
@@ -465,3 +474,77 @@ def test_options_that_make_no_cluster(servers, workers, words):
     with pytest.raises(InvalidValue, match=words):
         check_options(SchedulerOptions(servers, workers))
     check_options(SchedulerOptions(0, 1))
+
+
+# ---------------------------------------------------------------------------- who waits for whom
+
+
+def test_it_says_whom_it_waits_for(make):
+    rig = make()
+    rig.join("server-0", "worker-0")
+    assert rig.why() == [
+        Waiting("scheduler", "the first view", "waiting for 1 of 2 workers (worker-1)", 0.0)
+    ]
+    rig.receive("worker-1", Join("worker-1", "worker", "", ""))
+    rig.now += 3
+    frozen, first = rig.why()
+    assert frozen == Waiting("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
+    assert (first.what, first.seconds) == ("the first view", 3.0)
+    rig.promise()
+    assert rig.why() == []
+
+
+def waited(rig, *totals):
+    """A server tells every second how long it has waited for both workers so far."""
+    for first, second in totals:
+        rig.now += 1
+        rig.receive("server-0", Waited(1, ((2, first), (3, second))))
+
+
+def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
+    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
+    assert "worker-1" in rig.machine.roster.members
+    waited(rig, (0.4, 2.5))
+    reason = "the others waited for worker-1 62% of the last 4 s"
+    assert rig.told(End) == {"worker-1": End(reason, "dropped")}
+    assert rig.notes("dropped") == [{"name": "worker-1", "reason": reason}]
+    rig.promise()
+    assert [member.name for member in rig.view.workers] == ["worker-0"]
+    waited(rig, (3.4, 2.5), (6.4, 2.5), (9.4, 2.5), (12.4, 2.5))
+    assert "worker-0" in rig.machine.roster.members  # somebody is left
+
+
+@pytest.mark.parametrize(
+    ("options", "totals"),
+    [
+        ({"slow_share": 0.0}, [(0, n) for n in range(9)]),  # nobody wants it
+        ({"slow_share": 0.5}, [(0.3 * n, 0.4 * n) for n in range(20)]),  # by turns
+        ({"slow_share": 0.5}, [(0, 0), (0, 1), (0, 1.9), (0, 1.9), (0, 1.9), (0, 2.5), (0, 2.5)]),
+    ],
+)
+def test_others_stay(make, options, totals):
+    rig = make(slow_s=4.0, **options)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, *totals)
+    assert len(rig.machine.roster.members) == 3
+
+
+def test_a_worker_that_has_finished_is_not_dropped(make):
+    rig = make(slow_share=0.5, slow_s=2.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("worker-1", Finish(3))
+    waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
+    assert "worker-1" in rig.machine.roster.members
+
+
+def test_the_shares_are_told(make):
+    rig = make(slow_s=4.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0, 1), (0, 2))
+    rig.receive("somebody", Why())
+    [because] = rig.sent(Because)
+    assert because.slow == (("worker-1", 0.5), ("worker-0", 0.0))
+    assert because.over_s == 4.0
+    assert because.view == rig.view

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
-from shoal.protocol.messages import Group
+import msgspec
+
+from shoal.protocol.messages import Enter, Group, Waiting
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
+
+
+class _Barrier(msgspec.Struct, eq=False):
+    """One that is not complete: who is in it, and since when the first."""
+
+    since: float
+    entered: Entered = {}
 
 
 class Barriers:
@@ -21,13 +30,14 @@ class Barriers:
 
     def __init__(self, released: dict[str, int]) -> None:
         self.released = released
-        self._entered: dict[tuple[str, int], Entered] = {}
+        self._open: dict[tuple[str, int], _Barrier] = {}
 
-    def enter(self, member: NodeId, name: str, generation: int, groups: tuple[Group, ...]) -> bool:
+    def enter(self, member: NodeId, asked: Enter, now: float) -> bool:
         """Take a member in; False where that one is released already."""
-        if generation <= self.released.get(name, -1):
+        if asked.generation <= self.released.get(asked.name, -1):
             return False
-        self._entered.setdefault((name, generation), {})[member] = groups
+        barrier = self._open.setdefault((asked.name, asked.generation), _Barrier(now))
+        barrier.entered[member] = asked.groups
         return True
 
     def release(
@@ -35,18 +45,32 @@ class Barriers:
     ) -> list[tuple[str, int, list[NodeId]]]:
         """The barriers that are complete now, each with who waits in it."""
         present, complete = list(members), []
-        for (name, generation), entered in list(self._entered.items()):
+        for (name, generation), barrier in list(self._open.items()):
+            entered = barrier.entered
             awaited = _awaited(present, entered)
             if all(m.id in entered or m.id in finished for m in awaited):
-                del self._entered[name, generation]
+                del self._open[name, generation]
                 self.released[name] = generation
                 complete.append((name, generation, list(entered)))
         return complete
 
-    def absent_from(self, name: str, generation: int, members: Iterable[Member]) -> list[str]:
-        """Who has not entered a barrier, for people who ask."""
-        entered = self._entered.get((name, generation), {})
-        return sorted(m.name for m in _awaited(members, entered) if m.id not in entered)
+    def waits(
+        self, members: Collection[Member], finished: Container[NodeId], now: float
+    ) -> list[Waiting]:
+        """Who waits in which, and for whom."""
+        found = []
+        for (name, _), barrier in self._open.items():
+            inside = sorted(m.name for m in members if m.id in barrier.entered)
+            absent = sorted(
+                m.name
+                for m in _awaited(members, barrier.entered)
+                if m.id not in barrier.entered and m.id not in finished
+            )
+            reason = f"waits for {', '.join(absent)}"
+            found.append(
+                Waiting(", ".join(inside), f"barrier {name!r}", reason, now - barrier.since)
+            )
+        return found
 
 
 def _awaited(members: Iterable[Member], entered: Entered) -> list[Member]:

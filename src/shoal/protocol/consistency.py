@@ -45,6 +45,9 @@ class VectorClock:
     def __getitem__(self, worker: int) -> int:
         return self._clocks[worker]
 
+    def __len__(self) -> int:
+        return len(self._clocks)
+
     def __contains__(self, worker: object) -> bool:
         return worker in self._clocks
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.protocol.messages import (
     Freeze,
     Frozen,
@@ -63,3 +65,15 @@ _TELLING = ("reason", "role", "rank", "name", "generation", "table", "error")
 def _part(part: Part) -> str:
     keys = f" {part.keys} keys" if part.keys >= 0 else ""
     return f"t{part.table}[{part.start}:{part.stop}){keys}"
+
+
+def asked(request: Request, tables: Sequence[str]) -> str:
+    """What a request asks, for people: with the names of tables."""
+
+    def of(part: Part) -> str:
+        keys = f"{part.keys} keys of " if part.keys >= 0 else ""
+        return f"{keys}{tables[part.table]}[{part.start}:{part.stop})"
+
+    words = [f"push {of(part)}" for part in request.pushes]
+    words += [f"pull {of(part)}" for part in request.pulls]
+    return f"{', '.join(words)} at clock {max(request.clock, request.advance)}"

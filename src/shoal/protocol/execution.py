@@ -30,10 +30,14 @@ from shoal.protocol.windows import Window
 
 
 class Parked(msgspec.Struct, frozen=True, eq=False):
-    """A pull that waits until every worker has reached `clock`."""
+    """A pull that waits until every worker has reached `clock`; or a push that others lack, at 0.
+
+    since: when it came
+    """
 
     taken: Taken
     clock: int
+    since: float
 
 
 class Execution:
@@ -55,7 +59,7 @@ class Execution:
         self.rounds = Rounds()
         self.saving = saving
         self.parked: dict[tuple[int, int], Parked] = {}
-        self._undone: dict[tuple[int, int], Taken] = {}  # pushes that others are to have as well
+        self._undone: dict[tuple[int, int], Parked] = {}  # pushes that others are to have as well
         self._replication = replication
         self._gate = gate
         self._intake = intake
@@ -94,11 +98,12 @@ class Execution:
         self.parked.clear()
         self._undone.clear()
 
-    def waiting(self) -> list[tuple[str, str]]:
-        """(request, reason) of everything parked."""
+    def waiting(self, pushes: bool = False) -> list[tuple[Request, str, float]]:
+        """(request, reason, since when) of everything parked; also of pushes, if asked for."""
+        waiting = {**self._undone, **self.parked} if pushes else self.parked
         return [
-            (describe(each.taken.request), self._reason(each.taken, each.clock))
-            for each in self.parked.values()
+            (each.taken.request, self._reason(each.taken, each.clock), each.since)
+            for each in waiting.values()
         ]
 
     def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
@@ -111,7 +116,7 @@ class Execution:
             return -1, ""
         undone = self._undone.get(key)
         clock = self._clocks.minimum + 1
-        return clock, self._reason(undone, 0) if undone else self._answers.absent(clock)
+        return clock, self._reason(undone.taken, 0) if undone else self._answers.absent(clock)
 
     def _reason(self, taken: Taken, clock: int) -> str:
         """Who keeps it from being answered."""
@@ -177,7 +182,7 @@ class Execution:
             self._answers.reply(out, taken.sender, request, "applied")
         elif not accepted:
             codes[request.seq] = "accepted"
-            self._undone[request.incarnation, request.seq] = taken
+            self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
         elif codes[request.seq] == "accepted":  # and its own advance did not close it
             self._answers.reply(out, taken.sender, request, "accepted")
 
@@ -236,8 +241,11 @@ class Execution:
             entry = Contribution(taken.sender, window, request.seq, request.clock, weight, lr, kept)
             self.rounds.add(request.clock, entry)
         if accepted and made is not None:
-            self._undone[request.incarnation, request.seq] = taken
+            self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
         return accepted
+
+    def _parked(self, taken: Taken, clock: int) -> Parked:
+        return Parked(taken, clock, self._replication.now)
 
     def _carry(self, taken: Taken, made: Made, out: Effects) -> None:
         """What a push has done here is to be done on other servers as well."""
@@ -276,7 +284,7 @@ class Execution:
         need = request.clock + 1 if accepted else 0
         for number, _, _ in taken.footprint.pulls:
             need = max(need, needed(self._shards[number].spec.consistency, clock))
-        parked = Parked(taken, need)
+        parked = self._parked(taken, need)
         if self._ready(parked):
             self._serve(taken, out)
             return
@@ -315,7 +323,8 @@ class Execution:
                     self._serve(parked.taken, out)
                 except AccessFailed as error:
                     self._refuse(parked.taken, error.message, out)
-        for key, taken in list(self._undone.items()):
+        for key, undone in list(self._undone.items()):
+            taken = undone.taken
             if key not in self.parked and taken.window.complete(key[1]):
                 del self._undone[key]
                 taken.window.codes[key[1]] = "applied"

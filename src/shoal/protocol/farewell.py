@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import Literal
 
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
@@ -40,8 +41,8 @@ class Farewell:
             out.append(Stop(self._error))
         elif now >= self._again_at:
             self._again_at = now + self._resend_s
-            lost = isinstance(self._error, RangeLost)
-            out.extend(Send(node, End(self.reason, lost)) for node in self._leaving)
+            kind: Literal["", "lost"] = "lost" if isinstance(self._error, RangeLost) else ""
+            out.extend(Send(node, End(self.reason, kind)) for node in self._leaving)
 
     def wakes_at(self) -> float:
         return min(self._again_at, self._until)

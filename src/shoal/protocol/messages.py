@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import msgspec
+
 from shoal.protocol.chain_messages import Past, Replicate, Replicated, Seen, State
 from shoal.protocol.parts import KEY_BYTES, SAME, Body, Part
 from shoal.protocol.views import NodeId, Role, View, ViewId
@@ -125,6 +127,44 @@ class Learned(Body, frozen=True, array_like=True, tag=True):
     arcs: tuple[tuple[int, int, int], ...]
 
 
+class Waited(Body, frozen=True, array_like=True, tag=True):
+    """For how long requests have waited for which workers, here: (incarnation, seconds so far)."""
+
+    incarnation: int
+    seconds: tuple[tuple[int, float], ...]
+
+
+class Why(Body, frozen=True, array_like=True, tag=True):
+    """Ask who waits for whom. Also people may, who are no members."""
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """Somebody waits.
+
+    who, what:  waits with which request
+    reason:     for whom
+    seconds:    since when
+    """
+
+    who: str
+    what: str
+    reason: str
+    seconds: float
+
+
+class Because(Body, frozen=True, array_like=True, tag=True):
+    """Who waits at `name`.
+
+    slow: of the scheduler, workers by the part of the last `over_s` in which others waited for them
+    """
+
+    name: str
+    waits: tuple[Waiting, ...]
+    view: View | None = None
+    slow: tuple[tuple[str, float], ...] = ()
+    over_s: float = 0.0
+
+
 class Leave(Body, frozen=True, array_like=True, tag=True):
     """This server wants to go, once its rows are on others. Answered by End, or by Stays."""
 
@@ -176,10 +216,13 @@ class Finished(Body, frozen=True, array_like=True, tag=True):
 
 
 class End(Body, frozen=True, array_like=True, tag=True):
-    """The run is over: `error` is empty when it ended in order; `lost`: because rows are gone."""
+    """The run is over; `error` is empty when it ended in order.
+
+    kind:  of the error: rows are gone; or the run is over for this worker only, which was too slow
+    """
 
     error: str = ""
-    lost: bool = False
+    kind: Literal["", "lost", "dropped"] = ""
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):
@@ -315,6 +358,7 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
     | Drain | Drained | Freeze | Frozen | NewView | Learned | Leave | Stays
+    | Waited | Why | Because
     | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Replicate | Replicated | State
     | Piece | Lacking | Summed | Left | Malformed

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Drain, Drained, Freeze, Frozen
-from shoal.protocol.views import NodeId, ViewId
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Waiting
+from shoal.protocol.views import Member, NodeId, ViewId
 
 
 class Proposal:
@@ -15,11 +15,15 @@ class Proposal:
 
     number:   of the view; asked of a server until it answers
     reason:   for it, where that is not who came and went
+    since:    when it was begun
     """
 
-    def __init__(self, number: ViewId, reason: str, drain: bool, resend_s: float) -> None:
+    def __init__(
+        self, number: ViewId, reason: str, drain: bool, resend_s: float, now: float
+    ) -> None:
         self.number = number
         self.reason = reason
+        self.since = now
         self.again_at = -inf
         self._draining = drain
         self._resend_s = resend_s
@@ -59,6 +63,15 @@ class Proposal:
         if self.again_at == -inf:
             self.ask(servers, now, out)
         return not self._draining and all(node in self._promises for node in servers)
+
+    def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
+        """For whom the scheduler waits."""
+        answered: Collection[NodeId] = self._drained if self._draining else self._promises
+        absent = sorted(member.name for member in servers if member.id not in answered)
+        what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
+        todo = "drain" if self._draining else "freeze"
+        reason = f"waits for {', '.join(absent)} to {todo}"
+        return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
 
     def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
         """Of those that are still here."""

@@ -17,6 +17,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     resend_s:          between repetitions of an unanswered Freeze or End
     linger_s:          at the end, how long to wait for members to confirm it
     replicas:          servers that have a copy of each row, where there are as many
+    slow_share:        a worker is dropped that others have waited for in so much of the last
+                       slow_s; 0 for nobody
     elastic:           workers may join and leave while the run goes on
     """
 
@@ -29,6 +31,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     linger_s: float = 2.0
     elastic: bool = False
     replicas: int = 1
+    slow_share: float = 0.0
+    slow_s: float = 5.0
 
 
 def check_options(options: SchedulerOptions) -> None:

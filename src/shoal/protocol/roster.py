@@ -45,12 +45,20 @@ class Roster:
         self.finished.add(node)
         self._silent_at.pop(node, None)
 
+    def at_work(self) -> list[NodeId]:
+        """Workers that have not finished."""
+        return [
+            node
+            for node, member in self.members.items()
+            if member.role == "worker" and node not in self.finished
+        ]
+
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.members.items() if member.role == "server"]
 
     def workers_are_done(self) -> bool:
         """All that are left have finished; so have none at all."""
-        return all(n in self.finished for n, m in self.members.items() if m.role == "worker")
+        return not self.at_work()
 
     # ------------------------------------------------------------------ silence
 

@@ -1,10 +1,7 @@
 """The scheduler's machine: who is in, in which view, at which barrier, and when the run is over.
 
-A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
-each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
-their promises stand still and the first and last clocks in the view are exact. Before a view that
-moves rows, servers are asked to `Drain`. A scheduler that restarts begins a new term with a new
-view, which also thaws servers that its former self froze.
+A scheduler that restarts begins a new term with a new view, which also thaws servers that its
+former self froze.
 
 Architecture invariant: absent here are tables' contents and workers' data. The scheduler is not on
 the road of any push or pull.
@@ -12,14 +9,12 @@ the road of any push or pull.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 import msgspec
 
 from shoal.errors import JoinTimeout, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
-from shoal.protocol.declared import Declared
 from shoal.protocol.farewell import Farewell
 from shoal.protocol.machine import (
     Arrival,
@@ -35,15 +30,14 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.membership import (
-    closed_up,
-    decide_view,
     join_refusal,
     missing,
-    next_view,
     range_lost,
 )
 from shoal.protocol.messages import (
+    SCHEDULER,
     Abort,
+    Because,
     Declare,
     Drained,
     End,
@@ -63,14 +57,15 @@ from shoal.protocol.messages import (
     NotJoined,
     Released,
     Stays,
+    Waited,
+    Waiting,
+    Why,
 )
-from shoal.protocol.moving import settled
-from shoal.protocol.placement import lost
-from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
-from shoal.protocol.relocating import Relocating
 from shoal.protocol.roster import Roster
-from shoal.protocol.views import NodeId, View, ViewId
+from shoal.protocol.stragglers import Stragglers
+from shoal.protocol.succession import Succession
+from shoal.protocol.views import NodeId, View
 from shoal.tables.spec import TableSpec
 
 
@@ -81,20 +76,22 @@ class SchedulerMachine:
         self.options = options
         record = msgspec.msgpack.decode(journal, type=Record) if journal else Record()
         self.restarted = journal is not None
-        self.view: View | None = record.view
-        self.term = record.term + 1
         self.roster = Roster(record, options)
         self.ended = record.ended
-        self._number = record.view.number if record.view else 0
-        self._tables = Declared(record.view.tables if record.view else ())
+        self._views = Succession(record, options, self.roster, self._persist)
+        self._relocating = self._views.relocating
         self._barriers = Barriers(dict(record.released))
-        self._proposal: Proposal | None = None
-        self._relocating = Relocating(record.left)
+        self._stragglers = Stragglers(options)
         self._farewell = Farewell(options.resend_s, options.linger_s)
         self._join_by = inf
         self._begun = False
         self._reason = record.reason
         self._story = Story()
+
+    @property
+    def view(self) -> View | None:
+        """The present one."""
+        return self._views.view
 
     # ------------------------------------------------------------------ the contract
 
@@ -120,9 +117,7 @@ class SchedulerMachine:
         if self.ended:
             at = self._farewell.wakes_at()
             return at if at < inf else None
-        at = self.roster.silent_at()
-        if self._proposal is not None:
-            at = min(at, self._proposal.again_at)
+        at = min(self.roster.silent_at(), self._views.wakes_at())
         if self.view is None:
             at = min(at, self._join_by)
         return at if at < inf else None
@@ -147,7 +142,7 @@ class SchedulerMachine:
             self.roster.heard_of(self.roster.members, now)
             self._persist(out)
             if self.view is not None:
-                self._propose("the scheduler restarted", now, out)
+                self._views.propose("the scheduler restarted", now, out)
 
     def _tick(self, now: float, out: Effects) -> None:
         if self.ended:
@@ -161,24 +156,20 @@ class SchedulerMachine:
             return
         for node in self.roster.silent(now):
             self._lost(node, now, out)
-        if self._proposal is not None and now >= self._proposal.again_at:
-            self._proposal.ask(self.roster.servers(), now, out)
+        self._views.tick(now, out)
 
     def _lost(self, node: NodeId, now: float, out: Effects) -> None:
         member = None if self.ended else self.roster.remove(node)
         if member is None:  # the one before has ended the run, in the same tick
             return
+        self._stragglers.forget(member)
         out.append(Note("lost", {"name": member.name, "node": node}))
-        if self.view is not None and member.role == "server":
-            living = {m.rank for m in self.view.servers if m.id in self.roster.members}
-            rows = lost(self.view.tables, self.view.arcs, living)
-            if rows or not living:
-                self._end(range_lost(member, rows, self.options.silence_s), now, out)
-                return
-        if self._proposal is not None:
-            self._proposal.hurry()
-            self._conclude(now, out)  # it may have been the only one that was waited for
-        self._consider(now, out)
+        rows = self._views.bereaved(member)
+        if rows is not None:
+            self._end(range_lost(member, rows, self.options.silence_s), now, out)
+            return
+        self._views.hurry(now, out)
+        self._views.consider(now, out)
         self._release_barriers(out)
         self._end_if_done(now, out)
 
@@ -186,6 +177,9 @@ class SchedulerMachine:
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.roster.members.get(sender)
+        if isinstance(message, Why):
+            out.append(Send(sender, self._because(now)))
+            return
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
             return
@@ -209,26 +203,31 @@ class SchedulerMachine:
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
-                if self._proposal is not None and member.role == "server":
-                    self._proposal.remind([sender], out)
+                if member.role == "server":
+                    self._views.remind(sender, out)
                 done = sender in self.roster.finished
                 if self.view is not None and view < self.view.id and not done:
                     out.append(Send(sender, NewView(self.view)))
             case Drained() | Frozen():
-                if self._proposal is not None and self._proposal.take(sender, message):
-                    self._conclude(now, out)
+                self._views.promised(sender, message, now, out)
             case Learned(_, arcs) if self.view is not None:
                 self._relocating.has_learned(self.view, member, arcs)
-                self._consider(now, out)
+                self._views.consider(now, out)
+            case Waited():
+                self._stragglers.heard(member, message, now)
+                for slow, reason in self._stragglers.slow(self.roster, now):
+                    out.append(Note("dropped", {"name": slow.name, "reason": reason}))
+                    out.append(Send(slow.id, End(reason, "dropped")))
+                    self._lost(slow.id, now, out)
             case Leave():
                 against = self._relocating.wants_to_go(self.view, member, self.roster.servers())
                 if against:
                     out.append(Send(sender, Stays(against)))
-                self._consider(now, out)
+                self._views.consider(now, out)
             case Declare(_, spec):
                 self._declare(sender, spec, now, out)
             case Enter():
-                self._enter(sender, message, out)
+                self._enter(sender, message, now, out)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
                 self._lost(sender, now, out)
             case Finish():
@@ -260,101 +259,18 @@ class SchedulerMachine:
         out.append(Send(sender, Joined(known.incarnation, known.rank)))
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
-        self._consider(now, out)
+        self._views.consider(now, out)
 
     def _declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
         try:
-            fresh = self._tables.declare(spec, self.options.servers)
+            self._views.declare(sender, spec, now, out)
         except ShoalError as error:
             out.append(Send(sender, NotDeclared(spec.name, error.message)))
-            return
-        if fresh and self.view is not None:  # the first view has it anyway
-            self._propose(f"table {spec.name!r} was declared", now, out)
-        elif self.view is not None and self.view.named(spec.name) is not None:
-            out.append(Send(sender, NewView(self.view)))
-
-    # ------------------------------------------------------------------ views
-
-    def _decide(self) -> tuple[bool, str]:
-        roster = self.roster
-        return decide_view(roster.members, self.view, self.options, roster.finished)
-
-    def _consider(self, now: float, out: Effects) -> None:
-        due, reason = self._decide()
-        if due:
-            self._propose("", now, out)  # who came and went is looked up when it is made
-        elif self.view is not None and self._proposal is None and not self.ended:
-            planned = self._next_view((self.term, self._number + 1), drained=True)
-            if not settled(planned.arcs, self.view.arcs) or self._relocating.gone(planned):
-                self._propose("rows move", now, out, drain=True)
-        elif reason != self._reason:
-            out.append(Note("no view", {"reason": reason}))
-        self._reason = reason
-
-    def _propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
-        """Begin to make a view; one that is being made takes in whatever comes meanwhile.
-
-        So members who repeat themselves cannot put a view off for ever.
-        """
-        if self._proposal is None:
-            self._number += 1
-            number = (self.term, self._number)
-            self._proposal = Proposal(number, reason, drain, self.options.resend_s)
-        self._conclude(now, out)
-
-    def _conclude(self, now: float, out: Effects) -> None:
-        """Make the view once every server has promised; a run without servers waits for nobody."""
-        if self._proposal is None or not self._proposal.go_on(self.roster.servers(), now, out):
-            return
-        proposal, self._proposal = self._proposal, None
-        reason, promises = proposal.reason, proposal.promises(self.roster.servers())
-        due, changes = self._decide()
-        if self.view is None and not due:
-            return  # somebody was lost again before the first view
-        if self.view is None:
-            self.roster.members = closed_up(self.roster.members.values())
-        if due or not reason:
-            reason = f"{reason}, {changes}" if reason else changes
-        before = self.view.servers if self.view is not None else ()
-        drained = all(promise.drained for promise in promises)
-        drained = drained and all(member.id in self.roster.members for member in before)
-        self.view = self._next_view(proposal.number, drained, promises, reason)
-        gone = self._relocating.adopt(self.view)
-        for node in gone:
-            self.roster.remove(node)
-        self._persist(out)
-        whole = not any(arc.learning for arcs in self.view.arcs for arc in arcs)
-        sizes = {"servers": len(self.view.servers), "workers": len(self.view.workers)}
-        fields = {"view": proposal.number, "reason": reason, "whole": whole, **sizes}
-        out.append(Note("view", fields))
-        finished = self.roster.finished
-        told = [m.id for m in (*self.view.servers, *self.view.workers)]
-        out.extend(Send(node, NewView(self.view)) for node in told if node not in finished)
-        out.extend(Send(node, End()) for node in gone)
-        self._consider(now, out)
-
-    def _next_view(
-        self,
-        number: ViewId,
-        drained: bool,
-        promises: Sequence[Frozen] = (),
-        reason: str = "",
-    ) -> View:
-        return next_view(
-            number,
-            self.roster.members.values(),
-            self.view,
-            self._tables.specs,
-            promises,
-            reason,
-            self._relocating.moves(self.options.replicas, drained),
-            self.roster.finished,
-        )
 
     # ------------------------------------------------------------------ barriers, end
 
-    def _enter(self, sender: NodeId, asked: Enter, out: Effects) -> None:
-        if self._barriers.enter(sender, asked.name, asked.generation, asked.groups):
+    def _enter(self, sender: NodeId, asked: Enter, now: float, out: Effects) -> None:
+        if self._barriers.enter(sender, asked, now):
             self._release_barriers(out)
         else:  # the answer was lost
             out.append(Send(sender, Released(asked.name, asked.generation)))
@@ -367,9 +283,15 @@ class SchedulerMachine:
             out.append(Note("released", {"name": name, "generation": generation}))
             out.extend(Send(node, Released(name, generation)) for node in entered)
 
-    def absent_from(self, name: str, generation: int) -> list[str]:
-        """Who has not entered a barrier, for people who ask."""
-        return self._barriers.absent_from(name, generation, self.roster.members.values())
+    def _because(self, now: float) -> Because:
+        members, finished = self.roster.members, self.roster.finished
+        waits = self._barriers.waits(members.values(), finished, now) + self._views.waits(now)
+        if self.view is None and not self.ended:
+            since = self._join_by - self.options.join_timeout_s
+            reason = self._views.reason or "waits for members to join"
+            waits.append(Waiting(SCHEDULER, "the first view", reason, now - since))
+        slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
+        return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
         if self.view is None or not self.roster.workers_are_done():
@@ -387,14 +309,14 @@ class SchedulerMachine:
         told = [node for node in self.roster.members if node not in self.roster.finished]
         self._farewell.begin(told, error, now)
         self._reason = self._farewell.reason
-        self._proposal = None
+        self._views.end()
         self._persist(out)
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
         self._farewell.say(now, out)
 
     def _persist(self, out: Effects) -> None:
         record = Record(
-            self.term,
+            self._views.term,
             self.view,
             self.roster.next_incarnation,
             tuple(self.roster.members.values()),

@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
     Replicated,
     Request,
     State,
+    Why,
 )
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication, Stage
@@ -57,6 +58,7 @@ from shoal.protocol.session import Session
 from shoal.protocol.shards import MovableShard, OpenShard, Shard, Staged
 from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.waits import Waits
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
 
@@ -101,6 +103,7 @@ class ServerMachine:
         )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
+        self.waits = Waits(session, self._workers, self.clocks, self.execution)
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract
@@ -143,6 +146,7 @@ class ServerMachine:
         if not self.frozen:
             self.transfers.go_on(now, out)
             self.draining.say(out)
+        self.waits.look(now, out)
         self.session.progress += 1
         return out
 
@@ -166,6 +170,8 @@ class ServerMachine:
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._probe(sender, message, out)
+        elif isinstance(message, Why):
+            out.append(Send(sender, self.waits.because(now)))
         elif isinstance(message, Replicate | Replicated | State):
             self._replicated(sender, message, event.payload, out)
         elif sender != SCHEDULER:
@@ -215,7 +221,7 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return self.execution.waiting()
+        return [(describe(request), reason) for request, reason, _ in self.execution.waiting()]
 
     # ------------------------------------------------------------------ views
 

@@ -6,11 +6,21 @@ writes its effects to the list that its caller passes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
+from types import MappingProxyType
 
 import msgspec
 
-from shoal.errors import JoinRefused, JoinTimeout, RangeLost, Refused, RunAborted, ShoalError
+from shoal.errors import (
+    Dropped,
+    JoinRefused,
+    JoinTimeout,
+    RangeLost,
+    Refused,
+    RunAborted,
+    ShoalError,
+)
 from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -242,10 +252,9 @@ class Session:
                 self.answered(f"barrier {name} {generation}", out)
             case Finished():
                 self.answered("finish", out)
-            case End(error, lost):
+            case End(error, kind):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-                kind = RangeLost if lost else RunAborted
-                self._stop(out, kind(error) if error else None)
+                self._stop(out, _ENDS[kind](error) if error else None)
             case Stays(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
@@ -300,3 +309,8 @@ class Session:
             out.append(Resolve(request_id, ended))
         self._awaiting.clear()
         out.append(Stop(error))
+
+
+_ENDS: Mapping[str, type[ShoalError]] = MappingProxyType(
+    {"": RunAborted, "lost": RangeLost, "dropped": Dropped}
+)

@@ -1,0 +1,192 @@
+"""Succession: views, one after the other, and when the next one is due.
+
+A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
+each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
+their promises stand still and the first and last clocks in the view are exact. Before a view that
+moves rows, servers are asked to `Drain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from shoal.protocol.declared import Declared
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.membership import closed_up, decide_view, next_view
+from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
+from shoal.protocol.moving import settled
+from shoal.protocol.placement import lost
+from shoal.protocol.proposing import Proposal
+from shoal.protocol.record import Record, SchedulerOptions
+from shoal.protocol.relocating import Relocating
+from shoal.protocol.roster import Roster
+from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.tables.spec import TableSpec
+
+
+class Succession:
+    """Makes views.
+
+    view:     the present one
+    reason:   why none is made
+    persist:  writes down what is to survive this scheduler
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        options: SchedulerOptions,
+        roster: Roster,
+        persist: Callable[[Effects], None],
+    ) -> None:
+        self.view: View | None = record.view
+        self.term = record.term + 1
+        self.reason = ""
+        self.relocating = Relocating(record.left)
+        self._options = options
+        self._roster = roster
+        self._persist = persist
+        self._number = record.view.number if record.view else 0
+        self._tables = Declared(record.view.tables if record.view else ())
+        self._proposal: Proposal | None = None
+        self._over = False
+
+    def end(self) -> None:
+        """No more are made."""
+        self._over, self._proposal = True, None
+
+    def wakes_at(self) -> float:
+        return self._proposal.again_at if self._proposal is not None else inf
+
+    def tick(self, now: float, out: Effects) -> None:
+        """Ask again whoever has not answered."""
+        if self._proposal is not None and now >= self._proposal.again_at:
+            self._proposal.ask(self._roster.servers(), now, out)
+
+    def remind(self, server: NodeId, out: Effects) -> None:
+        """It may not have been reached before."""
+        if self._proposal is not None:
+            self._proposal.remind([server], out)
+
+    def waits(self, now: float) -> list[Waiting]:
+        """Who keeps the next one from being made."""
+        if self._proposal is None:
+            return []
+        return self._proposal.waits([self._roster.members[n] for n in self._roster.servers()], now)
+
+    # ------------------------------------------------------------------ what happens
+
+    def bereaved(self, dead: Member) -> list[str] | None:
+        """By a server's death, of which rows; of none at all where it was the last one, with all."""
+        if self.view is None or dead.role != "server":
+            return None
+        living = {m.rank for m in self.view.servers if m.id in self._roster.members}
+        rows = lost(self.view.tables, self.view.arcs, living)
+        return rows if rows or not living else None
+
+    def hurry(self, now: float, out: Effects) -> None:
+        """Somebody is gone, who may have been the only one that was waited for."""
+        if self._proposal is not None:
+            self._proposal.hurry()
+            self._conclude(now, out)
+
+    def promised(self, server: NodeId, promise: Drained | Frozen, now: float, out: Effects) -> None:
+        """A server's answer."""
+        if self._proposal is not None and self._proposal.take(server, promise):
+            self._conclude(now, out)
+
+    def declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
+        """A table is to be in the next one.
+
+        Raises:
+            ShoalError: it cannot be
+        """
+        fresh = self._tables.declare(spec, self._options.servers)
+        if fresh and self.view is not None:  # the first view has it anyway
+            self.propose(f"table {spec.name!r} was declared", now, out)
+        elif self.view is not None and self.view.named(spec.name) is not None:
+            out.append(Send(sender, NewView(self.view)))
+
+    # ------------------------------------------------------------------ the next one
+
+    def consider(self, now: float, out: Effects) -> None:
+        """Begin to make a view, if one is due."""
+        due, reason = self._decide()
+        if due:
+            self.propose("", now, out)  # who came and went is looked up when it is made
+        elif self.view is not None and self._proposal is None and not self._over:
+            planned = self._next((self.term, self._number + 1), drained=True)
+            if not settled(planned.arcs, self.view.arcs) or self.relocating.gone(planned):
+                self.propose("rows move", now, out, drain=True)
+        elif reason != self.reason:
+            out.append(Note("no view", {"reason": reason}))
+        self.reason = reason
+
+    def _decide(self) -> tuple[bool, str]:
+        roster = self._roster
+        return decide_view(roster.members, self.view, self._options, roster.finished)
+
+    def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
+        """Begin to make a view; one that is being made takes in whatever comes meanwhile.
+
+        So members who repeat themselves cannot put a view off for ever.
+        """
+        if self._proposal is None:
+            self._number += 1
+            number = (self.term, self._number)
+            self._proposal = Proposal(number, reason, drain, self._options.resend_s, now)
+        self._conclude(now, out)
+
+    def _conclude(self, now: float, out: Effects) -> None:
+        """Make the view once every server has promised; a run without servers waits for nobody."""
+        servers = self._roster.servers()
+        if self._proposal is None or not self._proposal.go_on(servers, now, out):
+            return
+        proposal, self._proposal = self._proposal, None
+        reason, promises = proposal.reason, proposal.promises(servers)
+        due, changes = self._decide()
+        if self.view is None and not due:
+            return  # somebody was lost again before the first view
+        if self.view is None:
+            self._roster.members = closed_up(self._roster.members.values())
+        if due or not reason:
+            reason = f"{reason}, {changes}" if reason else changes
+        before = self.view.servers if self.view is not None else ()
+        drained = all(promise.drained for promise in promises)
+        drained = drained and all(member.id in self._roster.members for member in before)
+        self._adopt(self._next(proposal.number, drained, promises, reason), out)
+        self.consider(now, out)
+
+    def _adopt(self, view: View, out: Effects) -> None:
+        self.view = view
+        gone = self.relocating.adopt(view)
+        for node in gone:
+            self._roster.remove(node)
+        self._persist(out)
+        whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
+        sizes = {"servers": len(view.servers), "workers": len(view.workers)}
+        fields = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
+        out.append(Note("view", fields))
+        told = [member.id for member in (*view.servers, *view.workers)]
+        finished = self._roster.finished
+        out.extend(Send(node, NewView(view)) for node in told if node not in finished)
+        out.extend(Send(node, End()) for node in gone)
+
+    def _next(
+        self,
+        number: ViewId,
+        drained: bool,
+        promises: Sequence[Frozen] = (),
+        reason: str = "",
+    ) -> View:
+        return next_view(
+            number,
+            self._roster.members.values(),
+            self.view,
+            self._tables.specs,
+            promises,
+            reason,
+            self.relocating.moves(self._options.replicas, drained),
+            self._roster.finished,
+        )

@@ -476,6 +476,12 @@ def test_options_that_make_no_cluster(servers, workers, words):
     check_options(SchedulerOptions(0, 1))
 
 
+def test_nobody_joins_for_somebody_else(make):
+    rig = make()
+    rig.receive("worker-0", Join("worker-1", "worker", "", ""))
+    assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
+
+
 # ---------------------------------------------------------------------------- who waits for whom
 
 
@@ -483,7 +489,7 @@ def test_it_says_whom_it_waits_for(make):
     rig = make()
     rig.join("server-0", "worker-0")
     assert rig.why() == [
-        Waiting("scheduler", "the first view", "waiting for 1 of 2 workers (worker-1)", 0.0)
+        Waiting("the scheduler", "the first view", "waits for 1 of 2 workers (worker-1)", 0.0)
     ]
     rig.receive("worker-1", Join("worker-1", "worker", "", ""))
     rig.now += 3

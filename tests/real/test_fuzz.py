@@ -1,21 +1,25 @@
 """Random and mutated frames against a live server and scheduler: no crash, no effect on tables.
 
-`python tests/real/test_fuzz.py 100000` runs more of them and prints what happened.
+`python tests/real/test_fuzz.py 1000000` runs more of them and prints what happened.
 """
 
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
-from shoal.engines.joining import cluster_here
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.protocol.messages import Frozen, Nudge, Part, Probe, Request
 from shoal.runtime.client import Client
-from shoal.tables.spec import TableSpec
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Access, TableSpec
 from shoal.testing.messages import EXAMPLES
 from shoal.transport import Identity, transport_for
 from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
@@ -73,44 +77,60 @@ def attack(addresses, count, seed):
     return sent
 
 
-def siege(count, seed=0):
-    engine = cluster_here(servers=1, workers=1)
-    client = Client(engine.address("scheduler"))
-    try:
-        client.create_table(TableSpec("w", 1000, merge="sum"))
+def memory_of(engine):
+    """Kilobytes that each process has."""
+    found = {}
+    for name in list(engine.running):
+        status = Path(f"/proc/{engine.pid(name)}/status").read_text()
+        found[name] = int(status.split("VmRSS:")[1].split()[0])
+    return found
+
+
+def siege(folder, count, seed=0):
+    """A scheduler and two servers with two replicas; a client whose requests are timed."""
+    with LocalEngine(RunFolder.create(folder, "siege")) as engine:
+        client = Client(start_cluster(engine, 2, 1, replicas=2))
+        client.create_table(TableSpec("w", 1000, merge="sum", access=Access("sum")))
         client.push("w", torch.arange(1000.0)).wait()
-        began = time.monotonic()
-        sent, rounds = 0, 0
-        addresses = [engine.address("server-0"), engine.address("scheduler")]
+        names = ["scheduler", "server-0", "server-1"]
+        addresses = [engine.address(name) for name in names]
+        began, sent, rounds, slowest, before = time.monotonic(), 0, 0, 0.0, {}
         while sent < count:
             sent += attack(addresses, min(2000, count - sent), seed + rounds)
+            asked = time.monotonic()
             client.push("w", torch.zeros(1000)).wait()  # the others are served meanwhile
+            slowest = max(slowest, time.monotonic() - asked)
             rounds += 1
-        unchanged = torch.equal(client.pull("w").wait(), torch.arange(1000.0))
-        alive = sorted(engine.running) == ["scheduler", "server-0"] and not engine.exits(0.1)
+            if not before and sent >= count / 10:
+                before = memory_of(engine)
         seconds = time.monotonic() - began
+        unchanged = torch.equal(client.pull("w").wait(), torch.arange(1000.0))
+        after = memory_of(engine)
+        alive = not engine.exits(0.1) and sorted(engine.running) == names
         log = engine.folder.log("server-0").read_text()
         kinds = sorted(
             {line.split(": ")[1].split(" x")[0] for line in log.splitlines() if " x" in line}
         )
-        return {
-            "frames": sent,
-            "seconds": round(seconds, 1),
-            "tables_unchanged": unchanged,
-            "alive": alive,
-            "counted": kinds,
-        }
-    finally:
         client.close()
         engine.finish()
+    return {
+        "frames": sent,
+        "seconds": round(seconds, 1),
+        "tables_unchanged": unchanged,
+        "alive": alive,
+        "slowest_request_s": round(slowest, 3),
+        "growth": {name: round(after[name] / before[name] - 1, 4) for name in before},
+        "counted": kinds,
+    }
 
 
-def test_malformed_frames_change_nothing():
-    report = siege(2000)
+def test_malformed_frames_change_nothing(tmp_path):
+    report = siege(tmp_path, 2000)
     assert report["tables_unchanged"]
     assert report["alive"]
     assert "BadMagic" in report["counted"]
 
 
 if __name__ == "__main__":
-    print(json.dumps(siege(int(sys.argv[1]))))
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(siege(Path(place), int(sys.argv[1]))))

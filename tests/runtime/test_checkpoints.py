@@ -1,6 +1,10 @@
 """Checkpoints on disk: complete or not there, and never a damaged one by mistake."""
 
+import json
 import random
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +92,20 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offere
     assert Checkpoints(tmp_path).choose() == 20
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"lr\\":0.1', b'"lr\\":0.9'), (b"[6,12]", b"[6,13]"), (b'"w\\"]', b'"v\\"]')]
+)
+def test_what_is_said_of_the_rows_is_checked_as_well(tmp_path, old, new):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    data = path.read_bytes()
+    assert data.count(old) == 1
+    path.write_bytes(data.replace(old, new))
+    with pytest.raises(DataCorrupt, match=r"says of its rows.*--resume-at 10"):
+        Checkpoints(tmp_path).choose()
+
+
 def test_a_changed_byte_is_refused(tmp_path):
     save(tmp_path, 10)
     path = Checkpoints(tmp_path).path(10) / "arc-0-0.safetensors"
@@ -96,3 +114,55 @@ def test_a_changed_byte_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataCorrupt, match=r"its checksum is another.*no other is good"):
         Checkpoints(tmp_path).choose()
+
+
+def mutated(data, draw):
+    """A file with some bytes changed, cut out or put in, most of them in its header."""
+    changed = bytearray(data)
+    header = 8 + int.from_bytes(data[:8], "little")
+    for _ in range(draw.randrange(1, 4)):
+        at = draw.randrange(header if draw.random() < 0.7 else len(changed))
+        kind = draw.randrange(4)
+        if kind == 0:
+            changed[at : at + draw.randrange(1, 20)] = b""
+        elif kind == 1:
+            changed[at:at] = draw.randbytes(draw.randrange(1, 20))
+        elif kind == 2:  # a digit: still a header that can be read
+            changed[at : at + 1] = b"%d" % draw.randrange(10)
+        else:
+            changed[at % len(changed)] = draw.randrange(256)
+    return bytes(changed)
+
+
+def siege(folder, count, seed=0):
+    """Read that many mutated checkpoints; those that are taken have the rows that were written."""
+    draw = random.Random(seed)
+    save(folder, 10)
+    save(folder, 20)
+    found = Checkpoints(folder)
+    path = found.path(20) / "arc-0-6.safetensors"
+    data, refused, memory = path.read_bytes(), 0, []
+    for number in range(count):
+        path.write_bytes(mutated(data, draw))
+        try:
+            clock = found.choose()
+        except DataCorrupt as error:
+            refused += "--resume-at 10" in error.message
+        else:
+            rows = SavedShards(found.path(clock)).beginning(open_shard)(SPEC, PARTS[1]).rows
+            assert torch.equal(rows, shard_of(PARTS[1], clock).rows)
+        if number in (count // 10, count - 1):
+            status = Path("/proc/self/status").read_text()
+            memory.append(int(status.split("VmRSS:")[1].split()[0]))
+    return {"mutated": count, "refused": refused, "growth": memory[1] / memory[0] - 1}
+
+
+def test_a_mutated_one_is_refused_or_reads_as_it_was_written(tmp_path):
+    report = siege(tmp_path, 300)
+    assert report["refused"] > 290  # the others have a byte for the same one, or none
+    assert report["growth"] < 0.05
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(siege(Path(place), int(sys.argv[1]))))

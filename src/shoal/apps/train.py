@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+SLOW_SHARE = 0.5  # of the time
+
+
 class Watcher(Protocol):
     """Shows progress; `tick` is called several times a second."""
 
@@ -122,6 +125,8 @@ def check_job(job: JobSpec) -> None:
         )
     if (job.checkpoint_every or job.resume) and not traits.uses_servers:
         raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
+    if job.slow_workers == "drop" and not traits.uses_servers:
+        raise InvalidValue(f"strategy {job.strategy!r} sums over all workers, and can drop none")
     if job.on_worker_loss != "stop" and not traits.uses_servers:
         raise InvalidValue(
             f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
@@ -144,6 +149,7 @@ def cluster_tasks(
     preload: tuple[str, ...] = DENSE,
     replicas: int = 1,
     elastic: bool = False,
+    slow_share: float = 0.0,
     checkpoint_every: int = 0,
     passed: int = 0,
 ) -> list[Task]:
@@ -151,6 +157,7 @@ def cluster_tasks(
 
     replicas: servers that have a copy of each row
     elastic:  whether workers may join later
+    slow_share:  one is dropped that the others wait for in so much of the time; 0 for none
     init:     the folder of a run whose rows their tables begin with
     save:     whether servers leave their shards
     preload:  modules that servers and workers share
@@ -159,9 +166,8 @@ def cluster_tasks(
         shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
-    tasks = [
-        scheduler_task(engine, scheduler, servers, workers, replicas, elastic=elastic, **common)
-    ]
+    policy = {"elastic": elastic, "slow_share": slow_share}
+    tasks = [scheduler_task(engine, scheduler, servers, workers, replicas, **policy, **common)]
     more = {
         "save": str(engine.folder.shards.resolve()) if save else "",
         "init": init,
@@ -199,6 +205,7 @@ def tasks_of(
         started_at,
         replicas=job.replicas if servers else 1,
         elastic=job.on_worker_loss == "replace",
+        slow_share=SLOW_SHARE if job.slow_workers == "drop" else 0.0,
         init=str(begun.resolve()) if begun is not None else "",
         checkpoint_every=job.checkpoint_every,
         passed=passed,
@@ -241,6 +248,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "wall_s": time.time() - started_at,
         "time_to": time_to(events),
         "lost": [event["name"] for event in events if event["kind"] == "lost"],
+        "dropped": [event["name"] for event in events if event["kind"] == "dropped"],
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "run_dir": str(folder.path),

@@ -83,6 +83,29 @@ def chaos(
         sys.exit(EXIT_FAILED)
 
 
+@main.command(short_help="who waits for whom in a run, and since when")
+@click.argument("run", metavar="RUN|ADDRESS")
+@click.option("--token", envvar="SHOAL_TOKEN", default="", help="shared secret; or SHOAL_TOKEN")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+def why(run: str, token: str, as_json: bool) -> None:
+    """Ask the run in folder RUN, or whose scheduler is at ADDRESS, who waits for whom.
+
+    Each line is a request or a barrier that waits: on which rows and clock, for whom, and since
+    when. Below are the workers that the others had to wait for lately.
+
+    \b
+    shoal why shoal-runs/mnist-20260101-120000
+    shoal why tcp://10.0.0.1:4000 --token ...
+    """
+    from shoal.apps.why import explain, show
+
+    found = explain(run, token)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        show(Console(), found)
+
+
 # ---------------------------------------------------------------------------- bench, list
 
 
@@ -137,7 +160,17 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
-SUITES = ["wire", "dense", "sparse", "train", "allreduce", "word2vec", "ctr", "moving"]
+SUITES = [
+    "wire",
+    "dense",
+    "sparse",
+    "train",
+    "allreduce",
+    "word2vec",
+    "ctr",
+    "moving",
+    "stragglers",
+]
 
 
 @main.command()

@@ -24,7 +24,15 @@ from time import monotonic
 from types import TracebackType
 
 from shoal.engines.base import Exit, Task
-from shoal.errors import JoinRefused, JoinTimeout, ProcessDied, RunAborted, ShoalError, by_name
+from shoal.errors import (
+    Dropped,
+    JoinRefused,
+    JoinTimeout,
+    ProcessDied,
+    RunAborted,
+    ShoalError,
+    by_name,
+)
 from shoal.runtime.folder import RunFolder
 
 OFTEN, OFTEN_S = 20, 10.0  # a process that is killed so often in so many seconds is given up
@@ -65,6 +73,8 @@ class LocalEngine:
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
         self._tasks[task.name] = task
+        if task.name == "scheduler":
+            self.folder.scheduler.write_text(task.args["listen"])
         command = {
             "name": task.name,
             "entry": task.entry,
@@ -145,8 +155,9 @@ class LocalEngine:
         """Whether the run goes on without a process, or with another in its place."""
         if each.code < 0:
             return each.name in given_up or (each.name in spare and self._start_again(each.name))
-        late = isinstance(self._report(each), JoinRefused | JoinTimeout)
-        return bool(each.code) and late and each.name in self._started_again
+        report = self._report(each) if each.code else None
+        late = isinstance(report, JoinRefused | JoinTimeout) and each.name in self._started_again
+        return late or isinstance(report, Dropped)
 
     def _start_again(self, name: str) -> bool:
         """Unless it has been too often lately."""
@@ -204,6 +215,7 @@ class LocalEngine:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
+        self.folder.scheduler.unlink(missing_ok=True)
         for action in self._at_stop:
             action()
 

@@ -27,7 +27,7 @@ from shoal.runtime.node import Journal, Node
 from shoal.transport import Identity
 
 BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
-NOTED = ("joined", "view", "lost", "released", "refused", "ending", "no view")
+NOTED = ("joined", "view", "lost", "dropped", "released", "refused", "ending", "no view")
 
 
 def run_scheduler(
@@ -41,10 +41,18 @@ def run_scheduler(
     started_at: float = 0.0,
     replicas: int = 1,
     elastic: bool = False,
+    slow_share: float = 0.0,
+    slow_s: float = 5.0,
 ) -> None:
     """Be the scheduler until the run ends; raises the error that ended it."""
     options = SchedulerOptions(
-        servers, workers, join_timeout_s=join_timeout_s, replicas=replicas, elastic=elastic
+        servers,
+        workers,
+        join_timeout_s=join_timeout_s,
+        replicas=replicas,
+        elastic=elastic,
+        slow_share=slow_share,
+        slow_s=slow_s,
     )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)

@@ -42,6 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
     on_worker_loss: Annotated[Literal["stop", "drop", "replace"], Meta(description="where a worker is killed: end the run, go on without it, or start another in its place")] = "stop"
+    slow_workers: Annotated[Literal["wait", "drop"], Meta(description="a worker that the others wait for more than half of the time: wait, or go on without it")] = "wait"
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
     resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1

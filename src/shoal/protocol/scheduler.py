@@ -248,6 +248,7 @@ class SchedulerMachine:
                 message.role, self.roster.members.values(), self.view, self.options
             )
             refusal = "the run has ended" if self.ended else refusal
+            refusal = refusal if message.node == sender else "it speaks for somebody else"
             if refusal:
                 out.append(Note("refused", {"role": message.role, "reason": refusal}))
                 out.append(Send(sender, NotJoined(refusal)))
@@ -288,8 +289,8 @@ class SchedulerMachine:
         waits = self._barriers.waits(members.values(), finished, now) + self._views.waits(now)
         if self.view is None and not self.ended:
             since = self._join_by - self.options.join_timeout_s
-            reason = self._views.reason or "waits for members to join"
-            waits.append(Waiting(SCHEDULER, "the first view", reason, now - since))
+            reason = f"waits for {missing(members.values(), self.options)}"
+            waits.append(Waiting("the scheduler", "the first view", reason, now - since))
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 

@@ -78,7 +78,7 @@ class Succession:
     # ------------------------------------------------------------------ what happens
 
     def bereaved(self, dead: Member) -> list[str] | None:
-        """By a server's death, of which rows; of none at all where it was the last one, with all."""
+        """The rows that go with a server, if any do; none are named where it was the last one."""
         if self.view is None or dead.role != "server":
             return None
         living = {m.rank for m in self.view.servers if m.id in self._roster.members}

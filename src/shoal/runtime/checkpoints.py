@@ -61,8 +61,9 @@ def _write(folder: Path, save: Save) -> None:
     metadata = {
         "tables": msgspec.json.encode(described).decode(),
         "all": msgspec.json.encode(save.tables).decode(),
-        "crc32": str(_checksum(tensors)),
     }
+    metadata["crc32"] = str(_checksum(tensors))
+    metadata["told"] = str(_told(metadata))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"arc-{save.table}-{save.rows.start}.safetensors"
     fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -72,8 +73,16 @@ def _write(folder: Path, save: Save) -> None:
     fresh.rename(path)
 
 
+def _told(metadata: Mapping[str, str]) -> int:
+    """Checksum of what a file says of its rows."""
+    told = sorted((name, text) for name, text in metadata.items() if name != "told")
+    return zlib.crc32(msgspec.json.encode(told))
+
+
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    found = 0
+    """... and of the rows."""
+    shapes = [(name, str(each.dtype), list(each.shape)) for name, each in sorted(tensors.items())]
+    found = zlib.crc32(msgspec.json.encode(shapes))
     for name in sorted(tensors):
         found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
     return found
@@ -125,6 +134,8 @@ class Checkpoints:
             try:
                 with safe_open(path, "pt") as file:
                     metadata = file.metadata() or {}
+                if metadata.get("told") != str(_told(metadata)):
+                    return True
                 tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
                 wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
             except (SafetensorError, OSError, msgspec.DecodeError):
@@ -143,9 +154,11 @@ class Checkpoints:
                 with safe_open(path, "pt") as file:
                     names = list(file.keys())
                     tensors = {name: file.get_tensor(name) for name in names}
-                    expected = (file.metadata() or {}).get("crc32")
+                    metadata = file.metadata() or {}
             except (SafetensorError, OSError, ValueError, RuntimeError) as error:
                 return f"{path.name}: {error}"
-            if str(_checksum(tensors)) != expected:
+            if metadata.get("told") != str(_told(metadata)):
+                return f"{path.name}: what it says of its rows is not what was written"
+            if metadata.get("crc32") != str(_checksum(tensors)):
                 return f"{path.name}: its checksum is another"
         return ""

@@ -6,6 +6,7 @@ summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
 workers/N/train.csv, eval.csv
+scheduler           its address, while the run goes on
 logs/NAME.log       standard output and error of each process
 logs/NAME.error     the typed error that ended it, where one did
 """
@@ -70,6 +71,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def scheduler(self) -> Path:
+        """Has the scheduler's address while the run goes on."""
+        return self.path / "scheduler"
 
     @property
     def pids(self) -> Path:

@@ -14,7 +14,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import allreduce, chains, clicks, dense, moving, sparse, training, wire, words
+from shoal.apps.bench import (
+    allreduce,
+    chains,
+    clicks,
+    dense,
+    moving,
+    sparse,
+    stragglers,
+    training,
+    wire,
+    words,
+)
 from shoal.apps.bench.rooms import rooms
 from shoal.errors import UsageError
 from shoal.runtime.folder import RunFolder
@@ -29,6 +40,7 @@ SUITES = {
     "ctr": clicks,
     "allreduce": allreduce,
     "moving": moving,
+    "stragglers": stragglers,
 }
 
 

@@ -1,0 +1,149 @@
+"""`shoal bench stragglers`: workers that are slow by turns, and one that always is.
+
+Four workers on one server, whose steps are 20 ms of waiting and one exchange: compute that waits,
+so that two cores can show it. First, at each step one worker that is drawn at random takes four
+times as long: who may be ahead by some clocks waits less for it (SSP, Ho et al. 2013). Then one
+worker always does, and staleness is soon used up: it helps to go on without it.
+
+idle, staleness S    the part of a worker's time that it waits for others; beside it, what the same
+                     draws come to where exchanges take no time
+SSP(8) over BSP      samples a second, by turns; likewise
+drop over wait       samples a second with one lasting straggler, from the beginning
+waited for it        ... and before it was dropped: what `shoal why` says of it, in part of the time
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from shoal.apps.bench.rows import Row, quality
+from shoal.apps.why import explain
+from shoal.engines.base import Task
+from shoal.engines.cluster import scheduler_task, server_task
+from shoal.engines.local import LocalEngine
+from shoal.engines.roles import configure_log
+from shoal.errors import Dropped
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Access, TableSpec, bsp, ssp
+
+WORKERS, STEP_S, SLOW = 4, 0.02, 4
+STALENESS = (0, 1, 2, 4, 8, 16)
+STEPS = 200  # by turns
+LASTING_S, WINDOW_S, SHARE = 15.0, 1.0, 0.5
+BAR_SSP, BAR_DROP = 1.8, 2.5
+COUNT = len(STALENESS) + 3
+ROUNDS = 1
+
+
+def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
+    """One round: it takes two minutes."""
+    del rounds
+    ideal = {staleness: _ideal(staleness) for staleness in STALENESS}
+    rates = {}
+    for staleness in STALENESS:
+        results = _run(folder, staleness, steps=STEPS)
+        rates[staleness] = sum(r["steps"] for r in results) / max(r["seconds"] for r in results)
+        idle = sum(r["idle_s"] for r in results) / sum(r["seconds"] for r in results)
+        yield quality(f"idle, staleness {staleness}", idle, "", ideal[staleness][1], "lower")
+    best = ideal[8][0] / ideal[0][0]
+    yield quality("SSP(8) over BSP", rates[8] / rates[0], "x", best, bar=BAR_SSP)
+    said: dict[str, Any] = {}
+    waiting = _run(folder, 0, seconds=LASTING_S, said=said)
+    dropping = _run(folder, 0, seconds=LASTING_S, slow_share=SHARE)
+    ratio = sum(r["steps"] for r in dropping) / sum(r["steps"] for r in waiting)
+    yield quality("drop over wait", ratio, "x", WORKERS - 1.0, bar=BAR_DROP)
+    yield quality("waited for it", said["slow"].get("worker-0", 0.0), "", 1 - 1 / SLOW)
+
+
+def _ideal(staleness: int) -> tuple[float, float]:
+    """(steps a unit of time, part of it idle) where an exchange takes no time."""
+    ends = [[0.0] * WORKERS]  # of each step, by worker
+    idle = 0.0
+    for step in range(STEPS):
+        allowed = max(ends[max(0, step - staleness)])
+        begins = [max(end, allowed) if step else 0.0 for end in ends[-1]]
+        idle += sum(begin - end for begin, end in zip(begins, ends[-1], strict=True))
+        slow = _slow_at(step)
+        ends.append([b + (SLOW if worker == slow else 1) for worker, b in enumerate(begins)])
+    last = ends[-1]
+    return WORKERS * STEPS / max(last), idle / sum(last)
+
+
+def _slow_at(step: int) -> int:
+    return Random(step).randrange(WORKERS)
+
+
+def _run(
+    folder: RunFolder,
+    staleness: int,
+    *,
+    steps: int = 0,
+    seconds: float = 0.0,
+    slow_share: float = 0.0,
+    said: dict[str, Any] | None = None,
+) -> Sequence[dict[str, float]]:
+    """What each worker says of `steps`, by turns; or of `seconds`, with a lasting straggler.
+
+    said: is filled with what `shoal why` says half-way
+    """
+    path = RunFolder.create(folder.path, "stragglers")
+    with LocalEngine(path) as engine:
+        scheduler = engine.address("scheduler")
+        policy = {"slow_share": slow_share, "slow_s": WINDOW_S}
+        engine.start(scheduler_task(engine, scheduler, 1, WORKERS, 1, **policy))
+        engine.start(server_task(engine, scheduler, 0))
+        for rank in range(WORKERS):
+            arguments = {
+                "scheduler": scheduler,
+                "rank": rank,
+                "staleness": staleness,
+                "steps": steps,
+                "seconds": seconds,
+                "into": str(path.worker(rank)),
+            }
+            name = "shoal.apps.bench.stragglers:run_worker"
+            engine.start(Task(f"worker-{rank}", name, arguments))
+
+        def tick() -> None:
+            if said is not None and not said and (path.worker(0) / "begun").exists():
+                time.sleep(seconds / 2)
+                said.update(explain(str(path.path)))
+
+        engine.join(tick)
+    return [json.loads((path.worker(rank) / "told").read_text()) for rank in range(WORKERS)]
+
+
+def run_worker(
+    scheduler: str, rank: int, staleness: int, steps: int, seconds: float, into: str
+) -> None:
+    """Work, and write down how long it took and how much of it was waiting."""
+    configure_log()
+    with Client(scheduler, ClientOptions(rank=rank)) as client:
+        rule = ssp(staleness) if staleness else bsp()
+        client.create_table(TableSpec("w", 1024, access=Access("sum"), consistency=rule))
+        ones = torch.ones(1024)
+        into_rows = torch.empty(1024)
+        client.barrier("begin")
+        (Path(into) / "begun").touch()
+        begin, waited, done = time.monotonic(), 0.0, 0
+        try:
+            while done < steps or time.monotonic() < begin + seconds:
+                late = _slow_at(done) == rank if steps else rank == 0
+                time.sleep(STEP_S * (SLOW if late else 1))
+                asked = time.monotonic()
+                client.push_pull("w", ones, out=into_rows, advance=True).wait()
+                waited += time.monotonic() - asked
+                done += 1
+            client.advance(last=True).wait()
+        except Dropped:
+            pass
+        told = {"steps": done, "seconds": time.monotonic() - begin, "idle_s": waited}
+        (Path(into) / "told").write_text(json.dumps(told))

@@ -1,0 +1,99 @@
+"""`shoal why`: who waits for whom in a run, on which rows and clock, and since when."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.errors import DataMissing, JoinTimeout
+from shoal.protocol.inquiry import Inquiry
+from shoal.runtime.folder import RunFolder
+from shoal.runtime.node import Node
+from shoal.transport import Identity
+
+LIMIT_S = 3.0
+WORTH_TELLING = 0.05  # of the time, that a worker was waited for
+
+
+def explain(where: str, token: str = "") -> dict[str, Any]:
+    """Ask a run's scheduler and servers.
+
+    where:  the folder of a run on this machine, or its scheduler's address
+
+    Raises:
+        DataMissing: no run is under way in that folder
+        JoinTimeout: no scheduler answers there
+        HandshakeRefused: it asks for a token, or for another one
+    """
+    address = where if "://" in where else _address(RunFolder(Path(where)))
+    inquiry = Inquiry(LIMIT_S)
+    name = f"why-{os.getpid()}-{os.urandom(4).hex()}"
+    node = Node(inquiry, Identity(name, "worker", token=token), scheduler=address)
+    try:
+        node.run()
+    finally:
+        node.close()
+    silent = inquiry.silent()
+    if "scheduler" in silent:
+        raise JoinTimeout(f"no scheduler answers at {address}; has the run ended, or is it stuck?")
+    told = inquiry.answers["scheduler"]
+    view = inquiry.view
+    waits = [
+        {
+            "at": each.name,
+            "who": wait.who,
+            "what": wait.what,
+            "reason": wait.reason,
+            "seconds": wait.seconds,
+        }
+        for each in inquiry.answers.values()
+        for wait in each.waits
+    ]
+    return {
+        "view": f"{view.term}.{view.number}" if view is not None else None,
+        "servers": [member.name for member in view.servers] if view is not None else [],
+        "workers": [member.name for member in view.workers] if view is not None else [],
+        "silent": silent,
+        "waits": sorted(waits, key=lambda wait: -wait["seconds"]),
+        "slow": dict(told.slow),
+        "over_s": told.over_s,
+    }
+
+
+def _address(folder: RunFolder) -> str:
+    if folder.scheduler.exists():
+        return folder.scheduler.read_text()
+    if not folder.path.is_dir():
+        raise DataMissing(f"there is no run folder {folder.path}")
+    ending = "it has left no events"
+    if folder.events.exists():
+        events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+        endings = [event["reason"] for event in events if event["kind"] == "ending"]
+        ending = endings[-1] if endings else "nobody has said why"
+    raise DataMissing(f"no run is under way in {folder.path}: {ending}")
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """For people."""
+    if found["view"] is not None:
+        sizes = f"{len(found['servers'])} servers, {len(found['workers'])} workers"
+        console.print(f"view {found['view']}: {sizes}")
+    table = Table("at", "who", "for", "what", "why", box=None, header_style="bold")
+    for wait in found["waits"]:
+        seconds = f"{wait['seconds']:.2f} s"
+        table.add_row(wait["at"], wait["who"], seconds, wait["what"], wait["reason"])
+    if found["waits"]:
+        console.print(table)
+    else:
+        console.print("nobody waits")
+    for name in found["silent"]:
+        console.print(f"{name} does not answer")
+    for name, share in found["slow"].items():
+        if share >= WORTH_TELLING:
+            over = f"the last {found['over_s']:g} s"
+            console.print(f"the others have waited for {name} in {share:.0%} of {over}")

@@ -1,0 +1,70 @@
+"""Inquiry: somebody who is no member asks everybody who waits for whom."""
+
+from __future__ import annotations
+
+from shoal.protocol.machine import (
+    Arrival,
+    Discard,
+    Effects,
+    Event,
+    Received,
+    Send,
+    Stop,
+)
+from shoal.protocol.messages import SCHEDULER, Because, Message, Why
+from shoal.protocol.views import NodeId, View
+
+AGAIN_S = 0.1  # between questions to those who have not answered
+
+
+class Inquiry:
+    """Asks the scheduler, then the servers of its view, for `limit_s` at most.
+
+    answers: so far, by node
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.answers: dict[NodeId, Because] = {}
+        self._limit_s = limit_s
+        self._until: float | None = None
+        self._again_at = 0.0
+
+    @property
+    def view(self) -> View | None:
+        """As the scheduler has it."""
+        return self.answers[SCHEDULER].view if SCHEDULER in self.answers else None
+
+    def silent(self) -> list[str]:
+        """The names of those who have not answered."""
+        asked = {SCHEDULER: SCHEDULER}
+        if self.view is not None:
+            asked |= {member.id: member.name for member in self.view.servers}
+        return [name for node, name in asked.items() if node not in self.answers]
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        return Discard("nothing is asked that comes with a payload")
+
+    def handle(self, event: Event, now: float) -> Effects:
+        if self._until is None:
+            self._until = now + self._limit_s
+        if isinstance(event, Received) and isinstance(event.message, Because):
+            self.answers[event.sender] = event.message
+            self._again_at = now
+        if now >= self._until or not self.silent():
+            return [Stop(None)]
+        if now < self._again_at:
+            return []
+        self._again_at = now + AGAIN_S
+        servers = self.view.servers if self.view is not None else ()
+        asked = [SCHEDULER, *(member.id for member in servers)]
+        return [Send(node, Why()) for node in asked if node not in self.answers]
+
+    def deadline(self) -> float | None:
+        return self._again_at
+
+    def check(self) -> None:
+        """It has nothing that could be wrong."""
+
+    def address_of(self, node: NodeId) -> str | None:
+        member = self.view.member(node) if self.view is not None else None
+        return member.address if member is not None else None

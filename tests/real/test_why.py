@@ -1,0 +1,104 @@
+"""`shoal why`, and workers that are dropped because the others wait for them."""
+
+import json
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.apps.bench import stragglers
+from shoal.apps.train import run_job
+from shoal.apps.why import explain
+from shoal.cli import main
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.errors import DataMissing, JoinTimeout
+from shoal.jobs.spec import from_mapping
+from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import TableSpec, bsp
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder, and two workers in this process; one of them has finished its clock."""
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        address = start_cluster(engine, 2, 2)
+        clients = []
+        threads = [
+            threading.Thread(target=lambda: clients.append(Client(address, ClientOptions())))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        try:
+            yield folder, address, sorted(clients, key=lambda client: client.rank)
+        finally:
+            for client in clients:
+                client.close()
+
+
+def wait_until(found, what):
+    """Ask until it is so: a request is on its way."""
+    for _ in range(200):
+        told = found()
+        if what(told):
+            return told
+    raise AssertionError(told)
+
+
+def test_it_names_who_is_waited_for(run):
+    folder, address, (first, second) = run
+    for client in (first, second):
+        client.create_table(TableSpec("w", 100, consistency=bsp(), fragment_rows=50))
+    first.advance().wait()
+    pulled = first.pull("w")
+    told = wait_until(lambda: explain(str(folder.path)), lambda told: len(told["waits"]) == 2)
+    assert {wait["at"] for wait in told["waits"]} == {"server-0", "server-1"}
+    for wait in told["waits"]:
+        assert wait["who"] == "worker-0"
+        assert wait["reason"] == "waits for clock 1 of worker-1 (at 0)"
+    assert {wait["what"] for wait in told["waits"]} == {
+        "pull w[0:50) at clock 1",
+        "pull w[50:100) at clock 1",
+    }
+    shown = CliRunner().invoke(main, ["why", address])
+    assert "waits for clock 1 of worker-1" in " ".join(shown.output.split())
+    second.advance().wait()
+    pulled.wait()
+    last = CliRunner().invoke(main, ["why", str(folder.path), "--json"])
+    assert json.loads(last.stdout)["waits"] == []
+
+
+def test_a_barrier_is_explained(run):
+    folder, _, (first, second) = run
+    entered = threading.Thread(target=first.barrier, args=("epoch",))
+    entered.start()
+    told = wait_until(lambda: explain(str(folder.path)), lambda told: told["waits"])
+    [wait] = told["waits"]
+    assert (wait["who"], wait["what"]) == ("worker-0", "barrier 'epoch'")
+    assert wait["reason"] == "waits for worker-1"
+    second.barrier("epoch")
+    entered.join()
+
+
+def test_where_there_is_no_run(tmp_path):
+    with pytest.raises(DataMissing, match="no run folder"):
+        explain(str(tmp_path / "nowhere"))
+    with pytest.raises(JoinTimeout, match="no scheduler answers"):
+        explain(f"unix://{tmp_path}/nobody.sock")
+    summary = run_job(from_mapping({"epochs": 1, "max_steps": 2, "out": str(tmp_path)}), [])
+    with pytest.raises(DataMissing, match="all workers have finished"):
+        explain(summary["run_dir"])
+
+
+def test_a_job_goes_on_without_a_worker_that_is_too_slow(tmp_path):
+    """The others would wait for it in three quarters of the time."""
+    folder = RunFolder.create(tmp_path, "slow")
+    told = stragglers._run(folder, 0, seconds=4.0, slow_share=0.5)
+    assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])

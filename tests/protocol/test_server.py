@@ -207,6 +207,15 @@ def test_a_pull_that_comes_again_names_what_is_here(server):
         assert server.ask(0, 0, pulls=(elsewhere,)) == ["refused"]
 
 
+def test_a_copy_of_a_pull_that_was_cut_for_the_view_before_is_stale(server, rigs):
+    """Its rows may have gone elsewhere, and its worker asks for them there by now."""
+    assert server.ask(0, 0, pulls=(Part(0, 0, 4),)) == ["applied"]
+    server.adopt(rigs.view_of(2, tables=server.view.tables))
+    for part in (Part(0, 0, 4), Part(0, 0, 5)):
+        assert server.ask(0, 0, pulls=(part,), view=(1, 1)) == ["stale"]
+        assert server.ask(0, 1, pulls=(part,), view=(1, 1)) == ["stale"]
+
+
 def test_only_the_scheduler_freezes(server):
     for sender in ("worker-0", "stranger"):
         server.receive(sender, Freeze((9, 9)))

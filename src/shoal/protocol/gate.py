@@ -174,7 +174,8 @@ class Gate:
         if seq in window.codes:
             if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
                 return "seen"
-            return "again" if self.footprint(request) else "misfit"  # its rows were lost
+            if request.view == self.view:
+                return "again" if self.footprint(request) else "misfit"  # its rows were lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):

@@ -247,7 +247,7 @@ class Scenario:
         machine = self.world.nodes[node].machine
         if isinstance(machine, ServerMachine):
             if note.kind == "declined" and note.fields["kind"] == "misfit":
-                raise violated("invariant", f"{node} has not what it is asked: {note.fields}")
+                raise violated("misfit", f"{node} has not what it is asked: {note.fields}")
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):

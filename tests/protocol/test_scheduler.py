@@ -29,7 +29,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.record import Record, SchedulerOptions, check_options
 from shoal.protocol.scheduler import SchedulerMachine
-from shoal.tables.spec import Access
+from shoal.tables.spec import Access, TableSpec
 
 
 @pytest.fixture
@@ -474,6 +474,17 @@ def test_options_that_make_no_cluster(servers, workers, words):
     with pytest.raises(InvalidValue, match=words):
         check_options(SchedulerOptions(servers, workers))
     check_options(SchedulerOptions(0, 1))
+
+
+def test_it_is_said_where_replicas_would_die_together(make):
+    rig = make(servers=2, workers=1, replicas=2)
+    rig.join("server-0", "server-1", "worker-0")
+    rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
+    rig.promise()
+    assert rig.notes("crowded") == [{"hosts": ["here"]}]
+    rig.receive("server-2", Join("server-2", "server", "", "there"))
+    rig.promise()
+    assert rig.notes("crowded") == []
 
 
 def test_nobody_joins_for_somebody_else(make):

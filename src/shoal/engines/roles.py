@@ -27,7 +27,7 @@ from shoal.runtime.node import Journal, Node
 from shoal.transport import Identity
 
 BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
-NOTED = ("joined", "view", "lost", "dropped", "released", "refused", "ending", "no view")
+NOTED = ("joined", "view", "crowded", "lost", "dropped", "released", "refused", "ending", "no view")
 
 
 def run_scheduler(
@@ -62,6 +62,11 @@ def run_scheduler(
     log = _event_log(events, "scheduler", started_at)
 
     def note(each: Note) -> None:
+        if each.kind == "crowded" and each.fields["hosts"]:
+            hosts = ", ".join(each.fields["hosts"])
+            logging.getLogger("shoal.scheduler").warning(
+                "several replicas of some rows are on one host, and die with it: %s", hosts
+            )
         if each.kind in NOTED:
             fields = {key: value for key, value in each.fields.items() if key != "node"}
             logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)

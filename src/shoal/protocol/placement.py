@@ -63,12 +63,13 @@ def lost(tables: Sequence[TableSpec], arcs: Sequence[Arcs], living: Collection[i
 
 
 def crowded(arcs: Sequence[Arc], servers: Sequence[Member]) -> list[str]:
-    """The hosts that have several replicas of a fragment, all of which die with them."""
+    """The hosts, where they are known, that have several replicas of a fragment: these die
+    together."""
     hosts = {member.rank: member.host for member in servers}
     found: dict[str, None] = {}
     for arc in arcs:
         there = [hosts[rank] for rank in arc.chain]
-        found.update((host, None) for host in there if there.count(host) > 1)
+        found.update((host, None) for host in there if host and there.count(host) > 1)
     return sorted(found)
 
 

@@ -16,7 +16,7 @@ from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.membership import closed_up, decide_view, next_view
 from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
 from shoal.protocol.moving import settled
-from shoal.protocol.placement import lost
+from shoal.protocol.placement import crowded, lost
 from shoal.protocol.proposing import Proposal
 from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.relocating import Relocating
@@ -51,6 +51,7 @@ class Succession:
         self._tables = Declared(record.view.tables if record.view else ())
         self._proposal: Proposal | None = None
         self._over = False
+        self._crowded: list[str] = []
 
     def end(self) -> None:
         """No more are made."""
@@ -168,6 +169,10 @@ class Succession:
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
         fields = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
         out.append(Note("view", fields))
+        hosts = sorted({host for arcs in view.arcs for host in crowded(arcs, view.servers)})
+        if hosts != self._crowded:
+            self._crowded = hosts
+            out.append(Note("crowded", {"hosts": hosts}))
         told = [member.id for member in (*view.servers, *view.workers)]
         finished = self._roster.finished
         out.extend(Send(node, NewView(view)) for node in told if node not in finished)

@@ -29,6 +29,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "crash worker in mid-advance",
     "sender crashed in mid-payload",
     "crash server",
+    "server unheard",
     "crash server about to replicate",
     "crash server about to replicated",
     "crash server about to answer",

@@ -33,6 +33,7 @@ MENU = (
     "leave server",
 )
 ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
+UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
 REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 
@@ -248,11 +249,27 @@ class Faults:
                 about_to = ""  # where it does not come to that
             again = self._world.now + 0.02
             self._world.at(again, lambda: self._kill_server(victim, least_events, about_to))
+        elif self._random.random() < UNHEARD:
+            self._silence(victim)
+            self._world.at(
+                self._world.now + 0.3 * self._random.random(), lambda: self._kill(victim)
+            )
         else:
+            self._kill(victim)
+
+    def _kill(self, victim: NodeId) -> None:
+        if self._world.nodes[victim].alive:
             self._doomed = None
             self._count("crash server")
             self._world.crash(victim)
             self._after_death()
+
+    def _silence(self, victim: NodeId) -> None:
+        """What it says to other servers comes too late, if ever."""
+        for other in list(self._world.nodes):
+            if other.startswith("server"):
+                self._world.network.clog(victim, other, self._world.now + 1.0)
+        self._count("server unheard")
 
     def _after_death(self) -> None:
         """Another server comes, or not; and another dies, once the chains are whole again or not.
@@ -297,7 +314,7 @@ class Faults:
             for source in [node for node in living if node.startswith("server")]:
                 for target in [node for node in living if node.startswith("worker")]:
                     if random.random() < 0.5:
-                        world.network.clog(source, target, world.now + 1.5 + 2 * random.random())
+                        world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
             self._count(what)
 
     def _struck_down(self, sim: SimNode, effect: Send) -> bool:

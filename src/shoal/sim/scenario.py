@@ -39,6 +39,7 @@ from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
+DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -133,6 +134,8 @@ class Scenario:
             broken_s=1.8,
             elastic=True,
             replicas=plan.replicas,
+            slow_share=SLOW_SHARE if Random(seed * 29 + 3).random() < DROPPING else 0.0,
+            slow_s=0.5,
         )
         self._session_options = SessionOptions(
             join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3

@@ -54,6 +54,7 @@ class Workload:
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
+        self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
@@ -134,14 +135,14 @@ class Workload:
                 ticket = yield Start(Exchange(pushes, timeout_s=timeout))
             if style in ("apart", "two pushes"):
                 told = yield Start(Exchange(advance=True, pulls=pulls, timeout_s=timeout))
-                yield from _perhaps_cancel(told, random)
+                yield from self._perhaps_cancel(told, random)
                 outcome = yield Wait(told)
                 self._pushed(key, (yield Wait(ticket)))
             else:
                 advanced = yield Start(Exchange(advance=True))
                 after = (ticket, advanced) if style == "after" else ()
                 pulled = yield Start(Exchange(pulls=pulls, after=after, timeout_s=timeout))
-                yield from _perhaps_cancel(pulled, random)
+                yield from self._perhaps_cancel(pulled, random)
                 outcome = yield Wait(pulled)
                 self._pushed(key, (yield Wait(ticket)))
                 yield Wait(advanced)
@@ -158,6 +159,11 @@ class Workload:
             return
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
+
+    def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
+        if random.random() < self._fickle:
+            yield Sleep(0.004 * random.random())
+            yield Cancel(ticket)
 
     def _call(self, machine: WorkerMachine, key: int, random: Random) -> Program:
         if self.calls is not None:
@@ -245,9 +251,3 @@ def _must_be_lawful(outcome: Outcome) -> None:
     """`invariant`: what these programs ask for is never wrong; it may fail, and not be refused."""
     if isinstance(outcome.error, InvalidValue):
         raise violated("invariant", f"a right request is refused: {outcome.error.message}")
-
-
-def _perhaps_cancel(ticket: int, random: Random) -> Program:
-    if random.random() < 0.3:
-        yield Sleep(0.004 * random.random())
-        yield Cancel(ticket)

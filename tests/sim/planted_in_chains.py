@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from shoal.protocol import membership as membership_module
 from shoal.protocol import rerouting as rerouting_module
-from shoal.protocol import scheduler as scheduler_module
+from shoal.protocol import succession as succession_module
 from shoal.protocol import worker as worker_module
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.execution import Execution
@@ -15,6 +15,7 @@ from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Ends, Gate
 from shoal.protocol.handover import Handover
 from shoal.protocol.links import Link
+from shoal.protocol.messages import Request
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
 from shoal.protocol.routing import Router
@@ -147,6 +148,24 @@ def head_answers_pulls():
 
 
 @contextmanager
+def old_tail_reads():
+    """A tail that has promised the next view still answers pulls in this one."""
+    right = Gate.verdict
+
+    def verdict(self, sender, request):
+        promised = self.promised
+        if isinstance(request, Request) and request.pulls and not request.pushes:
+            self.promised = self.view
+        try:
+            return right(self, sender, request)
+        finally:
+            self.promised = promised
+
+    with patch.object(Gate, "verdict", verdict):
+        yield
+
+
+@contextmanager
 def zombie_accepted():
     """A server takes requests of an incarnation that its view is without."""
     right = Gate.adopt
@@ -187,7 +206,7 @@ def requests_outlive_their_view():
 @contextmanager
 def death_ends_the_run():
     """A server's death ends the run although its rows have replicas."""
-    with patch.object(scheduler_module, "lost", lambda tables, arcs, living: ["all"]):
+    with patch.object(succession_module, "lost", lambda tables, arcs, living: ["all"]):
         yield
 
 

@@ -56,6 +56,7 @@ IN_CHAINS = [
     ("credit_given_back_when_all_have_it", "stuck", 161),
     ("pull_before_the_tail_has_its_push", "own writes", 35),
     ("head_answers_pulls", "vanished freshness misfit", 85),
+    ("old_tail_reads", "view", 0),
     ("zombie_accepted", "forgotten", 23),
     ("chain_not_cut", "tiling", 3),
     ("death_ends_the_run", "named death", 3),

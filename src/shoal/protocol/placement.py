@@ -68,7 +68,7 @@ def crowded(arcs: Sequence[Arc], servers: Sequence[Member]) -> list[str]:
     hosts = {member.rank: member.host for member in servers}
     found: dict[str, None] = {}
     for arc in arcs:
-        there = [hosts[rank] for rank in arc.chain]
+        there = [hosts.get(rank, "") for rank in arc.chain]
         found.update((host, None) for host in there if host and there.count(host) > 1)
     return sorted(found)
 

@@ -146,13 +146,15 @@ class Views:
         self._acknowledged: dict[NodeId, ViewId] = {}
 
     def sent(self, node: NodeId, message: Message) -> None:
-        """No server acknowledges under an old view after it did under a newer one."""
+        """No server answers under an old view after it did under a newer one, or promised one."""
         if isinstance(message, Frozen):
             self._promised[node] = max(message.view, self._promised.get(node, NO_VIEW))
         elif isinstance(message, Reply) and message.code in ("applied", "accepted"):
             if message.view < self._acknowledged.get(node, NO_VIEW):
                 text = f"{node} acknowledged under {message.view} after a newer view"
                 raise violated("old view", text)
+            if message.view < self._promised.get(node, NO_VIEW):
+                raise violated("view", f"{node} answers in {message.view}, having promised a later")
             self._acknowledged[node] = message.view
 
     def pushed(self, node: NodeId, request: Request, present: ViewId) -> None:

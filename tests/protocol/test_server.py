@@ -200,6 +200,18 @@ def test_a_promise_holds_against_older_views(server, rigs):
     assert not server.machine.frozen
 
 
+def test_a_view_older_than_the_promised_one_closes_no_round(synchronous, rigs, values):
+    """It would be without worker-1; the clocks in the promise are to be true until the next."""
+    synchronous.ask(0, 0, values, clock=0, pushes=PUSH, advance=1)
+    synchronous.receive(SCHEDULER, Freeze((1, 3)))
+    older = rigs.view_of(2, workers=1, tables=synchronous.view.tables)
+    synchronous.receive(SCHEDULER, NewView(older))
+    assert synchronous.sent() == []
+    assert synchronous.machine.session.view_id == (1, 1)
+    synchronous.adopt(rigs.view_of(3, workers=1, tables=synchronous.view.tables))
+    assert synchronous.codes("worker-0") == ["applied"]
+
+
 def test_a_pull_that_comes_again_names_what_is_here(server):
     for _ in range(2):
         assert server.ask(0, 0, pulls=(Part(0, 0, 4),)) == ["applied"]

@@ -43,6 +43,7 @@ from shoal.protocol.messages import (
     Learned,
     Leave,
     Message,
+    NewView,
     Probe,
     Replicate,
     Replicated,
@@ -180,6 +181,8 @@ class ServerMachine:
             self.draining.begin(message, now, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
+        elif isinstance(message, NewView) and message.view.id < self.gate.promised:
+            self.answers.count(out, "older view", sender, "NewView")  # its clocks are promised
         else:
             view = self.session.handle(message, now, out)
             if view is not None:

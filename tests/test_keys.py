@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange, cut_at_edges, cut_sorted, split_evenly, tiles
+from shoal.keys import KeyRange, cut_at_edges, split_evenly, tiles
 
 ranges = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda pair: KeyRange(*sorted(pair)))
 
@@ -81,14 +81,6 @@ def test_a_piece_is_inside_or_outside_each_range(whole, parts):
 def test_pieces_are_as_few_as_can_be():
     parts = [KeyRange(0, 4), KeyRange(0, 9), KeyRange(7, 30), KeyRange(12, 14)]
     assert cut_at_edges(KeyRange(2, 9), parts) == [KeyRange(2, 4), KeyRange(4, 7), KeyRange(7, 9)]
-
-
-@given(st.sets(st.integers(0, 40)), st.lists(ranges, max_size=5))
-def test_sorted_keys_are_cut_as_a_filter_would(keys, parts):
-    ordered = sorted(keys)
-    found = {index: ordered[a:b] for index, a, b in cut_sorted(ordered, parts)}
-    dumb = {i: [key for key in ordered if key in part] for i, part in enumerate(parts)}
-    assert found == {i: chosen for i, chosen in dumb.items() if chosen}
 
 
 @pytest.mark.parametrize(

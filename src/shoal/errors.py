@@ -109,6 +109,10 @@ class JoinRefused(Refused):
     """The scheduler refused this node."""
 
 
+class ClusterFull(JoinRefused):
+    """All have joined that this run is to have; one of them may be dead, and not taken for it."""
+
+
 class RoundClosed(Refused):
     """A push arrived for a round that had already closed, and was not counted."""
 

@@ -7,8 +7,7 @@ the hash slots that keys are in.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -79,19 +78,6 @@ def cut_at_edges(whole: KeyRange, ranges: Iterable[KeyRange]) -> list[KeyRange]:
     for part in ranges:
         edges.update(edge for edge in (part.start, part.stop) if whole.start < edge < whole.stop)
     return [KeyRange(start, stop) for start, stop in pairwise(sorted(edges))]
-
-
-def cut_sorted(keys: Sequence[int], ranges: Sequence[KeyRange]) -> Iterator[tuple[int, int, int]]:
-    """For each range that holds any of the sorted `keys`: (range index, first, last) into `keys`.
-
-    >>> list(cut_sorted([1, 4, 5, 9], [KeyRange(0, 4), KeyRange(4, 8), KeyRange(8, 12)]))
-    [(0, 0, 1), (1, 1, 3), (2, 3, 4)]
-    """
-    for index, part in enumerate(ranges):
-        first = bisect_left(keys, part.start)
-        last = bisect_left(keys, part.stop, first)
-        if first < last:
-            yield index, first, last
 
 
 def tiles(ranges: Sequence[KeyRange], total: int) -> bool:

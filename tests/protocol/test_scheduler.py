@@ -146,7 +146,8 @@ def test_repeated_joins_do_not_put_a_view_off(make):
 def test_joins_that_come_too_late_or_too_many_are_refused_with_the_reason(make):
     rig = make()
     rig.join("worker-0", "worker-1", "worker-2")
-    assert rig.sent() == [NotJoined("too many: this run has 2 workers and all of them have joined")]
+    reason = "too many: this run has 2 workers and all of them have joined"
+    assert rig.sent() == [NotJoined(reason, full=True)]
     rig.join("server-0", "worker-3")
     assert rig.sent() == [NotJoined("too late: the run has started with all its 2 workers")]
     rig.receive("x", Join("x", "scheduler", "", ""))
@@ -554,6 +555,28 @@ def test_a_worker_that_has_finished_is_not_dropped(make):
     rig.receive("worker-1", Finish(3))
     waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
     assert "worker-1" in rig.machine.roster.members
+
+
+def test_nobody_is_dropped_before_a_whole_window(make):
+    rig = make(slow_share=0.5, slow_s=4.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0, 3), (0, 4))
+    assert "worker-1" in rig.machine.roster.members
+
+
+def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
+    rig = make(servers=2, slow_share=0.5, slow_s=3.0)
+    rig.join("server-0", "server-1", "worker-0", "worker-1")
+    told = [(0, n) for n in range(9)]
+    for seconds in told:
+        rig.now += 1
+        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, seconds[1]))))
+    assert "worker-1" in rig.machine.roster.members
+    for seconds in told:
+        rig.now += 1
+        rig.receive("server-1", Heartbeat(2, 1, rig.view.id))
+        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
+    assert "worker-1" not in rig.machine.roster.members
 
 
 def test_the_shares_are_told(make):

@@ -1,9 +1,10 @@
 """What a server says of those who wait at it."""
 
+import msgspec
 import pytest
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import Because, Part, Waited, Waiting, Why
+from shoal.protocol.messages import SCHEDULER, Because, Freeze, Part, Waited, Waiting, Why
 from shoal.tables.spec import bsp, ssp
 
 ALL = (Part(0, 0, 4),)
@@ -18,6 +19,10 @@ def step(server, worker, seq, after_s, pulls=ALL):
     """A worker finishes a clock, so long after what came before."""
     server.now += after_s
     return server.ask(worker, seq, clock=seq, advance=seq + 1, pulls=pulls)
+
+
+def view_of(server, number):
+    return msgspec.structs.replace(server.view, number=number)
 
 
 def told(server):
@@ -49,6 +54,15 @@ def test_where_nobody_waits_nobody_is_late(rigs):
     step(server, 0, 0, 1.0)
     step(server, 1, 0, 1.0)
     assert told(server) == []
+
+
+def test_while_a_view_is_made_nobody_is_waited_for(server):
+    step(server, 0, 0, 0.0)
+    step(server, 1, 0, 0.0)
+    server.receive(SCHEDULER, Freeze((1, 2)))
+    server.now += 3
+    server.adopt(view_of(server, 2))
+    assert told(server) == [{13: 0.25}]
 
 
 def test_it_explains_what_waits(server):

@@ -3,16 +3,18 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from shoal.apps.why import explain
 from shoal.cli import main
 from shoal.engines.cluster import server_task, start_cluster
-from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client
+from shoal.engines.local import LocalEngine, spare_processes
+from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
 
@@ -128,6 +130,26 @@ def test_a_fault_that_is_not_on_the_menu_is_named(tmp_path):
     result = CliRunner().invoke(main, ["chaos", "--menu", "kill-cat", "--out", str(tmp_path)])
     assert result.exit_code != 0
     assert "unknown fault 'kill-cat'" in result.output
+
+
+def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_path):
+    """At first its former self still counts, and there is no room for another."""
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        address = start_cluster(engine, 2, 1, replicas=2)
+
+        def only_the_worker_is_missing():
+            reasons = [wait["reason"] for wait in explain(address)["waits"]]
+            return reasons == ["waits for 1 of 1 workers (worker-0)"]
+
+        until(only_the_worker_is_missing, "both servers have joined")
+        os.kill(engine.pid("server-0"), signal.SIGKILL)
+        spare = spare_processes(2, 2)
+        watching = threading.Thread(target=engine.join, kwargs={"spare": spare}, daemon=True)
+        watching.start()
+        with Client(address, ClientOptions(init_timeout_s=30.0)) as client:
+            assert len(client.view.servers) == 2
+        watching.join()
 
 
 def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):

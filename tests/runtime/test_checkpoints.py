@@ -4,6 +4,7 @@ import json
 import random
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Save
+from shoal.runtime import checkpoints
 from shoal.runtime.checkpoints import Checkpoints, Writer
 from shoal.runtime.shards import SavedShards
 from shoal.tables.opening import open_shard
@@ -114,6 +116,40 @@ def test_a_changed_byte_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataCorrupt, match=r"its checksum is another.*no other is good"):
         Checkpoints(tmp_path).choose()
+
+
+def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, caplog):
+    save(tmp_path, 10)
+    (tmp_path / "0000000020").write_text("in its way")
+    writer = Writer(tmp_path)
+    for clock in (20, 30):
+        for rows in PARTS:
+            writer.put(Save(clock, 0, SPEC, rows, shard_of(rows, clock).state(copied=True), ("w",)))
+    writer.close()
+    (tmp_path / "0000000020").unlink()
+    assert Checkpoints(tmp_path).choose() == 30
+    assert caplog.text.count("checkpoint 20 could not be written") == 2
+
+
+def test_a_disk_that_is_too_slow_costs_checkpoints_and_no_time(tmp_path, caplog, monkeypatch):
+    slow, begun = threading.Event(), threading.Event()
+
+    def write(folder, save):
+        begun.set()
+        slow.wait()
+        right(folder, save)
+
+    right = checkpoints._write
+    monkeypatch.setattr(checkpoints, "_write", write)
+    writer = Writer(tmp_path, most_bytes=1)
+    for clock in (10, 20, 30):
+        writer.put(Save(clock, 0, SPEC, PARTS[0], shard_of(PARTS[0], clock).state(copied=True), ()))
+        begun.wait()
+    slow.set()
+    writer.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["0000000010"]
+    assert "checkpoint 20 is left out" in caplog.text
+    assert "checkpoint 30 is left out" in caplog.text
 
 
 def mutated(data, draw):

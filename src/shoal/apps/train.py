@@ -236,6 +236,10 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
     files = [folder.worker(rank) / "result.json" for rank in range(job.workers)]
     results = [json.loads(file.read_text()) for file in files if file.exists()]
     events = list(read_events(folder.events))
+
+    def names(kind: str) -> list[str]:
+        return [event["name"] for event in events if event["kind"] == kind]
+
     mean = {
         key: sum(result[key] for result in results) / len(results)
         for key in ("accuracy", "loss", "best_accuracy", "staleness")
@@ -247,8 +251,8 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "steps": max(r["steps"] for r in results),
         "wall_s": time.time() - started_at,
         "time_to": time_to(events),
-        "lost": [event["name"] for event in events if event["kind"] == "lost"],
-        "dropped": [event["name"] for event in events if event["kind"] == "dropped"],
+        "lost": [name for name in names("lost") if name not in names("dropped")],
+        "dropped": names("dropped"),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "run_dir": str(folder.path),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.protocol.inquiry import Inquiry
+from shoal.reports.events import read_events
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.node import Node
 from shoal.transport import Identity
@@ -72,7 +72,7 @@ def _address(folder: RunFolder) -> str:
         raise DataMissing(f"there is no run folder {folder.path}")
     ending = "it has left no events"
     if folder.events.exists():
-        events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+        events = read_events(folder.events)
         endings = [event["reason"] for event in events if event["kind"] == "ending"]
         ending = endings[-1] if endings else "nobody has said why"
     raise DataMissing(f"no run is under way in {folder.path}: {ending}")

@@ -116,7 +116,6 @@ class Progress:
         self._client = client
         self._learner = learner
         self._log = log
-        self._in_step = in_step
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
         longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
         self._every = spec.eval_every or max(

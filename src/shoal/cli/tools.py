@@ -179,9 +179,7 @@ SUITES = [
 @click.option(
     "--rounds", type=click.IntRange(1), help="batches  [25; 7 of train, 3 of word2vec and ctr]"
 )
-@click.option(
-    "--replicas", type=click.IntRange(1), default=1, help="dense: pushes to so many, beside one"
-)
+@click.option("--replicas", type=click.IntRange(1), default=1, help="dense, moving: of each row")
 @click.option("--plot", default="", help="a picture of the rows: FILE.png, .svg or .pdf")
 def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: str) -> None:
     """Measure Shoal beside its ceilings, in one run.
@@ -193,6 +191,8 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
     train      steps of two workers beside torch's DDP over gloo
     allreduce  sums of two processes beside gloo's
     word2vec   skip-gram beside gensim (pip install 'shoal[bench]'); on the text of SHOAL_DATA
+    moving     what a server that joins, and one that leaves, cost those who push
+    stragglers workers that are slow by turns, and one that always is
     ctr        logistic regression and its kin beside scikit-learn; on the rows of SHOAL_DATA
     """
     from shoal.apps.bench.plot import plot_rows

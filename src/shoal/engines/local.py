@@ -25,6 +25,7 @@ from types import TracebackType
 
 from shoal.engines.base import Exit, Task
 from shoal.errors import (
+    ClusterFull,
     Dropped,
     JoinRefused,
     JoinTimeout,
@@ -156,8 +157,12 @@ class LocalEngine:
         if each.code < 0:
             return each.name in given_up or (each.name in spare and self._start_again(each.name))
         report = self._report(each) if each.code else None
-        late = isinstance(report, JoinRefused | JoinTimeout) and each.name in self._started_again
-        return late or isinstance(report, Dropped)
+        if each.name in self._started_again:
+            if isinstance(report, ClusterFull):  # its former self is still taken to be alive
+                return self._start_again(each.name)
+            if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
+                return True
+        return isinstance(report, Dropped)
 
     def _start_again(self, name: str) -> bool:
         """Unless it has been too often lately."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from shoal.errors import Refused
 from shoal.tables.spec import TableSpec
 
@@ -29,6 +27,6 @@ class Declared:
         if known is None:
             self.specs = (*self.specs, spec.cut(servers))
             return True
-        if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) != spec:
+        if not known.is_cut_of(spec):
             raise Refused(f"table {spec.name!r} exists with another specification")
         return False

@@ -76,4 +76,6 @@ def asked(request: Request, tables: Sequence[str]) -> str:
 
     words = [f"push {of(part)}" for part in request.pushes]
     words += [f"pull {of(part)}" for part in request.pulls]
-    return f"{', '.join(words)} at clock {max(request.clock, request.advance)}"
+    clock = max(request.clock, request.advance)
+    when = "after its last clock" if clock >= FOREVER else f"at clock {clock}"
+    return f"{', '.join(words)} {when}"

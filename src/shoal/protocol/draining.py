@@ -25,19 +25,23 @@ class Draining:
         self._handover = handover
         self._asked: Drain | None = None  # what is not answered yet
         self._drained: ViewId = NO_VIEW
+        self._given_up: ViewId = NO_VIEW
 
     def begin(self, message: Drain, now: float, out: Effects) -> None:
         """The scheduler asks for it, perhaps once more."""
-        if message.view > self._gate.promised:
-            if not self._gate.draining:
-                self._gate.draining = True
-                self._handover.flush(out)
-            self._asked = message
+        if message.view <= max(self._gate.promised, self._given_up):
+            return
+        if not self._gate.draining:
+            self._gate.draining = True
             self.until = now + self._replication.options.drain_s
+            self._handover.flush(out)
+        self._asked = message
 
     def tick(self, now: float) -> None:
         """Nobody waits for ever: what comes is let in again."""
         if now >= self.until:
+            if self._asked is not None:
+                self._given_up = self._asked.view
             self.end()
             self._gate.draining = False
 

@@ -90,6 +90,11 @@ class Gate:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.promised > self.view
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is let in at present."""
+        return self.frozen or self.draining
+
     def place(
         self, tables: Sequence[TableSpec], copies: Mapping[int, Copy], rank: int, changed: bool
     ) -> None:

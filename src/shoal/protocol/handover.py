@@ -7,7 +7,7 @@ from typing import cast
 
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.gate import Gate
-from shoal.protocol.links import Operation
+from shoal.protocol.links import Operation, nothing
 from shoal.protocol.machine import Effects
 from shoal.protocol.messages import Part
 from shoal.protocol.replication import Replication
@@ -71,7 +71,7 @@ class Handover:
                 origin = window.incarnation, entry.seq, window.settled_below
                 rank, clock, weight = self._replication.rank, entry.clock, entry.weight
                 accepted = Operation(
-                    "accept", rank, minimum, changes, (origin,), _nothing, clock, weight
+                    "accept", rank, minimum, changes, (origin,), nothing, clock, weight
                 )
                 self._replication.carry(accepted, out)
 
@@ -98,7 +98,7 @@ class Handover:
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
-                if copies[number].arc.head == rank and copies[number].reached <= entry.clock
+                if copies[number].arc.head == rank and copies[number].closed <= entry.clock
             ]
             if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
@@ -111,7 +111,3 @@ def _part_of(staged: Staged, table: int) -> Part:
     """What a push that has come in names, as others are to be told."""
     keys = -1 if staged.keys is None else len(staged.keys)
     return Part(table, staged.rows.start, staged.rows.stop, keys)
-
-
-def _nothing() -> None:
-    """What is sent is a copy."""

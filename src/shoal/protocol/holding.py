@@ -59,6 +59,7 @@ class Holding:
             elif _learns_anew(copy, arc, rank):
                 self._drop(copy)
                 moved.cut[copy.number] = copy, []
+                moved.chains = True
             else:
                 del mine[copy.table, copy.rows.start]
                 self._keep(copy, arc, rank, moved)

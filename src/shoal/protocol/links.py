@@ -247,3 +247,7 @@ class Incoming:
         self.expected = 0
         self.early: dict[int, tuple[Replicate | State, Loads]] = {}
         self.said: Replicated | None = None
+
+
+def nothing() -> None:
+    """Where what is sent is a copy, nothing is to be released."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from shoal.errors import RangeLost
-from shoal.protocol.messages import Frozen
+from shoal.protocol.messages import Frozen, NotJoined
 from shoal.protocol.moving import Moves, next_arcs
 from shoal.protocol.placement import Arcs, place
 from shoal.protocol.record import SchedulerOptions
@@ -31,17 +31,18 @@ def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
 
 def join_refusal(
     role: Role, members: Iterable[Member], view: View | None, options: SchedulerOptions
-) -> str:
-    """Why somebody cannot join; empty where they can. Servers may join a running job."""
+) -> NotJoined | None:
+    """Why somebody cannot join; None where they can. Servers may join a running job."""
     if role == "scheduler":
-        return "there is a scheduler already"
+        return NotJoined("there is a scheduler already")
     limit = options.servers if role == "server" else options.workers
     elastic = options.elastic or (role == "server" and view is not None)
     if view is not None and not elastic:
-        return f"too late: the run has started with all its {limit} {role}s"
+        return NotJoined(f"too late: the run has started with all its {limit} {role}s")
     if sum(m.role == role for m in members) >= limit and not elastic:
-        return f"too many: this run has {limit} {role}s and all of them have joined"
-    return ""
+        reason = f"too many: this run has {limit} {role}s and all of them have joined"
+        return NotJoined(reason, full=True)
+    return None
 
 
 def range_lost(dead: Member, rows: Sequence[str], silence_s: float) -> RangeLost:

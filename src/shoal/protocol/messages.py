@@ -73,7 +73,10 @@ class Joined(Body, frozen=True, array_like=True, tag=True):
 
 
 class NotJoined(Body, frozen=True, array_like=True, tag=True):
+    """full: because there are as many as there are to be."""
+
     reason: str
+    full: bool = False
 
 
 class Heartbeat(Body, frozen=True, array_like=True, tag=True):

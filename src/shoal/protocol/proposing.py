@@ -16,6 +16,8 @@ class Proposal:
     number:   of the view; asked of a server until it answers
     reason:   for it, where that is not who came and went
     since:    when it was begun
+    drains:   whether servers were to drain first
+    draining: ... and still are
     """
 
     def __init__(
@@ -24,8 +26,9 @@ class Proposal:
         self.number = number
         self.reason = reason
         self.since = now
+        self.drains = drain
         self.again_at = -inf
-        self._draining = drain
+        self.draining = drain
         self._resend_s = resend_s
         self._drained: set[NodeId] = set()
         self._promises: dict[NodeId, Frozen] = {}
@@ -37,8 +40,8 @@ class Proposal:
 
     def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
         """... of some, that may not have been reached before."""
-        answered: Collection[NodeId] = self._drained if self._draining else self._promises
-        question = Drain(self.number) if self._draining else Freeze(self.number)
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
+        question = Drain(self.number) if self.draining else Freeze(self.number)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
 
     def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
@@ -53,23 +56,23 @@ class Proposal:
 
     def hurry(self) -> None:
         """Somebody is gone: what is under way between servers may never come there."""
-        if self._draining:
-            self._draining, self.again_at = False, -inf
+        if self.draining:
+            self.draining, self.again_at = False, -inf
 
     def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
         """Ask for what is to be asked next; whether all have promised."""
-        if self._draining and all(node in self._drained for node in servers):
+        if self.draining and all(node in self._drained for node in servers):
             self.hurry()
         if self.again_at == -inf:
             self.ask(servers, now, out)
-        return not self._draining and all(node in self._promises for node in servers)
+        return not self.draining and all(node in self._promises for node in servers)
 
     def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
         """For whom the scheduler waits."""
-        answered: Collection[NodeId] = self._drained if self._draining else self._promises
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
         absent = sorted(member.name for member in servers if member.id not in answered)
         what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
-        todo = "drain" if self._draining else "freeze"
+        todo = "drain" if self.draining else "freeze"
         reason = f"waits for {', '.join(absent)} to {todo}"
         return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
 

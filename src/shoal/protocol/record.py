@@ -15,6 +15,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     silence_s:         a member that is not heard of for this long is taken for dead
     broken_s:          ... or for this long after its connection broke
     resend_s:          between repetitions of an unanswered Freeze or End
+    drain_s:           how long servers are asked to drain for a view that moves rows; when that was
+                       in vain, a view without moves is made, and it is tried again after pause_s
     linger_s:          at the end, how long to wait for members to confirm it
     replicas:          servers that have a copy of each row, where there are as many
     slow_share:        a worker is dropped that others have waited for in so much of the last
@@ -31,6 +33,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     linger_s: float = 2.0
     elastic: bool = False
     replicas: int = 1
+    drain_s: float = 2.0
+    pause_s: float = 10.0
     slow_share: float = 0.0
     slow_s: float = 5.0
 

@@ -24,6 +24,7 @@ from shoal.protocol.links import (
     Operation,
     ReplicationOptions,
     StateOperation,
+    nothing,
 )
 from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
 from shoal.protocol.messages import Part, Replicate, Replicated, State
@@ -156,7 +157,7 @@ class Replication:
         for to in following:
             clock = self._clock_of(head, own, to) if to is not None else -1
             if to is not None and self._link(to).told.get(head, -1) < clock:
-                alone = Operation("round", head, clock, [], (), _nothing)
+                alone = Operation("round", head, clock, [], (), nothing)
                 self._link(to).say(alone, [], clock, self.now, out)
 
     def _clock_of(self, head: int, own: int, to: NodeId | None) -> int:
@@ -365,7 +366,3 @@ class Replication:
             if each.copy.done < each.version
         }
         return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""
-
-
-def _nothing() -> None:
-    """Where nothing is to be released."""

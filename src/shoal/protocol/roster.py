@@ -77,6 +77,11 @@ class Roster:
         """Who is to be taken for dead."""
         return [node for node, at in self._silent_at.items() if now >= at]
 
+    def quiet_for(self, now: float) -> float:
+        """For how long the server has not been heard of that has been quiet for longest."""
+        heard = [self._silent_at[n] - self._options.silence_s for n in self.servers()]
+        return now - min(heard, default=now)
+
     def silent_at(self) -> float:
         """When the next one is."""
         return min(self._silent_at.values(), default=inf)

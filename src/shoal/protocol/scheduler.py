@@ -244,14 +244,15 @@ class SchedulerMachine:
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.roster.members.get(sender)
         if known is None:
-            refusal = join_refusal(
-                message.role, self.roster.members.values(), self.view, self.options
-            )
-            refusal = "the run has ended" if self.ended else refusal
-            refusal = refusal if message.node == sender else "it speaks for somebody else"
-            if refusal:
-                out.append(Note("refused", {"role": message.role, "reason": refusal}))
-                out.append(Send(sender, NotJoined(refusal)))
+            present = self.roster.members.values()
+            refusal = join_refusal(message.role, present, self.view, self.options)
+            if self.ended:
+                refusal = NotJoined("the run has ended")
+            if message.node != sender:
+                refusal = NotJoined("it speaks for somebody else")
+            if refusal is not None:
+                out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
+                out.append(Send(sender, refusal))
                 return
             known = self.roster.admit(sender, message)
             self._persist(out)

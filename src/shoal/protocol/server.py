@@ -104,7 +104,7 @@ class ServerMachine:
         )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
-        self.waits = Waits(session, self._workers, self.clocks, self.execution)
+        self.waits = Waits(session, self._workers, self.clocks, self.gate, self.execution)
         self._story = Story()
 
     # ------------------------------------------------------------------ the contract

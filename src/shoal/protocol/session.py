@@ -13,6 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from shoal.errors import (
+    ClusterFull,
     Dropped,
     JoinRefused,
     JoinTimeout,
@@ -131,11 +132,9 @@ class Session:
         """Ask for a table. The view may have it already; another of its name is refused."""
         question = Declare(self.incarnation, spec)
         self.ask(f"table {spec.name}", request_id, question, now, out)
-        number = self.view.named(spec.name) if self.view else None
-        if self.view is not None and number is not None:
-            known = self.view.tables[number]
-            if msgspec.structs.replace(known, fragment_rows=spec.fragment_rows) == spec:
-                self.answered(f"table {spec.name}", out)
+        tables = self.view.tables if self.view is not None else ()
+        if any(known.name == spec.name and known.is_cut_of(spec) for known in tables):
+            self.answered(f"table {spec.name}", out)
 
     def await_view(self, request_id: int, out: Effects) -> None:
         """Resolved with the first view that this member is in."""
@@ -242,8 +241,9 @@ class Session:
                 if self.view is None and incarnation > self.incarnation:
                     self.incarnation, self.rank = incarnation, rank
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
-            case NotJoined(reason):
-                self._stop(out, JoinRefused(f"the scheduler refused this {self.role}: {reason}"))
+            case NotJoined(reason, full):
+                refused = ClusterFull if full else JoinRefused
+                self._stop(out, refused(f"the scheduler refused this {self.role}: {reason}"))
             case NewView(view):
                 return self._adopt(view, out)
             case NotDeclared(table, reason):

@@ -9,6 +9,7 @@ from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.roster import Roster
 from shoal.protocol.views import Member
 
+STALLED_S = 2.0  # a server that is not heard of for so long may be what others wait for
 Told = list[tuple[float, float]]  # (when, seconds so far)
 
 
@@ -42,6 +43,11 @@ class Stragglers:
         """Whom the others are to go on without, and why; somebody is left."""
         limit, at_work = self._options.slow_share, roster.at_work()
         if not limit or len(at_work) < 2:
+            return []
+        if roster.quiet_for(now) >= STALLED_S:  # perhaps it is a server that they wait for
+            self._told.clear()
+        since = min((told[0][0] for told in self._told.values()), default=now)
+        if now - since < self._options.slow_s:
             return []
         late = [(m, s) for m, s in self.shares(roster.members, now) if m.id in at_work]
         return [

@@ -51,6 +51,7 @@ class Succession:
         self._tables = Declared(record.view.tables if record.view else ())
         self._proposal: Proposal | None = None
         self._over = False
+        self._still_until = inf  # no rows move before, because they could not
         self._crowded: list[str] = []
 
     def end(self) -> None:
@@ -58,12 +59,18 @@ class Succession:
         self._over, self._proposal = True, None
 
     def wakes_at(self) -> float:
-        return self._proposal.again_at if self._proposal is not None else inf
+        return self._proposal.again_at if self._proposal is not None else self._still_until
 
     def tick(self, now: float, out: Effects) -> None:
-        """Ask again whoever has not answered."""
+        """Ask again whoever has not answered; give up what takes too long."""
         if self._proposal is not None and now >= self._proposal.again_at:
-            self._proposal.ask(self._roster.servers(), now, out)
+            if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
+                self.hurry(now, out)
+            else:
+                self._proposal.ask(self._roster.servers(), now, out)
+        elif now >= self._still_until:
+            self._still_until = inf
+            self.consider(now, out)
 
     def remind(self, server: NodeId, out: Effects) -> None:
         """It may not have been reached before."""
@@ -116,13 +123,17 @@ class Succession:
         due, reason = self._decide()
         if due:
             self.propose("", now, out)  # who came and went is looked up when it is made
-        elif self.view is not None and self._proposal is None and not self._over:
+        elif self.view is not None and self._may_move():
             planned = self._next((self.term, self._number + 1), drained=True)
             if not settled(planned.arcs, self.view.arcs) or self.relocating.gone(planned):
                 self.propose("rows move", now, out, drain=True)
         elif reason != self.reason:
             out.append(Note("no view", {"reason": reason}))
         self.reason = reason
+
+    def _may_move(self) -> bool:
+        """Whether rows may move now, should any have to."""
+        return self._proposal is None and not self._over and self._still_until == inf
 
     def _decide(self) -> tuple[bool, str]:
         roster = self._roster
@@ -156,6 +167,8 @@ class Succession:
         before = self.view.servers if self.view is not None else ()
         drained = all(promise.drained for promise in promises)
         drained = drained and all(member.id in self._roster.members for member in before)
+        if proposal.drains and not drained:
+            self._still_until = now + self._options.pause_s
         self._adopt(self._next(proposal.number, drained, promises, reason), out)
         self.consider(now, out)
 

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from shoal.protocol.gate import Gate
-from shoal.protocol.links import Chunk, StateOperation
+from shoal.protocol.links import Chunk, StateOperation, nothing
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Part, Past, Seen, State
 from shoal.protocol.replication import Replication
@@ -93,7 +93,7 @@ class Transfers:
         transfer.next_at = now + nbytes / options.state_bytes_per_s
         transfer.at, transfer.ended = piece.after, piece.last
         head = copy.arc.head
-        operation = StateOperation("round", head, 0, [transfer.chunk], (), _nothing)
+        operation = StateOperation("round", head, 0, [transfer.chunk], (), nothing)
         self._replication.carry(operation, out)
 
     def _past(self, copy: Copy) -> Past:
@@ -158,7 +158,3 @@ class Transfers:
 
 def _is_in(taking: Taking, copy: Copy) -> bool:
     return taking.copy is copy and taking.version >= 0
-
-
-def _nothing() -> None:
-    """Nothing is kept for it."""

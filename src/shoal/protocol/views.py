@@ -97,6 +97,3 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     def named(self, table: str) -> int | None:
         """The number of the table of that name."""
         return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
-
-    def server_at(self, rank: int) -> Member | None:
-        return next((m for m in self.servers if m.rank == rank), None)

@@ -8,6 +8,7 @@ from math import inf
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import asked
 from shoal.protocol.execution import Execution
+from shoal.protocol.gate import Gate
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Because, Waited, Waiting
 from shoal.protocol.session import Session
@@ -20,7 +21,7 @@ class Waits:
     """What one server has seen.
 
     A worker is waited for while a request waits and it is one of those that are furthest back,
-    unless these are more than half of all.
+    unless these are more than half of all, or nobody is let in at present.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Waits:
         session: Session,
         workers: Mapping[int, Member],
         clocks: VectorClock,
+        gate: Gate,
         execution: Execution,
     ) -> None:
         self._session = session
         self._workers = workers
         self._clocks = clocks
+        self._gate = gate
         self._execution = execution
         self._seconds: dict[int, float] = {}
         self._late: Sequence[int] = ()
@@ -44,7 +47,7 @@ class Waits:
         for worker in self._late:
             self._seconds[worker] = self._seconds.get(worker, 0.0) + now - self._since
         self._since = now
-        self._late = self._latest() if self._execution.parked else ()
+        self._late = self._latest() if self._execution.parked and not self._gate.closed else ()
         if self._seconds and now >= self._tell_at and not self._session.ended:
             self._tell_at = now + TELL_S
             self._seconds = {w: s for w, s in self._seconds.items() if w in self._workers}

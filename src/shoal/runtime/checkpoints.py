@@ -6,13 +6,14 @@ run. A checkpoint is complete when its files tile every table: nothing else has 
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from queue import Queue
-from threading import Thread
+from queue import SimpleQueue
+from threading import Lock, Thread
 
 import msgspec
 import torch
@@ -26,24 +27,39 @@ from shoal.protocol.machine import Save
 from shoal.runtime.shards import Tables
 from shoal.tables.spec import TableSpec
 
-WAITING_MOST = 64  # arcs that wait to be written: a server whose disk is slower waits for it
+WAITING_BYTES = 1 << 30  # of arcs that wait to be written; one alone may be more
+
+log = logging.getLogger("shoal.checkpoints")
 
 
 class Writer:
     """Writes what a server has taken, in a thread of its own.
 
-    offset: the clock of the checkpoint that the run goes on from
+    What cannot be written, or not as fast as it comes, is left out: then its checkpoint is not
+    complete, and the one before it counts. The server goes on.
+
+    offset:  the clock of the checkpoint that the run goes on from
     """
 
-    def __init__(self, folder: Path, offset: int = 0) -> None:
+    def __init__(self, folder: Path, offset: int = 0, most_bytes: int = WAITING_BYTES) -> None:
         self._folder = folder
         self._offset = offset
-        self._waiting: Queue[Save | None] = Queue(WAITING_MOST)
+        self._most_bytes = most_bytes
+        self._lock = Lock()
+        self._bytes = 0
+        self._waiting: SimpleQueue[Save | None] = SimpleQueue()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def put(self, save: Save) -> None:
-        self._waiting.put(save)
+        nbytes = _size(save)
+        with self._lock:
+            full = self._bytes > 0 and self._bytes + nbytes > self._most_bytes
+            self._bytes += 0 if full else nbytes
+        if full:
+            log.warning("checkpoint %d is left out: the disk is too slow for it", save.clock)
+        else:
+            self._waiting.put(save)
 
     def close(self) -> None:
         """When everything is written."""
@@ -52,7 +68,16 @@ class Writer:
 
     def _run(self) -> None:
         while (save := self._waiting.get()) is not None:
-            _write(self._folder / f"{save.clock + self._offset:010d}", save)
+            try:
+                _write(self._folder / f"{save.clock + self._offset:010d}", save)
+            except (OSError, SafetensorError) as error:
+                log.warning("checkpoint %d could not be written: %s", save.clock, error)
+            with self._lock:
+                self._bytes -= _size(save)
+
+
+def _size(save: Save) -> int:
+    return sum(tensor.nbytes for tensor in save.state.values())
 
 
 def _write(folder: Path, save: Save) -> None:

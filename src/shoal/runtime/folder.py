@@ -5,7 +5,9 @@ job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
+checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock, where they were asked for
 workers/N/train.csv, eval.csv
+pids.json           the processes
 scheduler           its address, while the run goes on
 logs/NAME.log       standard output and error of each process
 logs/NAME.error     the typed error that ended it, where one did

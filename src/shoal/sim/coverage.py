@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shoal.sim.faults import ONE_SIDED, PHASES
 
-LEAST_EVENTS = 500  # a seed that sees less, or fewer faults, proves too little
-LEAST_FAULTS = 3
 LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVERAGE
 LEAST_SEEDS_OF = 200
 

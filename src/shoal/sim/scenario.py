@@ -134,6 +134,8 @@ class Scenario:
             broken_s=1.8,
             elastic=True,
             replicas=plan.replicas,
+            drain_s=0.5,
+            pause_s=0.5,
             slow_share=SLOW_SHARE if Random(seed * 29 + 3).random() < DROPPING else 0.0,
             slow_s=0.5,
         )

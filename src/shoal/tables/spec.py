@@ -231,6 +231,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         total = sum(weights)
         return [weight / total for weight in weights]
 
+    def is_cut_of(self, spec: TableSpec) -> bool:
+        """Whether it is that table, whatever the size of its fragments."""
+        return msgspec.structs.replace(self, fragment_rows=spec.fragment_rows) == spec
+
     def cut(self, servers: int) -> TableSpec:
         """This table with its fragment size fixed: about 1 MiB, less where servers share a table.
 

@@ -29,6 +29,7 @@ EXAMPLES: list[m.Message] = [
     m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a"),
     m.Joined(7, 0),
     m.NotJoined("the run is complete"),
+    m.NotJoined("too many", True),
     m.Heartbeat(7, 123456789, (2, 5)),
     m.HeartbeatSeen(123456789),
     m.Drain((2, 6)),

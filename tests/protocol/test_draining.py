@@ -1,0 +1,89 @@
+"""Draining: it is for rows that move, and nobody waits for it for ever."""
+
+import pytest
+
+from shoal.protocol.draining import Draining
+from shoal.protocol.gate import Gate
+from shoal.protocol.machine import Ticked
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
+from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.replication import Replication
+from shoal.protocol.scheduler import SchedulerMachine
+from shoal.tables.spec import TableSpec
+
+
+class Busy(Replication):
+    """... with something that never comes to the other servers."""
+
+    idle = False
+
+
+class NoHandover:
+    def flush(self, out):
+        pass
+
+
+@pytest.fixture
+def draining():
+    return Draining(Gate(), Busy({}), NoHandover())
+
+
+def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
+    """... for that view; for the next one it tries again."""
+    for now in range(10):
+        draining.begin(Drain((1, 2)), now / 4, [])
+        draining.tick(now / 4)
+    assert not draining._gate.draining
+    draining.begin(Drain((1, 3)), 9.0, [])
+    assert draining._gate.draining
+
+
+@pytest.fixture
+def rig(rigs):
+    """A scheduler of two servers, one of which has just come: rows are to move."""
+
+    class SchedulerRig(rigs.Rig):
+        def join(self, name, role):
+            self.receive(name, Join(name, role, "", ""))
+
+        def frozen(self, *names, drained=False):
+            number = self.machine._views._proposal.number
+            for name in names:
+                self.receive(name, Frozen(number, (), 0, 0, drained))
+
+        def at(self, now):
+            self.now = now
+            self.handle(Ticked())
+            return {type(send.message) for send in self.sends(object)}
+
+    options = SchedulerOptions(servers=1, workers=1, silence_s=100.0, drain_s=2.0, pause_s=10.0)
+    rig = SchedulerRig(SchedulerMachine(options))
+    rig.join("server-0", "server")
+    rig.machine._views._tables.declare(TableSpec("w", 64, fragment_rows=8), 1)
+    rig.join("worker-0", "worker")
+    rig.frozen("server-0")
+    rig.join("server-1", "server")
+    rig.frozen("server-0", "server-1")
+    return rig
+
+
+def test_rows_move_when_all_have_drained(rig):
+    assert len(rig.sent(Drain)) == 2
+    for name in ("server-0", "server-1"):
+        rig.receive(name, Drained(rig.machine._views._proposal.number))
+    assert len(rig.sent(Freeze)) == 2
+    rig.frozen("server-0", "server-1", drained=True)
+    assert any(arc.learning for arc in rig.machine.view.arcs[0])
+
+
+def test_where_a_server_cannot_a_view_without_moves_is_made_and_later_it_is_tried_again(rig):
+    before = rig.machine.view.arcs
+    assert rig.at(1.0) == {Drain}
+    assert rig.at(2.5) == {Freeze}
+    assert rig.at(4.0) == {Freeze}  # the first may have been lost
+    rig.frozen("server-0", "server-1")
+    assert rig.machine.view.arcs == before
+    assert rig.sent(Drain) == []
+    assert rig.at(8.0) == set()
+    assert rig.machine.deadline() == 14.0
+    assert rig.at(14.0) == {Drain}

@@ -4,13 +4,34 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Asked, Discard, Note, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, NewView, Reply, Request
+from shoal.protocol.machine import (
+    Asked,
+    Discard,
+    Note,
+    Persist,
+    Received,
+    Resolve,
+    Send,
+    Stop,
+    Ticked,
+)
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Because,
+    Frozen,
+    Join,
+    NewView,
+    Reply,
+    Request,
+    Why,
+)
 from shoal.protocol.placement import place
+from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import PullOp, PushOp
+from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -198,6 +219,57 @@ class WorkerRig(Rig):
         self.receive(f"server-{server}", reply, payload)
 
 
+class SchedulerRig(Rig):
+    """A scheduler of one server and two workers, and members that talk to it by name."""
+
+    def __init__(self, journal=None, **more):
+        asked = {"servers": 1, "workers": 2, "silence_s": 10, "broken_s": 2, **more}
+        super().__init__(SchedulerMachine(SchedulerOptions(**asked), journal))
+        self.journal = journal
+
+    def handle(self, event):
+        super().handle(event)
+        records = [each.record for each in self.effects if isinstance(each, Persist)]
+        self.journal = records[-1] if records else self.journal
+        return self.effects
+
+    def at(self, now):
+        self.now = now
+        return self.handle(Ticked())
+
+    def join(self, *names):
+        for name in names:
+            role = name.split("-")[0]
+            self.receive(name, Join(name, role, "", "here"))
+            if self.machine._views._proposal is not None:
+                self.promise()
+
+    def promise(self, clocks=(), open_round=0):
+        frozen = Frozen(self.machine._views._proposal.number, clocks, open_round)
+        for node, member in list(self.machine.roster.members.items()):
+            if member.role == "server":
+                self.receive(node, frozen)
+
+    def told(self, kind):
+        """Who was told that kind of thing, by node."""
+        return {send.to: send.message for send in self.sends(kind)}
+
+    def why(self):
+        self.receive("somebody", Why())
+        return list(self.told(Because)["somebody"].waits)
+
+    def restart(self):
+        return SchedulerRig(self.journal, **asdict(self.machine.options))
+
+    @property
+    def stop(self):
+        return next(each for each in self.effects if isinstance(each, Stop))
+
+    @property
+    def view(self):
+        return self.machine.view
+
+
 @pytest.fixture(scope="session")
 def rigs():
     """The vocabulary of these tests."""
@@ -205,6 +277,7 @@ def rigs():
         KeyRange=KeyRange,
         FakeShard=FakeShard,
         Rig=Rig,
+        SchedulerRig=SchedulerRig,
         ServerRig=ServerRig,
         WorkerRig=WorkerRig,
         as_bytes=as_bytes,

@@ -118,6 +118,20 @@ def test_pushes_that_the_dead_had_accepted_go_again_and_then_the_clock(rigs, rig
     assert rig.sent(Request)[-1].follows == (0,)
 
 
+def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull_now(rigs):
+    """One server had the rows; then it heads a chain, and the pull is the tail's."""
+    rig = rigs.WorkerRig(rigs.table(ssp(1), fragment_rows=ROWS), servers=2)
+    out = rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
+    assert asked(rig) == [("0", 0, [(0, ROWS)], [(0, ROWS)], -1)]
+    arcs = tuple(tuple(replace(arc, chain=(0, 1)) for arc in arcs) for arcs in rig.view.arcs)
+    rig.receive(SCHEDULER, NewView(replace(rig.view, number=2, arcs=arcs)))
+    assert ("0", 0, [(0, ROWS)], [], -1) in asked(rig)
+    assert not any(pulls for _, _, _, pulls, _ in asked(rig))
+    rig.answer(0, 0, "applied", view=(1, 2))
+    assert [(to, pulls) for to, _, _, pulls, _ in asked(rig) if pulls] == [("1", [(0, ROWS)])]
+
+
 def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
     """Its caller may write to its buffer by then."""
     rig = rig(bsp())

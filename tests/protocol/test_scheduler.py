@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from shoal.errors import InvalidValue, JoinTimeout, RunAborted
-from shoal.protocol.machine import PeerLost, Persist, Send, Stop, Ticked
+from shoal.protocol.machine import PeerLost, Persist, Send
 from shoal.protocol.messages import (
     Abort,
-    Because,
     Declare,
     End,
     Enter,
@@ -23,68 +22,15 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Released,
-    Waited,
     Waiting,
-    Why,
 )
 from shoal.protocol.record import Record, SchedulerOptions, check_options
-from shoal.protocol.scheduler import SchedulerMachine
 from shoal.tables.spec import Access, TableSpec
 
 
 @pytest.fixture
 def make(rigs):
-    class SchedulerRig(rigs.Rig):
-        """A scheduler of one server and two workers, and members that talk to it by name."""
-
-        def __init__(self, journal=None, **more):
-            asked = {"servers": 1, "workers": 2, "silence_s": 10, "broken_s": 2, **more}
-            super().__init__(SchedulerMachine(SchedulerOptions(**asked), journal))
-            self.journal = journal
-
-        def handle(self, event):
-            super().handle(event)
-            records = [each.record for each in self.effects if isinstance(each, Persist)]
-            self.journal = records[-1] if records else self.journal
-            return self.effects
-
-        def at(self, now):
-            self.now = now
-            return self.handle(Ticked())
-
-        def join(self, *names):
-            for name in names:
-                role = name.split("-")[0]
-                self.receive(name, Join(name, role, "", "here"))
-                if self.machine._views._proposal is not None:
-                    self.promise()
-
-        def promise(self, clocks=(), open_round=0):
-            frozen = Frozen(self.machine._views._proposal.number, clocks, open_round)
-            for node, member in list(self.machine.roster.members.items()):
-                if member.role == "server":
-                    self.receive(node, frozen)
-
-        def told(self, kind):
-            """Who was told that kind of thing, by node."""
-            return {send.to: send.message for send in self.sends(kind)}
-
-        def why(self, **asked):
-            self.receive("somebody", Why())
-            return list(self.told(Because)["somebody"].waits)
-
-        def restart(self):
-            return SchedulerRig(self.journal, **msgspec.structs.asdict(self.machine.options))
-
-        @property
-        def stop(self):
-            return next(each for each in self.effects if isinstance(each, Stop))
-
-        @property
-        def view(self):
-            return self.machine.view
-
-    return SchedulerRig
+    return rigs.SchedulerRig
 
 
 @pytest.fixture
@@ -192,6 +138,12 @@ def test_somebody_is_lost_again_before_the_first_view(make):
     assert len(rig.view.servers) == 2
 
 
+def test_nobody_joins_for_somebody_else(make):
+    rig = make()
+    rig.receive("worker-0", Join("worker-1", "worker", "", ""))
+    assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
+
+
 # ---------------------------------------------------------------------------- views
 
 
@@ -258,6 +210,17 @@ def test_heartbeats_are_seen_and_bring_the_view(cluster):
 def test_a_stranger_is_told_to_join_again(cluster):
     cluster.receive("worker-9", Heartbeat(9, 0, (1, 1)))
     assert "not a member of this run" in cluster.sent(End)[0].error
+
+
+def test_it_is_said_where_replicas_would_die_together(make):
+    rig = make(servers=2, workers=1, replicas=2)
+    rig.join("server-0", "server-1", "worker-0")
+    rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
+    rig.promise()
+    assert rig.notes("crowded") == [{"hosts": ["here"]}]
+    rig.receive("server-2", Join("server-2", "server", "", "there"))
+    rig.promise()
+    assert rig.notes("crowded") == []
 
 
 # ---------------------------------------------------------------------------- deaths
@@ -475,116 +438,3 @@ def test_options_that_make_no_cluster(servers, workers, words):
     with pytest.raises(InvalidValue, match=words):
         check_options(SchedulerOptions(servers, workers))
     check_options(SchedulerOptions(0, 1))
-
-
-def test_it_is_said_where_replicas_would_die_together(make):
-    rig = make(servers=2, workers=1, replicas=2)
-    rig.join("server-0", "server-1", "worker-0")
-    rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
-    rig.promise()
-    assert rig.notes("crowded") == [{"hosts": ["here"]}]
-    rig.receive("server-2", Join("server-2", "server", "", "there"))
-    rig.promise()
-    assert rig.notes("crowded") == []
-
-
-def test_nobody_joins_for_somebody_else(make):
-    rig = make()
-    rig.receive("worker-0", Join("worker-1", "worker", "", ""))
-    assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
-
-
-# ---------------------------------------------------------------------------- who waits for whom
-
-
-def test_it_says_whom_it_waits_for(make):
-    rig = make()
-    rig.join("server-0", "worker-0")
-    assert rig.why() == [
-        Waiting("the scheduler", "the first view", "waits for 1 of 2 workers (worker-1)", 0.0)
-    ]
-    rig.receive("worker-1", Join("worker-1", "worker", "", ""))
-    rig.now += 3
-    frozen, first = rig.why()
-    assert frozen == Waiting("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
-    assert (first.what, first.seconds) == ("the first view", 3.0)
-    rig.promise()
-    assert rig.why() == []
-
-
-def waited(rig, *totals):
-    """A server tells every second how long it has waited for both workers so far."""
-    for first, second in totals:
-        rig.now += 1
-        rig.receive("server-0", Waited(1, ((2, first), (3, second))))
-
-
-def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
-    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
-    rig.join("server-0", "worker-0", "worker-1")
-    waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
-    assert "worker-1" in rig.machine.roster.members
-    waited(rig, (0.4, 2.5))
-    reason = "the others waited for worker-1 62% of the last 4 s"
-    assert rig.told(End) == {"worker-1": End(reason, "dropped")}
-    assert rig.notes("dropped") == [{"name": "worker-1", "reason": reason}]
-    rig.promise()
-    assert [member.name for member in rig.view.workers] == ["worker-0"]
-    waited(rig, (3.4, 2.5), (6.4, 2.5), (9.4, 2.5), (12.4, 2.5))
-    assert "worker-0" in rig.machine.roster.members  # somebody is left
-
-
-@pytest.mark.parametrize(
-    ("options", "totals"),
-    [
-        ({"slow_share": 0.0}, [(0, n) for n in range(9)]),  # nobody wants it
-        ({"slow_share": 0.5}, [(0.3 * n, 0.4 * n) for n in range(20)]),  # by turns
-        ({"slow_share": 0.5}, [(0, 0), (0, 1), (0, 1.9), (0, 1.9), (0, 1.9), (0, 2.5), (0, 2.5)]),
-    ],
-)
-def test_others_stay(make, options, totals):
-    rig = make(slow_s=4.0, **options)
-    rig.join("server-0", "worker-0", "worker-1")
-    waited(rig, *totals)
-    assert len(rig.machine.roster.members) == 3
-
-
-def test_a_worker_that_has_finished_is_not_dropped(make):
-    rig = make(slow_share=0.5, slow_s=2.0)
-    rig.join("server-0", "worker-0", "worker-1")
-    rig.receive("worker-1", Finish(3))
-    waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
-    assert "worker-1" in rig.machine.roster.members
-
-
-def test_nobody_is_dropped_before_a_whole_window(make):
-    rig = make(slow_share=0.5, slow_s=4.0)
-    rig.join("server-0", "worker-0", "worker-1")
-    waited(rig, (0, 0), (0, 3), (0, 4))
-    assert "worker-1" in rig.machine.roster.members
-
-
-def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
-    rig = make(servers=2, slow_share=0.5, slow_s=3.0)
-    rig.join("server-0", "server-1", "worker-0", "worker-1")
-    told = [(0, n) for n in range(9)]
-    for seconds in told:
-        rig.now += 1
-        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, seconds[1]))))
-    assert "worker-1" in rig.machine.roster.members
-    for seconds in told:
-        rig.now += 1
-        rig.receive("server-1", Heartbeat(2, 1, rig.view.id))
-        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
-    assert "worker-1" not in rig.machine.roster.members
-
-
-def test_the_shares_are_told(make):
-    rig = make(slow_s=4.0)
-    rig.join("server-0", "worker-0", "worker-1")
-    waited(rig, (0, 0), (0, 1), (0, 2))
-    rig.receive("somebody", Why())
-    [because] = rig.sent(Because)
-    assert because.slow == (("worker-1", 0.5), ("worker-0", 0.0))
-    assert because.over_s == 4.0
-    assert because.view == rig.view

@@ -6,7 +6,6 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol import membership as membership_module
-from shoal.protocol import rerouting as rerouting_module
 from shoal.protocol import succession as succession_module
 from shoal.protocol import worker as worker_module
 from shoal.protocol.consistency import VectorClock
@@ -192,9 +191,9 @@ def requests_outlive_their_view():
 
     def forget(self):
         shards = self._shards
-        for waiting, pulled in ((self.parked, True), (self._undone, False)):
+        for waiting in (self.parked, self._undone):
             for key, each in list(waiting.items()):
-                taken = each.taken if pulled else each
+                taken = each.taken
                 if any(number not in shards for number, _, _ in taken.footprint.pulls):
                     taken.window.codes[key[1]] = "accepted"
                     del waiting[key]
@@ -246,22 +245,6 @@ def open_rounds_stay_behind():
 def clock_by_another_way():
     """A head's clock is told for arcs that come by another way, and are not as far."""
     with patch.object(Replication, "_clock_of", lambda self, head, own, to: own):
-        yield
-
-
-@contextmanager
-def push_and_pull_stay_together():
-    """What travelled together is cut for other servers as it was."""
-
-    def reroute(flight, before, router, clock):
-        rides, router.rides = router.rides, lambda ask: True
-        try:
-            return right(flight, before, router, clock)
-        finally:
-            router.rides = rides
-
-    right = rerouting_module.reroute
-    with patch.object(worker_module, "reroute", reroute):
         yield
 
 

@@ -1,0 +1,103 @@
+"""Who waits for whom, as the scheduler knows it, and workers that the others go on without."""
+
+import pytest
+
+from shoal.protocol.messages import Because, End, Finish, Heartbeat, Join, Waited, Waiting, Why
+
+
+@pytest.fixture
+def make(rigs):
+    return rigs.SchedulerRig
+
+
+def test_it_says_whom_it_waits_for(make):
+    rig = make()
+    rig.join("server-0", "worker-0")
+    assert rig.why() == [
+        Waiting("the scheduler", "the first view", "waits for 1 of 2 workers (worker-1)", 0.0)
+    ]
+    rig.receive("worker-1", Join("worker-1", "worker", "", ""))
+    rig.now += 3
+    frozen, first = rig.why()
+    assert frozen == Waiting("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
+    assert (first.what, first.seconds) == ("the first view", 3.0)
+    rig.promise()
+    assert rig.why() == []
+
+
+def waited(rig, *totals):
+    """A server tells every second how long it has waited for both workers so far."""
+    for first, second in totals:
+        rig.now += 1
+        rig.receive("server-0", Waited(1, ((2, first), (3, second))))
+
+
+def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
+    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
+    assert "worker-1" in rig.machine.roster.members
+    waited(rig, (0.4, 2.5))
+    reason = "the others waited for worker-1 62% of the last 4 s"
+    assert rig.told(End) == {"worker-1": End(reason, "dropped")}
+    assert rig.notes("dropped") == [{"name": "worker-1", "reason": reason}]
+    rig.promise()
+    assert [member.name for member in rig.view.workers] == ["worker-0"]
+    waited(rig, (3.4, 2.5), (6.4, 2.5), (9.4, 2.5), (12.4, 2.5))
+    assert "worker-0" in rig.machine.roster.members  # somebody is left
+
+
+@pytest.mark.parametrize(
+    ("options", "totals"),
+    [
+        ({"slow_share": 0.0}, [(0, n) for n in range(9)]),  # nobody wants it
+        ({"slow_share": 0.5}, [(0.3 * n, 0.4 * n) for n in range(20)]),  # by turns
+        ({"slow_share": 0.5}, [(0, 0), (0, 1), (0, 1.9), (0, 1.9), (0, 1.9), (0, 2.5), (0, 2.5)]),
+    ],
+)
+def test_others_stay(make, options, totals):
+    rig = make(slow_s=4.0, **options)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, *totals)
+    assert len(rig.machine.roster.members) == 3
+
+
+def test_a_worker_that_has_finished_is_not_dropped(make):
+    rig = make(slow_share=0.5, slow_s=2.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("worker-1", Finish(3))
+    waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
+    assert "worker-1" in rig.machine.roster.members
+
+
+def test_nobody_is_dropped_before_a_whole_window(make):
+    rig = make(slow_share=0.5, slow_s=4.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0, 3), (0, 4))
+    assert "worker-1" in rig.machine.roster.members
+
+
+def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
+    rig = make(servers=2, slow_share=0.5, slow_s=3.0)
+    rig.join("server-0", "server-1", "worker-0", "worker-1")
+    told = [(0, n) for n in range(9)]
+    for seconds in told:
+        rig.now += 1
+        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, seconds[1]))))
+    assert "worker-1" in rig.machine.roster.members
+    for seconds in told:
+        rig.now += 1
+        rig.receive("server-1", Heartbeat(2, 1, rig.view.id))
+        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
+    assert "worker-1" not in rig.machine.roster.members
+
+
+def test_the_shares_are_told(make):
+    rig = make(slow_s=4.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0, 1), (0, 2))
+    rig.receive("somebody", Why())
+    [because] = rig.sent(Because)
+    assert because.slow == (("worker-1", 0.5), ("worker-0", 0.0))
+    assert because.over_s == 4.0
+    assert because.view == rig.view

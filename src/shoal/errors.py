@@ -14,6 +14,7 @@
     ├── PeerError                  the cluster's fault
     │   ├── Refused                a peer said no, with its reason
     │   │   ├── JoinRefused
+    │   │   │   └── ClusterFull    ... because all have joined, or are taken to be there
     │   │   └── RoundClosed        a push for a round that had closed
     │   ├── RequestTimeout         a request ran out of time: its outcome is unknown
     │   │   └── SyncTimeout        ... because named members did not arrive
@@ -22,7 +23,8 @@
     │   ├── ProcessDied            a process of the run ended before its work did
     │   ├── RingBroken             the workers changed in the middle of an allreduce
     │   ├── RunAborted             the scheduler ended the run, with its reason
-    │   │   └── RangeLost          ... because all servers that had some rows are gone
+    │   │   ├── RangeLost          ... because all servers that had some rows are gone
+    │   │   └── Dropped            ... for this worker: the others waited for it too long
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, version or job
     ├── WireError                  bytes that are not ours

@@ -102,3 +102,25 @@ def test_a_job_goes_on_without_a_worker_that_is_too_slow(tmp_path):
     folder = RunFolder.create(tmp_path, "slow")
     told = stragglers._run(folder, 0, seconds=4.0, slow_share=0.5)
     assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])
+
+
+SCRIPT = """
+import time, torch, shoal
+with shoal.init() as context:
+    client = context.client
+    client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
+    for step in range(60):
+        time.sleep(0.4 if context.rank == 2 else 0.01)
+        client.push_pull("w", torch.ones(100), advance=True).wait()
+"""
+
+
+def test_a_script_goes_on_without_a_worker_that_is_too_slow(tmp_path):
+    (tmp_path / "slow.py").write_text(SCRIPT)
+    flags = ["--workers", "3", "--servers", "1", "--slow-workers", "drop", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, ["run", *flags, "--title", "run", str(tmp_path / "slow.py")])
+    assert done.exit_code == 0, done.output
+    [folder] = tmp_path.glob("run-*")
+    told = json.loads((folder / "logs" / "worker-2.error").read_text())
+    assert told["type"] == "Dropped"
+    assert "the others waited for worker-2" in told["message"]

@@ -24,14 +24,19 @@ def run_script(
     title: str,
     imports: Sequence[str] = (),
     replicas: int = 1,
+    slow_share: float = 0.0,
 ) -> Path:
     """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
 
     Rank 0 writes to this terminal, the others to their logs.
+
+    slow_share: a worker is dropped that the others wait for in so much of the time; 0 for none
     """
     folder = RunFolder.create(out, title or script.stem)
     with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, servers, workers, imports=imports, replicas=replicas)
+        scheduler = start_cluster(
+            engine, servers, workers, imports=imports, replicas=replicas, slow_share=slow_share
+        )
         threads = max(1, (os.cpu_count() or 1) // workers)
         for rank in range(workers):
             env = {

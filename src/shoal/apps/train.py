@@ -19,6 +19,7 @@ from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
+from shoal.protocol.record import SLOW_SHARE
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.runtime import imports
 from shoal.runtime.folder import RunFolder, shard_files
@@ -26,9 +27,6 @@ from shoal.strategies import strategies
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-SLOW_SHARE = 0.5  # of the time
 
 
 class Watcher(Protocol):

@@ -83,7 +83,9 @@ def show(console: Console, found: dict[str, Any]) -> None:
     if found["view"] is not None:
         sizes = f"{len(found['servers'])} servers, {len(found['workers'])} workers"
         console.print(f"view {found['view']}: {sizes}")
-    table = Table("at", "who", "for", "what", "why", box=None, header_style="bold")
+    table = Table("at", "who", "for", box=None, header_style="bold")
+    for wide in ("what", "why"):
+        table.add_column(wide, overflow="fold")
     for wait in found["waits"]:
         seconds = f"{wait['seconds']:.2f} s"
         table.add_row(wait["at"], wait["who"], seconds, wait["what"], wait["reason"])

@@ -29,6 +29,13 @@ _replicas = click.option(
     show_default=True,
     help="servers that have a copy of each row: one more than may die",
 )
+_slow_workers = click.option(
+    "--slow-workers",
+    type=click.Choice(["wait", "drop"]),
+    default="wait",
+    show_default=True,
+    help="what becomes of one that the others wait for more than half of the time",
+)
 _init_timeout = click.option(
     "--init-timeout", type=float, default=60.0, show_default=True, help="seconds to join within"
 )
@@ -38,6 +45,7 @@ _init_timeout = click.option(
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--servers", type=click.IntRange(0), default=1, show_default=True)
 @_replicas
+@_slow_workers
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
 @_imports
@@ -47,6 +55,7 @@ def run(
     workers: int,
     servers: int,
     replicas: int,
+    slow_workers: str,
     out: str,
     title: str,
     imports: tuple[str, ...],
@@ -58,12 +67,21 @@ def run(
     In the script, `shoal.init()` joins the cluster.
     """
     from shoal.apps.script import run_script
+    from shoal.protocol.record import SLOW_SHARE
     from shoal.runtime.imports import importable
 
     found = [importable(each) for each in imports]
     with ended_by_signals():
         folder = run_script(
-            Path(script), list(args), workers, servers, Path(out), title, found, replicas
+            Path(script),
+            list(args),
+            workers,
+            servers,
+            Path(out),
+            title,
+            found,
+            replicas,
+            SLOW_SHARE if slow_workers == "drop" else 0.0,
         )
     click.echo(f"run: {folder}", err=True)
 
@@ -73,6 +91,7 @@ def run(
 @click.option("--workers", type=click.IntRange(1), required=True)
 @click.option("--servers", type=click.IntRange(0), required=True)
 @_replicas
+@_slow_workers
 @click.option("--join-timeout", type=float, default=120.0, show_default=True, help="seconds")
 @click.option("--state", default="", help="a file to restart from after a crash")
 @_token
@@ -81,14 +100,26 @@ def scheduler(
     workers: int,
     servers: int,
     replicas: int,
+    slow_workers: str,
     join_timeout: float,
     state: str,
     token: str,
 ) -> None:
     """Be the scheduler of a cluster on several machines."""
     from shoal.engines.roles import run_scheduler
+    from shoal.protocol.record import SLOW_SHARE
 
-    run_scheduler(listen, servers, workers, join_timeout, token, state, replicas=replicas)
+    share = SLOW_SHARE if slow_workers == "drop" else 0.0
+    run_scheduler(
+        listen,
+        servers,
+        workers,
+        join_timeout,
+        token,
+        state,
+        replicas=replicas,
+        slow_share=share,
+    )
 
 
 @main.command()

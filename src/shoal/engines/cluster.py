@@ -18,10 +18,11 @@ def start_cluster(
     server_listen: str = "",
     imports: Sequence[str] = (),
     replicas: int = 1,
+    **policy: Any,
 ) -> str:
-    """Start a scheduler and servers; returns the scheduler's address."""
+    """Start a scheduler and servers; returns the scheduler's address. `policy` is for the first."""
     address = listen or engine.address("scheduler")
-    engine.start(scheduler_task(engine, address, servers, workers, replicas, token=token))
+    engine.start(scheduler_task(engine, address, servers, workers, replicas, token=token, **policy))
     for rank in range(servers):
         engine.start(
             server_task(engine, address, rank, server_listen, token=token, imports=list(imports))

@@ -7,6 +7,8 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.protocol.views import Member, NodeId, View
 
+SLOW_SHARE = 0.5  # of the time, where slow workers are to be dropped
+
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
     """

@@ -110,7 +110,7 @@ with shoal.init() as context:
     client = context.client
     client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
     for step in range(60):
-        time.sleep(0.4 if context.rank == 2 else 0.01)
+        time.sleep(0.4 if context.rank == 2 else 0.01)  # compute: one of them is slow
         client.push_pull("w", torch.ones(100), advance=True).wait()
 """
 

@@ -203,7 +203,7 @@ def tasks_of(
         started_at,
         replicas=job.replicas if servers else 1,
         elastic=job.on_worker_loss == "replace",
-        slow_share=SLOW_SHARE if job.slow_workers == "drop" else 0.0,
+        slow_share=SLOW_SHARE[job.slow_workers],
         init=str(begun.resolve()) if begun is not None else "",
         checkpoint_every=job.checkpoint_every,
         passed=passed,

@@ -81,7 +81,7 @@ def run(
             title,
             found,
             replicas,
-            SLOW_SHARE if slow_workers == "drop" else 0.0,
+            SLOW_SHARE[slow_workers],
         )
     click.echo(f"run: {folder}", err=True)
 
@@ -109,7 +109,6 @@ def scheduler(
     from shoal.engines.roles import run_scheduler
     from shoal.protocol.record import SLOW_SHARE
 
-    share = SLOW_SHARE if slow_workers == "drop" else 0.0
     run_scheduler(
         listen,
         servers,
@@ -118,7 +117,7 @@ def scheduler(
         token,
         state,
         replicas=replicas,
-        slow_share=share,
+        slow_share=SLOW_SHARE[slow_workers],
     )
 
 

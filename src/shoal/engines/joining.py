@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
@@ -95,20 +96,13 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
         raise InvalidValue(f"{name}={env[name]!r} is not a whole number") from None
 
 
-def cluster_here(
-    servers: int,
-    workers: int,
-    listen: str = "",
-    token: str = "",
-    server_listen: str = "",
-    imports: Sequence[str] = (),
-) -> LocalEngine:
-    """A scheduler and servers on this machine, for workers that will join."""
+def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
+    """A scheduler and servers on this machine, for workers that will join, as `start_cluster`."""
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
     (folder.path / "logs").mkdir()
     engine = LocalEngine(folder)
     engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
-    start_cluster(engine, servers, workers, listen, token, server_listen, imports)
+    start_cluster(engine, servers, workers, **options)
     return engine
 
 

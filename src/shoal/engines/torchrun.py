@@ -42,7 +42,14 @@ def gather(
         token = new_token()
         host = socket.gethostbyname(socket.gethostname())
         address = f"tcp://{host}:{_free_port(host)}"
-        engine = cluster_here(servers, size, address, token, f"tcp://{host}:0", imports)
+        engine = cluster_here(
+            servers,
+            size,
+            listen=address,
+            token=token,
+            server_listen=f"tcp://{host}:0",
+            imports=imports,
+        )
     store.set(KEY, f"{address} {token}")
     return address, token, engine, rank
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.protocol.views import Member, NodeId, View
 
-SLOW_SHARE = 0.5  # of the time, where slow workers are to be dropped
+# By what becomes of slow workers: the part of the time after which one is dropped, 0 for never.
+SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5})
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):

@@ -56,10 +56,6 @@ class Roster:
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.members.items() if member.role == "server"]
 
-    def workers_are_done(self) -> bool:
-        """All that are left have finished; so have none at all."""
-        return not self.at_work()
-
     # ------------------------------------------------------------------ silence
 
     def heard_of(self, nodes: Iterable[NodeId], now: float) -> None:

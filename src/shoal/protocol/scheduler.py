@@ -296,7 +296,7 @@ class SchedulerMachine:
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        if self.view is None or not self.roster.workers_are_done():
+        if self.view is None or self.roster.at_work():
             return
         if self.roster.finished:
             self._end(None, now, out)

@@ -112,9 +112,12 @@ def _run(
             name = "shoal.apps.bench.stragglers:run_worker"
             engine.start(Task(f"worker-{rank}", name, arguments))
 
+        begun = path.worker(0) / "begun"
+
         def tick() -> None:
-            if said is not None and not said and (path.worker(0) / "begun").exists():
-                time.sleep(seconds / 2)
+            if said is None or said or not begun.exists():
+                return
+            if time.time() >= begun.stat().st_mtime + seconds / 2:
                 said.update(explain(str(path.path)))
 
         engine.join(tick)
@@ -137,7 +140,7 @@ def run_worker(
         try:
             while done < steps or time.monotonic() < begin + seconds:
                 late = _slow_at(done) == rank if steps else rank == 0
-                time.sleep(STEP_S * (SLOW if late else 1))
+                time.sleep(STEP_S * (SLOW if late else 1))  # compute that waits
                 asked = time.monotonic()
                 client.push_pull("w", ones, out=into_rows, advance=True).wait()
                 waited += time.monotonic() - asked

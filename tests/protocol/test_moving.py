@@ -10,7 +10,7 @@ from shoal.keys import KeyRange, tiles
 from shoal.protocol.moving import Moves, next_arcs, settled
 from shoal.protocol.placement import place
 from shoal.protocol.views import Arc, Member, View
-from shoal.tables.spec import TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 
 def member(rank, incarnation=None, host=""):
@@ -125,7 +125,7 @@ def test_a_server_that_wants_to_go_is_left_with_nothing():
 
 
 def test_rows_that_cannot_be_moved_stay():
-    spec = TableSpec("s", 0, (2,), kind="sparse", max_rows=10).cut(2)
+    spec = TableSpec("s", 0, kind="handled", access=Access("lists")).cut(2)
     cluster = Cluster(map(member, range(2)), [spec])
     before = cluster.view.arcs
     cluster.servers.append(member(2))

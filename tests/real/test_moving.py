@@ -91,16 +91,14 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
 
 def test_a_server_with_rows_that_cannot_be_moved_stays(cluster):
     engine, _, client = cluster
-    spec = TableSpec("b", 0, (1,), kind="sparse", max_rows=100, access=Access("sum"))
-    client.create_table(spec)
-    keys, ones = torch.arange(50), torch.ones(50, 1)
-    client.blocking.push("b", ones, keys)
+    client.create_table(TableSpec("b", kind="handled", access=Access("lists")))
+    keys = list(range(50))
+    client.push("b", torch.ones(50), keys).wait()
     os.kill(engine.pid("server-0"), signal.SIGTERM)
     log = engine.folder.log("server-0")
-    until(lambda: "cannot leave: table 'b' cannot be moved" in log.read_text(), "its log")
-    out = torch.empty(50, 1)
-    client.blocking.pull("b", keys, out)
-    assert out.unique().tolist() == [1.0]
+    until(lambda: "cannot leave: table 'b' is handled" in log.read_text(), "its log")
+    values, _ = client.pull("b", keys).wait()
+    assert values.tolist() == [1.0] * 50
 
 
 def test_chaos_loses_nothing(tmp_path):

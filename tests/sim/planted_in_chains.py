@@ -22,6 +22,8 @@ from shoal.protocol.saving import Saving
 from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Taking, Window
+from shoal.tables.bounded_shard import BoundedShard
+from shoal.tables.sparse import SparseShard
 
 
 @contextmanager
@@ -265,4 +267,22 @@ def checkpoint_takes_what_is_there():
         patch.object(Saving, "before", lambda self, number, clock, out: None),
         patch.object(Saving, "reached", reached),
     ):
+        yield
+
+
+@contextmanager
+def eviction_not_told():
+    """Each copy of a bounded table draws for itself which rows make room."""
+
+    def told(self, staged, some):
+        return some, self._places(staged.keys[some])
+
+    with patch.object(BoundedShard, "_told", told):
+        yield
+
+
+@contextmanager
+def reads_make_room():
+    """A tail of a bounded table makes rows for whoever reads them."""
+    with patch.object(BoundedShard, "_read", SparseShard._read):
         yield

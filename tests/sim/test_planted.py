@@ -32,7 +32,7 @@ BUGS = [
     ("rows_change_on_their_way", "torn", 9),
     ("fragment_applied_twice", "exactly once", 48),
     ("keys_reused_before_they_are_read", "exactly once own writes freshness torn", 1),
-    ("call_done_whenever_it_comes", "called once", 144),
+    ("call_done_whenever_it_comes", "called once", 146),
     ("key_on_two_servers", "invariant", 6),
     ("dead_worker_counts_on_one_server_only", "split round cut", 105),
     ("timed_out_push_dropped", "split round cut", 118),
@@ -65,6 +65,8 @@ IN_CHAINS = [
     ("open_rounds_stay_behind", "split round cut", 105),
     ("clock_by_another_way", "freshness own writes", 460),
     ("checkpoint_takes_what_is_there", "cut", 4),
+    ("eviction_not_told", "replicas", 6),
+    ("reads_make_room", "replicas invariant", 6),
 ]
 
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.keys import SLOTS, hash_of, slot_of
-from shoal.tables.bounded import BoundedIndex
 from shoal.tables.distinct import by_slot, distinct, outside
 from shoal.tables.index import MISSING, SEGMENTS, KeyIndex
 from shoal.tables.kernels import mixed
@@ -137,97 +136,3 @@ def test_by_slot_is_a_stable_sort(keys):
 def test_the_first_key_outside(keys, start, stop):
     expected = [i for i, key in enumerate(keys) if not start <= slot_of(key) < stop]
     assert outside(array(keys), start, stop) == (expected[0] if expected else -1)
-
-
-# ---------------------------------------------------------------------------- bounded
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-@settings(deadline=None)
-@given(data=st.data())
-def test_a_bounded_index_is_a_dictionary_that_forgets(policy, data):
-    """Whoever has a place has it alone; who was asked for in a request is there after it."""
-    most = data.draw(st.integers(1, 12))
-    index, here, evicted = BoundedIndex(most, policy), {}, 0
-    keys = st.lists(st.integers(0, 25), max_size=index.at_once)
-    for asked in data.draw(st.lists(keys, max_size=30)):
-        created = np.empty(len(asked), np.uint64)
-        places, added = index.find_or_add(array(asked), created)
-        places = places.tolist()
-        new = {key: i for i, key in reversed(list(enumerate(asked))) if key not in here}
-        assert created[:added].tolist() == sorted(new.values())
-        for key, place in zip(asked, places, strict=True):
-            assert here.get(key, place) == place  # a key that was here stays where it was
-        for key, place in zip(asked, places, strict=True):
-            gone = [other for other, at in here.items() if at == place and other != key]
-            for other in gone:
-                assert other not in asked
-                del here[other]
-            evicted += len(gone)
-            here[key] = place
-        assert len(index) == len(here) <= most
-        assert index.evicted == evicted
-        assert {int(key): at for at, key in enumerate(index.keys)} == here
-        found = index.find(array(range(26))).tolist()
-        assert found == [here.get(key, int(MISSING)) for key in range(26)]
-
-
-def survivors(policy):
-    """1,000 rows: 0 to 399 in every request, 400 to 799 often long ago, and a stream of others."""
-    index = BoundedIndex(1000, policy)
-
-    def ask(first, last):
-        index.find_or_add(
-            np.arange(first, last, dtype=np.uint64), np.empty(last - first, np.uint64)
-        )
-
-    for _ in range(20):
-        ask(400, 800)
-    for step in range(200):
-        ask(0, 400)
-        ask(10_000 + 40 * step, 10_040 + 40 * step)
-    kept = index.keys
-    return (kept < 400).sum(), ((kept >= 400) & (kept < 800)).sum()
-
-
-def test_who_is_used_stays_and_who_was_used_goes():
-    always, once = survivors("lru")
-    assert always == 400
-    assert once < 60
-    assert survivors("lfu")[0] == 400
-
-
-def test_lfu_keeps_what_is_used_often_through_a_scan():
-    """Where lru would lose it to keys that come once."""
-    kept = {}
-    for policy in ("lru", "lfu"):
-        index, random = BoundedIndex(1000, policy), np.random.default_rng(0)
-        for step in range(600):
-            hot = random.choice(400, 20, replace=False)
-            scan = np.arange(10_000 + 100 * step, 10_100 + 100 * step)
-            keys = np.concatenate([hot, scan]).astype(np.uint64)
-            index.find_or_add(keys, np.empty(len(keys), np.uint64))
-        kept[policy] = (index.keys < 400).sum()
-    assert kept["lfu"] > 1.3 * kept["lru"]
-
-
-def test_lfu_forgets_what_was_used_often_once():
-    index = BoundedIndex(1000, "lfu")
-    for _ in range(10):
-        keys = np.arange(500, dtype=np.uint64)
-        index.find_or_add(keys, np.empty(500, np.uint64))
-    for start in range(10_000, 110_000, 500):
-        keys = np.arange(start, start + 500, dtype=np.uint64)
-        index.find_or_add(keys, np.empty(500, np.uint64))
-    assert (index.keys < 500).sum() < 50
-
-
-def test_the_same_requests_evict_the_same_keys():
-    kept = []
-    for _ in range(2):
-        index, random = BoundedIndex(100, "lru"), np.random.default_rng(0)
-        for _ in range(200):
-            keys = random.choice(1000, 40, replace=False).astype(np.uint64)
-            index.find_or_add(keys, np.empty(40, np.uint64))
-        kept.append(index.keys.tolist())
-    assert kept[0] == kept[1]

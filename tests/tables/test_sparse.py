@@ -344,48 +344,6 @@ def test_slots_are_spread_over_servers():
         assert len(spec.fragments()) >= min(SLOTS, 4 * servers)
 
 
-# ---------------------------------------------------------------------------- bounded memory
-
-
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_a_row_that_was_evicted_begins_anew(evict):
-    init = Init("uniform", seed=2)
-    shard = shard_of(Access("adagrad", {"lr": 1.0}), init, max_rows=100, evict=evict)
-    fresh = shard_of(init=init)
-    push(shard, [1], np.ones((1, WIDTH)))
-    for start in range(1000, 5000, 50):
-        pull(shard, range(start, start + 50))
-    assert len(shard) == 100
-    assert shard.evicted == 1 + 4000 - 100
-    assert 1 not in shard.keys
-    memory = shard.records.nbytes
-    np.testing.assert_array_equal(pull(shard, [1]), pull(fresh, [1]))
-    push(shard, [1], np.ones((1, WIDTH)))  # its state as well: the first step is lr
-    np.testing.assert_allclose(pull(shard, [1]), pull(fresh, [1]) - 1, rtol=1e-6)
-    assert shard.records.nbytes == memory
-
-
-def test_a_request_larger_than_the_table_is_answered():
-    """In parts: every row is right when it is read, if not kept."""
-    init = Init("normal", 0, 1, 3)
-    shard, fresh = shard_of(init=init, max_rows=10), shard_of(init=init)
-    np.testing.assert_array_equal(pull(shard, range(100)), pull(fresh, range(100)))
-    push(shard, range(100), np.ones((100, WIDTH)))
-    shard.write(staged(shard, range(100), np.ones((100, WIDTH))))
-    assert shard.updates == 1
-    assert len(shard) == 10
-
-
-def test_keys_that_are_pulled_after_a_push_are_where_they_are_by_then():
-    shard = shard_of(max_rows=4)
-    load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
-    load.kept = True
-    shard.apply(load, None)
-    pull(shard, [3, 4])
-    pull(shard, [5, 6])  # 1 and 2 have gone
-    assert not np.frombuffer(shard.read_keys(load), np.float32).any()
-
-
 def test_keys_that_are_pulled_after_a_push_are_as_they_are_by_then():
     """The pull may be parked meanwhile, and its own push is not the last."""
     shard = shard_of()
@@ -412,14 +370,6 @@ def test_more_keys_than_are_changed_together_are_read_as_they_are():
     rows = np.frombuffer(shard.read_keys(load), np.float32).reshape(3000, WIDTH)
     np.testing.assert_array_equal(rows, pull(shard, keys))
     assert shard.updates == 1
-
-
-def test_servers_share_the_bound():
-    spec = TableSpec("e", kind="sparse", max_rows=1000).cut(4)
-    shard = open_shard(spec, KeyRange(0, SLOTS // 4))
-    keys = [key for key in range(20_000) if slot_of(key) < SLOTS // 4]
-    pull(shard, keys)
-    assert len(shard) == 250
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def copies_of(spec: TableSpec, replicas: int) -> int:
 def movable(spec: TableSpec) -> bool:
     """Whether rows can be on several servers, or go to others.
 
-    What handlers do, and which rows make room, is not told to other servers yet.
+    What handlers do is not told to other servers yet.
     """
-    return spec.kind != "handled" and not spec.max_rows
+    return spec.kind != "handled"
 
 
 def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Arcs:

@@ -43,7 +43,7 @@ class Relocating:
             return "it is the last server"
         for spec, arcs in zip(view.tables, view.arcs, strict=True):
             if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
-                return f"table {spec.name!r} cannot be moved: it is handled, or has max_rows"
+                return f"table {spec.name!r} is handled, and cannot be moved"
         self._leaving.add(member.id)
         return ""
 

@@ -120,11 +120,13 @@ class ServerMachine:
         """What gives room for its parts."""
 
         def stage(number: int, rows: KeyRange, keys: int) -> Staged:
-            shard = self.shards[number]
+            shard = cast(MovableShard, self.shards[number])
             if isinstance(message, State):
-                room: Staged = cast(MovableShard, shard).stage_snapshot(rows, keys)
-            else:
+                room: Staged = shard.stage_snapshot(rows, keys)
+            elif message.what == "accept":
                 room = shard.stage(rows, keys)
+            else:
+                room = shard.stage_told(rows, keys)
             return room
 
         return stage

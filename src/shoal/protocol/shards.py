@@ -78,11 +78,12 @@ class Shard(Protocol):
 class MovableShard(Shard, Protocol):
     """One that can be in several copies, or go to other servers.
 
-    learning: it is still being sent its rows
+    learning: it is still being sent its rows; `stage_told` is for what another copy has applied
     """
 
     learning: bool
 
+    def stage_told(self, rows: KeyRange, keys: int) -> Any: ...
     def split(self, ranges: Sequence[KeyRange]) -> Sequence[Shard]: ...
     def part_of(self, staged: Any) -> Any: ...
     def snapshot(self, at: int, nbytes: int) -> Piece: ...

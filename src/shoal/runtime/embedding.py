@@ -83,7 +83,7 @@ class Embedding(torch.nn.Module):
         merge: how the gradients of one round are joined: "mean" (by weights) or "sum".
         dtype: torch.float32 or torch.float64.
         max_rows: rows in the servers' memory, 0 for no bound; `evict` says which make room for new
-            ones: "lru", used least recently, or "lfu", used least frequently.
+            ones: "lru", updated least recently, or "lfu", updated least frequently.
 
     Raises:
         InvalidValue: an id out of range, or not an integer.

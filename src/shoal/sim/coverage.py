@@ -63,6 +63,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "insisted",
     "sparse ledger",
     "handled table",
+    "bounded table",
+    "copies made room",
     "declined early",
     "note late",
     "note parked",

@@ -30,7 +30,7 @@ from shoal.sim.checkers import (
 )
 from shoal.sim.cuts import EVERY, Cuts
 from shoal.sim.faults import PHASES, Faults
-from shoal.sim.holdings import check_holdings
+from shoal.sim.holdings import check_holdings, made_room
 from shoal.sim.network import NetworkOptions
 from shoal.sim.workload import INCARNATIONS, Workload
 from shoal.sim.world import SimNode, World
@@ -39,6 +39,7 @@ from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
+BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
 DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
 
 
@@ -54,6 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
     kill_server: bool
     faults: int
     clocks: int
+    bounded: bool
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -62,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True):
         rules = [bsp(), bsp(), ssp(0, "close"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)
         replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
+        bounded = Random(seed * 19 + 7).random() < BOUNDED
         return Plan(
             seed,
             servers,
@@ -73,12 +76,13 @@ class Plan(msgspec.Struct, frozen=True):
                 reorder=random.choice([0.0, 0.3, 0.6]),
                 stall=random.choice([0.0, 0.02]),
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
-                link_bytes=random.choice([4600, 4600, 4600, 6000]),
+                link_bytes=random.choice([4600, 4600, 4600, 6000]) + bounded * VISITS_BYTES,
             ),
             replicas=replicas,
             kill_server=random.random() < (0.15 if replicas == 1 else 0.8),
             faults=random.randint(7, 10),
             clocks=26 if servers * workers > 3 else 44,
+            bounded=bounded,
         )
 
     def phases(self) -> tuple[str, ...]:
@@ -110,9 +114,11 @@ class Scenario:
         self.plan = plan = Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
-        self.work = Workload(self.world, seed, plan.consistency, plan.clocks)
+        self.work = Workload(self.world, seed, plan.consistency, plan.clocks, plan.bounded)
         if self.work.sparse:
             self.world.coverage["sparse ledger"] += 1
+        if self.work.visits is not None:
+            self.world.coverage["bounded table"] += 1
         if self.work.calls is not None:
             self.world.coverage["handled table"] += 1
         self.faults = Faults(self.world, self, random)
@@ -311,6 +317,7 @@ class Scenario:
         closes = self.plan.consistency.settles == "close"
         if closes and not (gone and self.work.ledger.crashed):
             self.world.coverage["checkpoint"] += self._cuts.check(self.plan.clocks)
+        self.world.coverage["copies made room"] += made_room(servers)
         check_holdings(
             servers,
             self.work,

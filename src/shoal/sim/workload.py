@@ -2,7 +2,7 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
 `stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
-have a handled table as well (sim.calls).
+have a handled table as well (sim.calls), or one of bounded memory (sim.visits).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
+from shoal.sim.visits import Visits
 from shoal.sim.world import Program, Sleep, World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
@@ -48,12 +49,15 @@ STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two push
 class Workload:
     """The programs of all workers, and what they have seen."""
 
-    def __init__(self, world: World, seed: int, consistency: Consistency, clocks: int) -> None:
+    def __init__(
+        self, world: World, seed: int, consistency: Consistency, clocks: int, bounded: bool
+    ) -> None:
         self.clocks = clocks
         self.ledger = Ledger(consistency, clocks)
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
+        self.visits = Visits(consistency, Random(seed * 19 + 8)) if bounded else None
         self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -68,7 +72,9 @@ class Workload:
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
-        return [ledger, stamp, *([SPEC] if self.calls is not None else [])]
+        handled = [SPEC] if self.calls is not None else []
+        bounded = [self.visits.spec] if self.visits is not None else []
+        return [ledger, stamp, *handled, *bounded]
 
     def check_buffers(self, node: NodeId) -> None:
         """Nothing has landed where a pull was given up."""
@@ -113,6 +119,11 @@ class Workload:
         ledger = self._ledger_buffer(keys)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
         pulls = self._pulls(ledger, stamp, keys)
+        visited = None
+        if self.visits is not None:
+            pushes += (self.visits.push(random),)
+            visited = self.visits.pull(random)
+            pulls += visited[:1]
         timeout = random.choice([None, None, None, PATIENCE_S])
         style = random.choice(STYLES)
         if style != "push and pull":
@@ -159,6 +170,8 @@ class Workload:
             return
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
+        if self.visits is not None and visited is not None:
+            self.visits.check_read(*visited)
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
         if random.random() < self._fickle:

@@ -7,7 +7,9 @@ random instead, and the one that was used least goes:
     lfu   that was used least often; the others that were drawn forget 1/64 of their uses (on the
           average, where that is less than one), so that what was popular once goes as well
 
-Draws are a function of the requests alone, so that replicas agree.
+One copy of a table draws, the head of its arc's chain, and says at which place it has put each key
+of a push. The others put them there (`assume`), so that all have the same keys at the same places,
+whatever each of them has seen. A use is a push: reads are answered by one copy of many.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from shoal.errors import InvariantBroken
+from shoal.tables.index import MISSING
 from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
 from shoal.tables.segments import FULL, PAIR, PLACE, Segments, find, home, probe
 
@@ -25,9 +29,10 @@ FORGET = U(64)
 
 
 class BoundedIndex:
-    """At most `most` keys at a time, each with a place below `most`.
+    """Places of keys below `most`, for as long as they are not needed for others.
 
     evicted:  keys that have made room
+    most:     keys at a time
     at_once:  how many keys may be asked for together: rows of one request do not evict each other
 
     >>> index, created = BoundedIndex(4, "lru"), np.empty(2, np.uint64)
@@ -38,6 +43,7 @@ class BoundedIndex:
     """
 
     def __init__(self, most: int, policy: Literal["lru", "lfu"]) -> None:
+        self.most = most
         self.at_once = max(1, most // 2)
         self.keys = np.zeros(most, np.uint64)[:0]
         self._keys = np.zeros(most, np.uint64)
@@ -48,6 +54,9 @@ class BoundedIndex:
         self._lfu = policy == "lfu"
         # rows, evictions, requests, and the state of the draws
         self._state = np.array([0, 0, 0, 0x9E3779B97F4A7C15], np.uint64)
+        nobody = np.zeros(0, np.uint64)
+        for loop in (self.find_or_add, self.assume):  # compiled now, and not in a request
+            loop(nobody, nobody)
 
     def __len__(self) -> int:
         return int(self._state[0])
@@ -55,6 +64,16 @@ class BoundedIndex:
     @property
     def evicted(self) -> int:
         return int(self._state[1])
+
+    @property
+    def requests(self) -> int:
+        """Each of them is one moment of use."""
+        return int(self._state[2])
+
+    def uses(self, start: int, stop: int) -> np.ndarray:
+        """Of the keys at these places: how often they were used, and when last, (n, 2) int64."""
+        each = self._uses[start:stop].astype(np.int64), self._last[start:stop].view(np.int64)
+        return np.stack(each, axis=1)
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +105,40 @@ class BoundedIndex:
         )
         self.keys = self._keys[: len(self)]
         return places, added
+
+    def assume(self, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Put these keys at these places, as another copy has; returns which are new there.
+
+        Raises:
+            InvariantBroken: no copy of these keys can have them there
+        """
+        created = np.empty(len(keys), np.uint64)
+        added = _assume(
+            self._segments.table,
+            keys,
+            places,
+            created,
+            self._keys,
+            self._uses,
+            self._last,
+            self._state,
+        )
+        if added == MISSING:
+            raise InvariantBroken(f"keys {keys.tolist()} cannot be at {places.tolist()}")
+        self.keys = self._keys[: len(self)]
+        return created[: int(added)]
+
+    def remember(self, first: int, uses: np.ndarray, evicted: int, requests: int) -> None:
+        """What another copy has counted of the keys from place `first` on, and in all."""
+        self._uses[first : len(self)], self._last[first : len(self)] = uses.T
+        self._state[1:3] = evicted, requests
+
+    def recall(self, keys: np.ndarray, uses: np.ndarray) -> None:
+        """The uses that keys had elsewhere, of those that are here now."""
+        places = self.find(keys)
+        here = places != MISSING
+        self._uses[places[here]], self._last[places[here]] = uses[here].T
+        self._state[2] = max(self.requests, int(self._last[: len(self)].max(initial=0)))
 
 
 @kernel
@@ -135,6 +188,24 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
 
 
 @kernel
+def _seat(
+    base: Any, pairs: Any, key: Any, place: Any, owners: Any, uses: Any, last: Any, state: Any
+) -> None:
+    """Give a place to a key; who had it has gone."""
+    if place < state[0]:
+        _remove(base, pairs, owners[place])
+        state[1] += U(1)
+    else:
+        state[0] += U(1)
+    at = probe(base, pairs, key, mixed(key))
+    put(at, key)
+    put(at + PLACE, place + U(1))
+    owners[place] = key
+    last[place] = state[2]
+    uses[place] = 1
+
+
+@kernel
 def _find_or_add(
     table: Any,
     keys: Any,
@@ -163,20 +234,43 @@ def _find_or_add(
         if twin != U(0):  # a key that is there twice, from somebody who did not look
             places[i] = twin - U(1)
             continue
-        place = state[0]
-        if place < U(uses.size):
-            state[0] += U(1)
-        else:
-            place = _victim(uses, last, state, lfu)
-            _remove(base, pairs, owners[place])
-            state[1] += U(1)
-        at = probe(base, pairs, keys[i], mixed(keys[i]))
-        put(at, keys[i])
-        put(at + PLACE, place + U(1))
-        owners[place] = keys[i]
-        last[place] = state[2]
-        uses[place] = 1
-        places[i] = place
+        full = state[0] == U(uses.size)
+        places[i] = _victim(uses, last, state, lfu) if full else state[0]
+        _seat(base, pairs, keys[i], places[i], owners, uses, last, state)
         created[added] = i
         added += U(1)
     return int(added)
+
+
+@kernel
+def _assume(
+    table: Any,
+    keys: Any,
+    places: Any,
+    created: Any,
+    owners: Any,
+    uses: Any,
+    last: Any,
+    state: Any,
+) -> Any:
+    base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
+    rows = state[0]
+    for i in range(count):  # nothing is changed where one of them is wrong
+        found = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
+        if places[i] >= U(uses.size) or places[i] > rows:
+            return ~U(0)
+        if found != U(0) and found - U(1) != places[i]:
+            return ~U(0)
+        if places[i] == rows:
+            rows += U(1)
+    state[2] += U(1)
+    for i in range(count):
+        place = places[i]
+        if place < state[0] and owners[place] == keys[i]:
+            last[place] = state[2]
+            uses[place] += 1
+            continue
+        _seat(base, pairs, keys[i], place, owners, uses, last, state)
+        created[added] = i
+        added += U(1)
+    return added

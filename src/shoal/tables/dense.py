@@ -176,6 +176,8 @@ class DenseShard:
         count = len(rows) if keys < 0 else keys
         return self._stage(rows, keys, count * self._row_bytes)
 
+    stage_told = stage
+
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
         """Room for the key list of a pull."""
         return self._stage(rows, keys, 0)

@@ -50,7 +50,7 @@ class Growing:
 class KeyIndex:
     """Places of keys, in the order in which they were first asked for.
 
-    evicted, at_once: as `bounded.BoundedIndex` has them; here none are, and there is no limit
+    evicted, most: as `bounded.BoundedIndex` has them; here none are, and there is no limit
 
     >>> index, created = KeyIndex(), np.empty(3, np.uint64)
     >>> index.find_or_add(np.array([30, 10, 30], np.uint64), created)
@@ -60,7 +60,7 @@ class KeyIndex:
     """
 
     evicted = 0
-    at_once = 1 << 62
+    most = 1 << 62
 
     def __init__(self) -> None:
         self._segments = Segments(SEGMENTS)

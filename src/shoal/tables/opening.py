@@ -31,6 +31,10 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Ha
             from shoal.tables.handled import HandledShard
 
             return HandledShard(spec, held)
+        if spec.max_rows:
+            from shoal.tables.bounded_shard import BoundedShard
+
+            return BoundedShard(spec, held)
         from shoal.tables.sparse import SparseShard
 
         return SparseShard(spec, held)

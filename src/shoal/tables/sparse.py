@@ -7,16 +7,18 @@ slots. A push is staged whole, its keys are checked, and one kernel applies it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.errors import AccessFailed
-from shoal.keys import SLOTS, KeyRange
+from shoal.keys import KeyRange
 from shoal.tables.bounded import BoundedIndex
 from shoal.tables.creating import KINDS, create
-from shoal.tables.distinct import distinct, outside, within
+from shoal.tables.distinct import distinct, within
 from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.initial import stream_of
 from shoal.tables.kernels import U
@@ -24,39 +26,8 @@ from shoal.tables.records import scatter
 from shoal.tables.row_methods import row_method_of
 from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Merged, Staging
-
-NO_BOUND = 1 << 62
-
-
-class StagedKeys:
-    """Keys and values of a push (or the keys of a pull) as they come in.
-
-    rows:    the slots that the keys are to be in
-    keys:    (n,) uint64, in any order
-    values:  (n, width) of the table's dtype; (0, width) for a pull
-    kept:    its keys are read once it is applied
-    retained: it goes to other servers as well, and keeps its memory when it is applied
-    """
-
-    __slots__ = ("kept", "keys", "memory", "retained", "rows", "values", "views")
-
-    def __init__(self, rows: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
-        self.rows = rows
-        self.memory: np.ndarray | None = memory
-        self.kept = False
-        self.retained = False
-        self.keys = memory[: 8 * keys].view(np.uint64)
-        self.values = values
-        self.views: list[memoryview] = [memory[: 8 * keys].data]
-        if values.size:
-            self.views.append(values.reshape(-1).view(np.uint8).data)
-
-    def problem(self) -> str:
-        if len(self.rows) == SLOTS:
-            return ""
-        first = outside(self.keys, self.rows.start, self.rows.stop)
-        return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.rows}"
+from shoal.tables.staged_keys import MergedKeys, StagedKeys
+from shoal.tables.staging import ALIGN, Staging
 
 
 class SparseShard:
@@ -77,14 +48,14 @@ class SparseShard:
         self.learning = False
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
-        self._index: KeyIndex | BoundedIndex = KeyIndex()
-        self._most = rows_held(spec, held) if spec.max_rows else NO_BOUND
-        if spec.max_rows:
-            self._index = BoundedIndex(self._most, spec.evict)
+        self._index = self._new_index()
         self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
         self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # read with the latest change
         self._load_loops()
+
+    def _new_index(self) -> KeyIndex | BoundedIndex:
+        return KeyIndex()
 
     def _load_loops(self) -> None:
         """Have the loops compiled, or fetched from disk: no request is to wait for that."""
@@ -119,6 +90,10 @@ class SparseShard:
         values = memory[start : start + size].view(self.dtype).reshape(keys, self.spec.width)
         return StagedKeys(rows, memory, keys, values)
 
+    def stage_told(self, rows: KeyRange, keys: int) -> StagedKeys:
+        """Room for one that another copy has applied."""
+        return self.stage(rows, keys)
+
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedKeys:
         """Room for the key list of a pull."""
         none = np.empty((0, self.spec.width), self.dtype)
@@ -134,11 +109,13 @@ class SparseShard:
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
         """Hand a push to the row method at once. What is kept is read while it is in the cache."""
-        out = None
+        self._fresh = out = None
         if staged.kept and self.method.at_once and not self.spec.max_rows:
             out = np.empty((len(staged.keys), self.spec.width), self.dtype)
         try:
-            self._update(staged.keys, staged.values, lr, out)
+            for some, places in self._placed(staged):
+                self._change(places, staged.values[some], lr, None if out is None else out[some])
+            self.updates += 1
         finally:
             self.release(staged)
         if out is not None:
@@ -147,15 +124,13 @@ class SparseShard:
     def write(self, staged: StagedKeys) -> None:
         """Set rows to the pushed values; their state stays."""
         self._fresh = None
-        keys, values = self._known(staged.keys, staged.values)
-        for some in self._slices(len(keys)):
-            places = self._places(keys[some])
-            scatter(self.records, places, values[some], U(self.stride))
+        for some, places in self._placed(staged):
+            scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
     def merge(
         self, contributions: Sequence[tuple[float, float | None, StagedKeys]]
-    ) -> list[Merged]:
+    ) -> list[MergedKeys]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         `mean`: u = sum_i w_i u_i / sum_i w_i, where what a push does not carry counts as zero;
@@ -176,7 +151,7 @@ class SparseShard:
         for lr, staged in updates:
             self.apply(staged, lr)
 
-    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> Merged:
+    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> MergedKeys:
         keys, numbers = distinct(np.concatenate([each.keys for _, _, each in contributions]))
         merged = np.zeros((len(keys), self.spec.width), self.dtype)
         factors = self.spec.factors([weight for weight, _, _ in contributions])
@@ -185,32 +160,11 @@ class SparseShard:
             mine = numbers[at : at + len(staged.keys)]
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
+        update = StagedKeys(self.held, keys.view(np.uint8), len(keys), merged)
+        update.retained = True  # its memory is its own
         lr = contributions[0][1]
-        self._update(keys, merged, lr)
-        sent = torch.from_numpy(keys.view(np.int64))
-        return Merged(self.held, sent, torch.from_numpy(merged), lr)
-
-    def _update(
-        self,
-        keys: np.ndarray,
-        values: np.ndarray,
-        lr: float | None,
-        out: np.ndarray | None = None,
-    ) -> None:
-        """Change the rows of the keys; `out` gets what they are then."""
-        self._fresh = None
-        keys, values = self._known(keys, values)
-        for some in self._slices(len(keys)):
-            places = self._places(keys[some])
-            self._change(places, values[some], lr, None if out is None else out[some])
-        self.updates += 1
-
-    def _known(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those that are here, while others are still to come."""
-        if not self.learning:
-            return keys, values
-        here = self._index.find(keys) != MISSING
-        return keys[here], values[here]
+        self.apply(update, lr)
+        return MergedKeys(self.held, lr, tuple(update.views))
 
     def _change(
         self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
@@ -224,30 +178,24 @@ class SparseShard:
             if out is not None:
                 self.method.read(records, places[some], out[some], self.stride)
 
-    def _slices(self, count: int) -> list[slice]:
-        """What of so many keys has places together: a bounded table's must not evict each other.
-
-        As long as they are read and written within one slice, places hold.
-        """
-        most = self._index.at_once
-        return [slice(start, start + most) for start in range(0, max(count, 1), most)]
-
     # ------------------------------------------------------------------ reads
 
     def read_keys(self, staged: StagedKeys) -> memoryview:
-        """A copy of the rows of `staged.keys`; those that are not there yet are created."""
+        """A copy of the rows of `staged.keys`."""
         if self._fresh is not None and self._fresh[0] is staged:
             out = self._fresh[1]
             self._fresh = None
         else:
             out = np.empty((len(staged.keys), self.spec.width), self.dtype)
-            for some in self._slices(len(staged.keys)):
-                places = self._places(staged.keys[some])
-                self.method.read(self.records, places, out[some], self.stride)
+            self._read(staged.keys, out)
         staged.kept = False
         self.release(staged)
         view: memoryview = out.reshape(-1).view(np.uint8).data
         return view
+
+    def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
+        places = self._places(keys)  # which may move the records
+        self.method.read(self.records, places, out, self.stride)
 
     def keep(self, clients: Collection[int]) -> None:
         """Only these workers are left. Rows are nobody's."""
@@ -256,7 +204,7 @@ class SparseShard:
 
     def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
         """Shards of some of its slots, in its place."""
-        parts = [SparseShard(self.spec, rows) for rows in ranges]
+        parts = [type(self)(self.spec, rows) for rows in ranges]
         for part in parts:
             part.restore(self.held, self.state(), same=True)
         return parts
@@ -272,25 +220,35 @@ class SparseShard:
         """A copy of the records from place `at` on, of about so many bytes."""
         size = 8 + self.stride * self.dtype.itemsize
         stop = min(len(self), at + max(1, nbytes // size))
+        views = copied(self._tensors(at, stop))
+        return Snapshot(self.held, stop - at, views, stop, stop == len(self))
+
+    def _tensors(self, at: int, stop: int) -> list[Tensor]:
+        """What others are sent of the rows at these places."""
         keys = torch.from_numpy(self.keys[at:stop].view(np.int64))
         records = torch.from_numpy(self.records[at * self.stride : stop * self.stride])
-        views = copied([torch.tensor([self.updates]), keys, records])
-        return Snapshot(self.held, stop - at, views, stop, stop == len(self))
+        return [torch.tensor([self.updates]), keys, records]
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Room for such a copy of so many keys."""
+        return StagedSnapshot(rows, self._shapes(keys))
+
+    def _shapes(self, keys: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+        """Of `_tensors`."""
         dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
-        one, all_ = (1,), (keys, self.stride)
-        return StagedSnapshot(rows, [(torch.int64, one), (torch.int64, (keys,)), (dtype, all_)])
+        return [(torch.int64, (1,)), (torch.int64, (keys,)), (dtype, (keys, self.stride))]
 
     def install(self, staged: StagedSnapshot) -> None:
         """What another copy has sent: these records are as they were there."""
-        updates, sent, records = (each.numpy() for each in staged.tensors)
+        updates, sent, records = (each.numpy() for each in staged.tensors[:3])
         keys = sent.view(np.uint64)
         self._records.reserve(len(self) + len(keys))
-        places, _ = self._index.find_or_add(keys, np.empty(len(keys), np.uint64))
+        places = self._places_to_learn(keys)
         scatter(self.records, places, records, U(self.stride))
         self.updates = int(updates[0])
+
+    def _places_to_learn(self, keys: np.ndarray) -> np.ndarray:
+        return self._index.find_or_add(keys, np.empty(len(keys), np.uint64))[0]
 
     # ------------------------------------------------------------------ disk
 
@@ -313,15 +271,27 @@ class SparseShard:
         mine = within(keys, self.held.start, self.held.stop)
         keys, records = keys[mine], records[mine]
         width = self.stride if same and records.shape[1] == self.stride else self.spec.width
-        for some in self._slices(len(keys)):
-            places = self._places(keys[some])
-            scatter(
-                self.records, places, np.ascontiguousarray(records[some, :width]), U(self.stride)
-            )
+        self._put(keys, np.ascontiguousarray(records[:, :width]))
         if same:
             self.updates = max(self.updates, int(state["updates"][0]))
 
+    def _put(self, keys: np.ndarray, records: np.ndarray) -> None:
+        places = self._places(keys)
+        scatter(self.records, places, records, U(self.stride))
+
     # ------------------------------------------------------------------ places
+
+    def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
+        """What of a push is to be done together: which of its keys, and the places of those.
+
+        While others are still to come, the keys that are here.
+        """
+        if self.learning:
+            places = self._index.find(staged.keys)
+            here = places != MISSING
+            yield here, places[here]
+        else:
+            yield slice(None), self._places(staged.keys)
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
         """Where the keys' records are; new ones are made.
@@ -339,7 +309,7 @@ class SparseShard:
 
     def _found(self, keys: np.ndarray) -> np.ndarray:
         created = np.empty(len(keys), np.uint64)
-        self._records.reserve(min(len(self) + len(keys), self._most))  # or fails before any change
+        self._reserve(len(keys))  # or fails before any change
         places, added = self._index.find_or_add(keys, created)
         if added:
             new = created[:added]
@@ -349,15 +319,24 @@ class SparseShard:
     def _places_of_created(self, keys: np.ndarray) -> np.ndarray:
         """... of a method that may raise: new rows are made before they have places."""
         missing = np.flatnonzero(self._index.find(keys) == MISSING)
-        fresh = np.empty((len(missing), self.stride), self.dtype)
-        self._write_new(fresh.reshape(-1), np.arange(len(missing), dtype=np.uint64), keys[missing])
-        self.method.create(fresh, self.spec.width, keys[missing], self.spec.init.seed)
+        fresh = self._new_records(keys[missing])
         created = np.empty(len(keys), np.uint64)
-        self._records.reserve(min(len(self) + len(keys), self._most))
+        self._reserve(len(keys))
         places, added = self._index.find_or_add(keys, created)
         new = created[:added].astype(np.int64)
         scatter(self.records, places[new], fresh[np.searchsorted(missing, new)], U(self.stride))
         return places
+
+    def _reserve(self, more: int) -> None:
+        self._records.reserve(min(len(self) + more, self._index.most))
+
+    def _new_records(self, keys: np.ndarray) -> np.ndarray:
+        """What the records of these keys begin as, (n, stride)."""
+        fresh = np.empty((len(keys), self.stride), self.dtype)
+        self._write_new(fresh.reshape(-1), np.arange(len(keys), dtype=np.uint64), keys)
+        if self.method.creates:
+            self.method.create(fresh, self.spec.width, keys, self.spec.init.seed)
+        return fresh
 
     def _write_new(self, memory: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
         """Records as the table's Init and the method's first state have them."""
@@ -374,8 +353,3 @@ class SparseShard:
             stream_of(init.seed, 0),
             stream_of(init.seed, 1),
         )
-
-
-def rows_held(spec: TableSpec, held: KeyRange) -> int:
-    """A shard's share of a table's `max_rows`."""
-    return max(1, -(-spec.max_rows * len(held) // SLOTS))

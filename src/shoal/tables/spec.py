@@ -135,9 +135,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                     of a sparse table
     nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
                     key, `zero` takes it as 0, `allow` looks at nothing
-    max_rows:       of a sparse table, on all servers together; 0 for no bound. A new key then takes
-                    the place of one that was used long ago (evict='lru') or seldom ('lfu'), whose
-                    row begins anew when it is next named
+    max_rows:       of a sparse table, on all servers together; 0 for no bound. A key that is pushed
+                    for the first time then takes the place of one that was pushed long ago
+                    (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
     """
 
     name: str

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
-from shoal.apps.ctr.predicting import APPLICATION, of_a_run, score_rows, spec_of
+from shoal.apps.ctr.predicting import APPLICATION, spec_of
 from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
@@ -48,25 +48,16 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.job.write_text(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
-        for task in _tasks(_of_workers(spec), engine, started_at):
+        for task in _tasks(spec, engine, started_at):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
-    if spec.max_rows and spec.test:
-        scores = folder.worker(0) / TEST
-        with console.status("testing"):
-            score_rows(of_a_run(spec, folder.path), Path(spec.test), scores, spec.servers)
     summary = _summarise(spec, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def _of_workers(spec: CtrSpec) -> CtrSpec:
-    """In bounded tables what the test file asks for would take the place of what was learnt."""
-    return msgspec.structs.replace(spec, test="") if spec.max_rows else spec
 
 
 def _fields(spec: CtrSpec) -> int:

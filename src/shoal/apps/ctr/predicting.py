@@ -35,10 +35,10 @@ def spec_of(run: Path) -> CtrSpec:
     return converted(values, CtrSpec)
 
 
-def of_a_run(spec: CtrSpec, run: Path) -> CtrSpec:
-    """The same with the run's weights, for reading only: no row makes room for another."""
-    init = str(run.resolve())
-    return msgspec.structs.replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0)
+def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
+    """The same with all of the run's weights, however few servers have them now."""
+    replace, init = msgspec.structs.replace, str(run.resolve())
+    return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
 
 
 def predict(
@@ -52,7 +52,7 @@ def predict(
         DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
         InvalidValue: `out` cannot be written, or is `file`
     """
-    spec = msgspec.structs.replace(of_a_run(spec_of(run), run), skip_bad_lines=0)
+    spec = _read_only(spec_of(run), run)
     if spec.format == "auto":
         guess(file)
     else:
@@ -65,22 +65,15 @@ def predict(
         raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
     with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
         scores = Path(path) / TEST
-        score_rows(spec, file, scores, servers, out, tick)
+        _score(spec, file, out, scores, servers, tick)
         return figures([scores])
 
 
-def score_rows(
-    spec: CtrSpec,
-    file: Path,
-    scores: Path,
-    servers: int,
-    out: Path | None = None,
-    tick: Callable[[], None] = lambda: None,
+def _score(
+    spec: CtrSpec, file: Path, out: Path, scores: Path, servers: int, tick: Callable[[], None]
 ) -> None:
-    """Start servers with a run's weights (`spec.init`), and a worker that leaves scores of a file.
-
-    out: gets the chances
-    """
+    """Start servers with a run's weights (`spec.init`), and a worker that leaves chances in `out`
+    and scores of the file in `scores`."""
     with (
         tempfile.TemporaryDirectory(prefix="shoal-predict-") as path,
         LocalEngine(RunFolder.create(Path(path), "predict")) as engine,
@@ -89,7 +82,7 @@ def score_rows(
             "spec": msgspec.to_builtins(spec),
             "scheduler": engine.address("scheduler"),
             "file": str(file.resolve()),
-            "out": str(out.resolve()) if out is not None else "/dev/null",
+            "out": str(out.resolve()),
             "scores": str(scores.resolve()),
         }
         worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)

@@ -51,8 +51,6 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.servers)
-        if self.replicas > 1 and self.max_rows:
-            raise InvalidValue("a table with max_rows has one replica: leave out one of the two")
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
 

@@ -1,0 +1,60 @@
+"""Visits: a bounded table of a simulated run, in which keys make room for others all the time.
+
+Each clock a worker adds 1 to a few keys of many more than there is room for. A row that made room
+begins anew, so it reads anything up to the number of its pushes; copies are compared at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+
+from shoal.keys import slot_of
+from shoal.protocol.requests import PullOp, PushOp
+from shoal.sim.checkers import violated
+from shoal.tables.spec import Access, Consistency, TableSpec
+
+KEYS, ROOM = 48, 16
+MOST = 4  # keys of a push
+
+
+class Visits:
+    """What was pushed to it."""
+
+    def __init__(self, consistency: Consistency, random: Random) -> None:
+        self.spec = TableSpec(
+            "visits",
+            0,
+            kind="sparse",
+            access=Access("sum"),
+            consistency=consistency,
+            merge="sum",
+            max_rows=ROOM,
+            evict=random.choice(["lru", "lfu"]),
+        )
+        self._pushed: Counter[int] = Counter()
+
+    def push(self, random: Random) -> PushOp:
+        keys = _some(random)
+        self._pushed.update(keys.tolist())
+        ones = np.ones(len(keys), np.float32)
+        return PushOp("visits", self.spec.keys, ones.view(np.uint8).data, keys.data)
+
+    def pull(self, random: Random) -> tuple[PullOp, np.ndarray]:
+        keys = _some(random)
+        rows = np.zeros(len(keys), np.float32)
+        return PullOp("visits", self.spec.keys, rows.view(np.uint8).data, keys.data), rows
+
+    def check_read(self, pull: PullOp, rows: np.ndarray) -> None:
+        """`exactly once`: no key has been visited more often than it was."""
+        for key, visits in zip(np.asarray(pull.keys).tolist(), rows.tolist(), strict=True):
+            if not 0 <= visits <= self._pushed[key]:
+                text = f"key {key} reads {visits:g} after {self._pushed[key]} visits"
+                raise violated("exactly once", text)
+
+
+def _some(random: Random) -> np.ndarray:
+    keys = random.sample(range(KEYS), random.randint(1, MOST))
+    return np.array(sorted(keys, key=slot_of), np.uint64)

@@ -1,0 +1,130 @@
+"""BoundedShard: one server's rows of a sparse table whose memory is bounded (`max_rows`).
+
+A push makes rows, of which some take the place of others; a pull makes none, and is no use of what
+it reads. All copies have the same keys at the same places: whoever is told of a push is told where
+its keys are. So a copy that is still being sent its rows, in the order of their places, knows of
+each key that is pushed whether it has come already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.keys import SLOTS, KeyRange
+from shoal.tables.bounded import BoundedIndex
+from shoal.tables.index import MISSING
+from shoal.tables.kernels import U
+from shoal.tables.records import scatter
+from shoal.tables.snapshots import StagedSnapshot
+from shoal.tables.sparse import SparseShard
+from shoal.tables.spec import TableSpec
+from shoal.tables.staged_keys import StagedKeys
+
+
+class BoundedShard(SparseShard):
+    """At most its share of the table's rows, at the same places in each copy."""
+
+    _index: BoundedIndex
+
+    def _new_index(self) -> BoundedIndex:
+        return BoundedIndex(rows_held(self.spec, self.held), self.spec.evict)
+
+    def stage_told(self, rows: KeyRange, keys: int) -> StagedKeys:
+        staged = self.stage(rows, keys)
+        staged.place(np.empty(keys, np.uint64))
+        staged.told = True
+        return staged
+
+    # ------------------------------------------------------------------ updates
+
+    def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
+        """... in parts whose keys do not evict each other: their places hold until the next."""
+        if staged.retained and staged.places is None:
+            staged.place(np.empty(len(staged.keys), np.uint64))
+        for some in self._slices(len(staged.keys)):
+            if staged.told:
+                yield self._told(staged, some)
+                continue
+            places = self._places(staged.keys[some])
+            if staged.places is not None:
+                staged.places[some] = places
+            yield some, places
+
+    def _told(self, staged: StagedKeys, some: slice) -> tuple[Any, np.ndarray]:
+        """Put keys where another copy has; of those that are still to come none."""
+        assert staged.places is not None
+        which, places = some, staged.places[some]
+        if self.learning:
+            which = some.start + np.flatnonzero(places < U(len(self)))
+            places = staged.places[which]
+        keys = staged.keys[which]
+        self._reserve(len(keys))
+        new = self._index.assume(keys, places)
+        scatter(self.records, places[new], self._new_records(keys[new]), U(self.stride))
+        return which, places
+
+    def _slices(self, count: int) -> list[slice]:
+        most = self._index.at_once
+        return [slice(start, start + most) for start in range(0, count, most)]
+
+    # ------------------------------------------------------------------ reads
+
+    def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
+        """Those that are there, and of other keys what their rows would begin as."""
+        places = self._index.find(keys)
+        absent = np.flatnonzero(places == MISSING)
+        if not len(absent):
+            self.method.read(self.records, places, out, self.stride)
+            return
+        here = np.flatnonzero(places != MISSING)
+        new = self._new_records(keys[absent]).reshape(-1)
+        first = np.arange(len(absent), dtype=np.uint64)
+        for records, at, which in ((new, first, absent), (self.records, places[here], here)):
+            rows = np.empty((len(which), self.spec.width), self.dtype)
+            self.method.read(records, at, rows, self.stride)
+            out[which] = rows
+
+    # ------------------------------------------------------------------ other copies, and disk
+
+    def _tensors(self, at: int, stop: int) -> list[Tensor]:
+        index = self._index
+        counted = torch.tensor([index.evicted, index.requests])
+        return [*super()._tensors(at, stop), counted, torch.from_numpy(index.uses(at, stop))]
+
+    def _shapes(self, keys: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+        return [*super()._shapes(keys), (torch.int64, (2,)), (torch.int64, (keys, 2))]
+
+    def _places_to_learn(self, keys: np.ndarray) -> np.ndarray:
+        places = np.arange(len(self), len(self) + len(keys), dtype=np.uint64)
+        self._index.assume(keys, places)
+        return places
+
+    def install(self, staged: StagedSnapshot) -> None:
+        first = len(self)
+        super().install(staged)
+        (evicted, requests), uses = (each.numpy() for each in staged.tensors[3:])
+        self._index.remember(first, uses, int(evicted), int(requests))
+
+    def state(self, copied: bool = False) -> dict[str, Tensor]:
+        """... and `uses` (n, 2): how often each row was used, and when last."""
+        uses = torch.from_numpy(self._index.uses(0, len(self)))
+        return {**super().state(copied), "uses": uses}
+
+    def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
+        super().restore(held, state, same)
+        if "uses" in state:
+            self._index.recall(state["keys"].numpy().view(np.uint64), state["uses"].numpy())
+
+    def _put(self, keys: np.ndarray, records: np.ndarray) -> None:
+        for some in self._slices(len(keys)):
+            super()._put(keys[some], records[some])
+
+
+def rows_held(spec: TableSpec, held: KeyRange) -> int:
+    """A shard's share of a table's `max_rows`."""
+    return max(1, -(-spec.max_rows * len(held) // SLOTS))

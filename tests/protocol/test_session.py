@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     NotJoined,
     Released,
 )
+from shoal.protocol.requests import Cancel, FinishWork
 from shoal.protocol.session import Session, SessionOptions
 
 OPTIONS = SessionOptions(join_timeout_s=10, heartbeat_s=1, resend_s=0.5, silence_s=20, farewell_s=5)
@@ -159,15 +160,15 @@ def test_barriers_of_one_name_are_numbered(joined):
 
 def test_a_question_that_is_asked_twice_is_answered_twice(joined):
     out = []
-    joined.session.finish(1, 0.0, out)
-    joined.session.finish(2, 0.0, out)
+    joined.session.asked(1, FinishWork(), 0, 0.0, out)
+    joined.session.asked(2, FinishWork(), 0, 0.0, out)
     joined.handle(Finished())
     assert joined.resolved == {1: None, 2: None}
 
 
 def test_a_forgotten_question_is_not_repeated(joined):
-    joined.session.finish(1, 0.0, [])
-    joined.session.forget(1)
+    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.asked(2, Cancel(1), 0, 0.0, [])
     assert joined.session.questions() == []
     joined.handle(Finished())
     assert joined.resolved == {}
@@ -175,7 +176,7 @@ def test_a_forgotten_question_is_not_repeated(joined):
 
 def test_nobody_may_be_left_to_hear_that_it_has_finished(joined):
     """A scheduler that has ended the run does not answer any more."""
-    joined.session.finish(1, 0.0, [])
+    joined.session.asked(1, FinishWork(), 0, 0.0, [])
     joined.tick(4.9)
     assert joined.resolved == {}
     joined.tick(5.0)

@@ -133,6 +133,35 @@ def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_p
     _assert_nothing_left(run.pid)
 
 
+@pytest.mark.parametrize("strategy", ["sync", "asgd"])
+def test_others_do_the_data_of_a_worker_that_is_killed(strategy, tmp_path):
+    """Each sample counts in each epoch: what is not in a survivor's steps is in the dead one's."""
+    epochs, samples, batch = 100, 1438, 64
+    with subprocess.Popen(
+        [
+            *SHOAL, "train", "digits", "--workers", "3", "--strategy", strategy,
+            "--epochs", str(epochs), "--on-worker-loss", "reassign", "--json",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        os.kill(_pid_in_training(tmp_path, "worker-1", run), signal.SIGKILL)
+        answer, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    summary = json.loads(answer.splitlines()[-1])
+    assert summary["lost"] == ["worker-1"]
+    assert summary["may_repeat"] <= (strategy == "asgd")
+    log = tmp_path / summary["run_dir"] / "events.jsonl"
+    steps = [json.loads(line) for line in log.read_text().splitlines() if '"step"' in line]
+    counted = sum(each["samples"] for each in steps if each["kind"] == "step")
+    assert epochs * samples - batch <= counted  # the dead one's last may have counted untold
+    assert counted <= epochs * samples + batch * summary["may_repeat"]
+    _assert_nothing_left(run.pid)
+
+
 def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
     with subprocess.Popen(
         [
@@ -199,6 +228,8 @@ def test_bad_input_says_what_to_do(tmp_path):
         ("train", "digits", "--staleness", "2"): "staleness belongs to the ssp strategy",
         ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
         ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
+        ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): "whose data",
+        ("train", "digits", "--on-worker-loss", "reassign", "--strategy", "allreduce"): "is lost",
         ("train", "digits", "--optimizer-option", "momentun=1"): "momentun",
         ("train", "nowhere.toml"): "no job file at nowhere.toml",
         ("train", "digits", "--model", "nn:nothing"): "nn",

@@ -13,10 +13,12 @@ from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake
+from shoal.protocol.leases import Granted, Leases, LedgerRecord
 from shoal.protocol.machine import Loan, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
 from shoal.protocol.routing import Router
 from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim import world as world_module
 from shoal.sim.world import World
@@ -286,4 +288,43 @@ def advance_given_up_with_its_request():
             self._flight.drop(leg)
 
     with patch.object(WorkerMachine, "_abandon", abandon):
+        yield
+
+
+@contextmanager
+def lease_begun_again():
+    """What a dead worker had of the data is done again from its beginning."""
+    with patch.object(Granted, "after", lambda self, clock: self.span):
+        yield
+
+
+@contextmanager
+def lease_dies_with_its_worker():
+    """Nobody does what a dead worker had not done."""
+    right = Leases.gone
+
+    def gone(self, incarnation, last_clock):
+        return right(self, incarnation, FOREVER)
+
+    with patch.object(Leases, "gone", gone):
+        yield
+
+
+@contextmanager
+def lease_told_before_it_is_persisted():
+    """The next scheduler does not know who has which batches."""
+    with patch.object(Leases, "record", lambda self: LedgerRecord()):
+        yield
+
+
+@contextmanager
+def every_question_is_a_new_one():
+    """A question that comes again is taken for that of a worker which has moved on."""
+
+    def move_on(self, asked):
+        known = self._granted.pop(asked.incarnation, None)
+        if known is not None:
+            self._return(known.after(FOREVER))
+
+    with patch.object(Leases, "_move_on", move_on):
         yield

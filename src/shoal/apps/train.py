@@ -78,7 +78,7 @@ def run_job(
             workers = [f"worker-{rank}" for rank in range(job.workers)]
             spare = spare_processes(job.servers, job.replicas)
             spare += workers if job.on_worker_loss == "replace" else []
-            given_up = workers if job.on_worker_loss == "drop" else ()
+            given_up = workers if job.on_worker_loss in ("drop", "reassign") else ()
             with resumable(folder):
                 engine.join(tick, spare=spare, given_up=given_up)
     write_tables(folder)
@@ -129,10 +129,23 @@ def check_job(job: JobSpec) -> None:
         raise InvalidValue(
             f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
         )
+    if job.on_worker_loss == "reassign":
+        _check_leases(job)
     if job.data_is_named:
         find_source(job.data)
     if job.init and not Path(job.init).exists():
         raise InvalidValue(f"init: no file {job.init}")
+
+
+def _check_leases(job: JobSpec) -> None:
+    """Where workers are leased what they do, all of them can do all of it."""
+    for wrong, what in (
+        (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
+        (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
+        (job.resume, "a checkpoint does not say yet which batches are done: resume with another"),
+    ):
+        if wrong:
+            raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
 
 
 def cluster_tasks(
@@ -251,6 +264,8 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "time_to": time_to(events),
         "lost": [name for name in names("lost") if name not in names("dropped")],
         "dropped": names("dropped"),
+        "reassigned": sum(each["batches"] for each in events if each["kind"] == "returned"),
+        "may_repeat": 0 if closes(job) else len(names("returned")),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "run_dir": str(folder.path),
@@ -260,6 +275,11 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "servers": job.servers if strategies[job.strategy].uses_servers else 0,
         "by_worker": results,
     }
+
+
+def closes(job: JobSpec) -> bool:
+    """Whether rounds close, so that what a worker does counts everywhere or nowhere."""
+    return strategies[job.strategy].in_step or job.settles == "close"
 
 
 def train(

@@ -22,14 +22,15 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
+from shoal.protocol.messages import Leased
 from shoal.runtime import imports
 from shoal.runtime.client import Client, ClientOptions
-from shoal.runtime.data import Assignment, Batches, plan_splits
+from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
-from shoal.strategies import StepResult, StrategyOptions, strategies, train_program
+from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access
 
@@ -79,17 +80,13 @@ def run_worker(
         progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         hooks = watched(client, progress, spec.epochs * len(batches))
-        program = train_program(
-            strategy,
-            learner,
-            batches,
-            spec.epochs,
-            rank if not passed else -1,  # the parameters are there
-            hooks,
-            spec.max_steps,
-            client.clock,
-            passed,
-        )
+        first = rank if not passed else -1  # the parameters are there
+        begun = hooks, spec.max_steps, client.clock
+        if spec.on_worker_loss == "reassign":
+            everything = _Batches(spec, dataset, np.arange(len(dataset.train_y)), 0)
+            program = leased_program(strategy, learner, everything, spec.epochs, first, *begun)
+        else:
+            program = train_program(strategy, learner, batches, spec.epochs, first, *begun, passed)
         steps = client.drive(program)
         result = progress.finish(steps)
         if client.rank == min(member.rank for member in client.view.workers):
@@ -184,7 +181,7 @@ class Progress:
 
 
 class _Batches:
-    """One worker's split as (x, y) batches."""
+    """Samples as (x, y) batches: those of one worker, or everybody's."""
 
     def __init__(self, spec: JobSpec, dataset: Dataset, split: Any, rank: int) -> None:
         self._dataset = dataset
@@ -194,10 +191,15 @@ class _Batches:
         return len(self._batches)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        x, y = self._dataset.train_x, self._dataset.train_y
-        for chosen in self._batches.batches(epoch):
-            index = torch.from_numpy(chosen)
-            yield x[index], y[index]
+        yield from map(self._samples, self._batches.batches(epoch))
+
+    def leased(self, lease: Leased) -> Iterator[tuple[Tensor, Tensor]]:
+        some = self._batches.some(lease.epoch, lease.first, lease.count)
+        yield from map(self._samples, some)
+
+    def _samples(self, chosen: Indices) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(chosen)
+        return self._dataset.train_x[index], self._dataset.train_y[index]
 
 
 def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:

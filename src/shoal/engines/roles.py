@@ -27,7 +27,18 @@ from shoal.runtime.node import Journal, Node
 from shoal.transport import Identity
 
 BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
-NOTED = ("joined", "view", "crowded", "lost", "dropped", "released", "refused", "ending", "no view")
+NOTED = (
+    "joined",
+    "view",
+    "crowded",
+    "lost",
+    "returned",
+    "dropped",
+    "released",
+    "refused",
+    "ending",
+    "no view",
+)
 
 
 def run_scheduler(

@@ -208,6 +208,34 @@ class Released(Body, frozen=True, array_like=True, tag=True):
     generation: int
 
 
+class Lease(Body, frozen=True, array_like=True, tag=True):
+    """Ask for batches to do from this clock on, one a clock; what was leased before is done.
+
+    epochs, batches:  of all the data: so many batches in each epoch
+    patient:          rather than that there are none now, be told when there are
+    """
+
+    incarnation: int
+    clock: int
+    epochs: int
+    batches: int
+    patient: bool = False
+
+
+class Leased(Body, frozen=True, array_like=True, tag=True):
+    """Batches `first` to `first + count` of an epoch; or none now, or none any more: `over`."""
+
+    clock: int
+    epoch: int
+    first: int
+    count: int
+    over: bool
+
+
+class NotLeased(Body, frozen=True, array_like=True, tag=True):
+    reason: str
+
+
 class Finish(Body, frozen=True, array_like=True, tag=True):
     """This member's work is done."""
 
@@ -362,7 +390,8 @@ Message = (
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
     | Drain | Drained | Freeze | Frozen | NewView | Learned | Leave | Stays
     | Waited | Why | Because
-    | Declare | NotDeclared | Enter | Released | Finish | Finished | End | Abort
+    | Declare | NotDeclared | Enter | Released | Lease | Leased | NotLeased
+    | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Replicate | Replicated | State
     | Piece | Lacking | Summed | Left | Malformed
 )  # fmt: skip

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from shoal.errors import InvalidValue
+from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.views import Member, NodeId, View
 
 # By what becomes of slow workers: the part of the time after which one is dropped, 0 for never.
@@ -72,3 +73,4 @@ class Record(msgspec.Struct, array_like=True):
     ended: bool = False
     reason: str = ""
     left: tuple[NodeId, ...] = ()
+    ledger: LedgerRecord = LedgerRecord()

@@ -91,6 +91,14 @@ class EnterBarrier(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...] = ("workers",)
 
 
+class TakeLease(msgspec.Struct, frozen=True):
+    """Resolved with the batches that this worker is to do next, a `Leased`."""
+
+    epochs: int
+    batches: int
+    patient: bool = False
+
+
 class GoAway(msgspec.Struct, frozen=True):
     """A server is to leave, once its rows are on others."""
 

@@ -50,6 +50,7 @@ from shoal.protocol.messages import (
     Join,
     Joined,
     Learned,
+    Lease,
     Leave,
     Message,
     NewView,
@@ -65,7 +66,7 @@ from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.roster import Roster
 from shoal.protocol.stragglers import Stragglers
 from shoal.protocol.succession import Succession
-from shoal.protocol.views import NodeId, View
+from shoal.protocol.views import FOREVER, NodeId, View
 from shoal.tables.spec import TableSpec
 
 
@@ -80,6 +81,7 @@ class SchedulerMachine:
         self.ended = record.ended
         self._views = Succession(record, options, self.roster, self._persist)
         self._relocating = self._views.relocating
+        self.leases = self._views.leases
         self._barriers = Barriers(dict(record.released))
         self._stragglers = Stragglers(options)
         self._farewell = Farewell(options.resend_s, options.linger_s)
@@ -109,6 +111,7 @@ class SchedulerMachine:
             self.roster.cut_off(event.node, now)
         elif isinstance(event, Ticked):
             self._tick(now, out)
+        self._answer_leases(out)
         return out
 
     def deadline(self) -> float | None:
@@ -228,10 +231,13 @@ class SchedulerMachine:
                 self._declare(sender, spec, now, out)
             case Enter():
                 self._enter(sender, message, now, out)
+            case Lease():
+                self.leases.ask(sender, message)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
                 self._lost(sender, now, out)
             case Finish():
                 self.roster.finish(sender)
+                self.leases.gone(member.incarnation, FOREVER)
                 self._persist(out)
                 out.append(Send(sender, Finished()))
                 self._release_barriers(out)
@@ -285,6 +291,12 @@ class SchedulerMachine:
             out.append(Note("released", {"name": name, "generation": generation}))
             out.extend(Send(node, Released(name, generation)) for node in entered)
 
+    def _answer_leases(self, out: Effects) -> None:
+        answers = self.leases.answers(len(self.roster.at_work()))
+        if answers and not self.ended:
+            self._persist(out)
+            out.extend(Send(node, answer) for node, answer in answers)
+
     def _because(self, now: float) -> Because:
         members, finished = self.roster.members, self.roster.finished
         waits = self._barriers.waits(members.values(), finished, now) + self._views.waits(now)
@@ -327,6 +339,7 @@ class SchedulerMachine:
             self.ended,
             self._reason if self.ended else "",
             tuple(sorted(self._relocating.left)),
+            self.leases.record(),
         )
         out.append(Persist(msgspec.msgpack.encode(record)))
 

@@ -36,12 +36,23 @@ from shoal.protocol.messages import (
     HeartbeatSeen,
     Join,
     Joined,
+    Lease,
+    Leased,
     Message,
     NewView,
     NotDeclared,
     NotJoined,
+    NotLeased,
     Released,
     Stays,
+)
+from shoal.protocol.requests import (
+    AwaitView,
+    Cancel,
+    DeclareTable,
+    EnterBarrier,
+    FinishWork,
+    TakeLease,
 )
 from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -120,6 +131,24 @@ class Session:
 
     # ------------------------------------------------------------------ questions
 
+    def asked(self, request_id: int, request: object, clock: int, now: float, out: Effects) -> None:
+        """What a worker's caller wants of the scheduler, at this clock of the worker's."""
+        match request:
+            case DeclareTable(spec):
+                self.declare(request_id, spec, now, out)
+            case EnterBarrier(name, groups):
+                self.enter_barrier(request_id, name, groups, now, out)
+            case TakeLease(epochs, batches, patient):
+                lease = Lease(self.incarnation, clock, epochs, batches, patient)
+                self.ask("lease", request_id, lease, now, out)
+            case FinishWork():
+                self.ask("finish", request_id, Finish(self.incarnation), now, out)
+            case AwaitView():
+                self._awaiting.append(request_id)
+                self._show_view(out)
+            case Cancel(target):
+                self.forget(target)
+
     def enter_barrier(
         self, request_id: int, name: str, groups: tuple[Group, ...], now: float, out: Effects
     ) -> None:
@@ -136,19 +165,17 @@ class Session:
         if any(known.name == spec.name and known.is_cut_of(spec) for known in tables):
             self.answered(f"table {spec.name}", out)
 
-    def await_view(self, request_id: int, out: Effects) -> None:
-        """Resolved with the first view that this member is in."""
-        self._awaiting.append(request_id)
-        self._show_view(out)
-
     def _show_view(self, out: Effects) -> None:
         if self.view is not None:
             for request_id in self._awaiting:
                 out.append(Resolve(request_id, Outcome(value=self.view)))
             self._awaiting.clear()
 
-    def finish(self, request_id: int, now: float, out: Effects) -> None:
-        self.ask("finish", request_id, Finish(self.incarnation), now, out)
+    def _leased(self, message: Leased, out: Effects) -> None:
+        waiting = self._waiting.get("lease")
+        question = waiting.question if waiting is not None else None
+        if isinstance(question, Lease) and question.clock == message.clock:
+            self.answered("lease", out, Outcome(value=message))
 
     def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
         """Send a question and repeat it until `answered(key)`, for all who have asked it."""
@@ -250,6 +277,10 @@ class Session:
                 self.answered(f"table {table}", out, Outcome(error=Refused(reason)))
             case Released(name, generation):
                 self.answered(f"barrier {name} {generation}", out)
+            case Leased():
+                self._leased(message, out)
+            case NotLeased(reason):
+                self.answered("lease", out, Outcome(error=Refused(reason)))
             case Finished():
                 self.answered("finish", out)
             case End(error, kind):

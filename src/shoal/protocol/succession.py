@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from shoal.protocol.declared import Declared
+from shoal.protocol.leases import Leases
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.membership import closed_up, decide_view, next_view
 from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
@@ -44,6 +45,7 @@ class Succession:
         self.term = record.term + 1
         self.reason = ""
         self.relocating = Relocating(record.left)
+        self.leases = Leases(record.ledger)
         self._options = options
         self._roster = roster
         self._persist = persist
@@ -177,6 +179,9 @@ class Succession:
         gone = self.relocating.adopt(view)
         for node in gone:
             self._roster.remove(node)
+        for member, left in self.leases.settle(view):
+            fields = {"name": member.name, "epoch": left.epoch, "batches": left.count}
+            out.append(Note("returned", fields))
         self._persist(out)
         whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}

@@ -42,14 +42,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import SCHEDULER, Message, Nudge, Reply
 from shoal.protocol.pending import Pending, PendingRequests
-from shoal.protocol.requests import (
-    AwaitView,
-    Cancel,
-    DeclareTable,
-    EnterBarrier,
-    Exchange,
-    FinishWork,
-)
+from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.routing import Router
 from shoal.protocol.session import Session
@@ -179,22 +172,10 @@ class WorkerMachine:
             except InvalidValue as mistake:
                 out.append(Resolve(request_id, Outcome(error=mistake)))
         else:
-            self._asked_scheduler(request_id, request, now, out)
-
-    def _asked_scheduler(self, request_id: int, request: object, now: float, out: Effects) -> None:
-        match request:
-            case DeclareTable(spec):
-                self.session.declare(request_id, spec, now, out)
-            case EnterBarrier(name, groups):
-                self.session.enter_barrier(request_id, name, groups, now, out)
-            case FinishWork():
-                self.session.finish(request_id, now, out)
-            case AwaitView():
-                self.session.await_view(request_id, out)
-            case Cancel(target):
-                self.session.forget(target)
-                if target in self._requests:
-                    self._resolve(target, Cancelled("the caller withdrew it"), out)
+            self.session.asked(request_id, request, self.clock, now, out)
+            if isinstance(request, Cancel):
+                if request.request_id in self._requests:
+                    self._resolve(request.request_id, Cancelled("the caller withdrew it"), out)
                     self._pump(now, out)
                 out.append(Resolve(request_id, Outcome()))
 

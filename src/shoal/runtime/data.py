@@ -102,10 +102,24 @@ class Batches:
         self.epoch, self.position = epoch, start
         return self._walk(epoch, start)
 
+    def some(self, epoch: int, first: int, count: int) -> Iterator[Indices]:
+        """Some batches of an epoch, as `batches` has them; where this is does not change.
+
+        >>> batches = Batches(np.arange(5), 2, shuffle=False)
+        >>> [batch.tolist() for batch in batches.some(0, 1, 2)]
+        [[2, 3], [4]]
+        """
+        order = self._order(epoch)
+        for index in range(first, min(first + count, len(self))):
+            yield order[index * self.batch_size : (index + 1) * self.batch_size]
+
+    def _order(self, epoch: int) -> Indices:
+        if not self._shuffle:
+            return self.split
+        return seeded(BATCH_STREAM, self._seed, self._rank, epoch).permutation(self.split)
+
     def _walk(self, epoch: int, start: int) -> Iterator[Indices]:
-        order = self.split
-        if self._shuffle:
-            order = seeded(BATCH_STREAM, self._seed, self._rank, epoch).permutation(order)
+        order = self._order(epoch)
         for index in range(start, len(self)):
             self.epoch, self.position = epoch, index + 1
             yield order[index * self.batch_size : (index + 1) * self.batch_size]

@@ -14,10 +14,12 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.keys import tiles
 from shoal.protocol.describing import describe
+from shoal.protocol.leases import Span
 from shoal.protocol.messages import (
     End,
     Frozen,
     Joined,
+    Leased,
     Message,
     NewView,
     Released,
@@ -184,6 +186,9 @@ class Durability:
                 written = record.next_incarnation > incarnation
             case Released(name, generation):
                 written = record.released.get(name, -1) >= generation
+            case Leased(clock, epoch, first, count):
+                span = Span(epoch, first, count)
+                written = any(g.clock == clock and g.span == span for g in record.ledger.granted)
             case End():
                 out = all(member.id != target for member in record.members)
                 written = record.ended or out or bool(message.error)

@@ -9,9 +9,12 @@ LEAST_SEEDS_OF = 200
 
 _CONVERSATIONS = {
     "loss": (
-        "Join Joined Heartbeat Freeze Frozen NewView Declare Enter Released Request Reply Probe"
+        "Join Joined Heartbeat Freeze Frozen NewView Declare Enter Released Lease Leased Request "
+        "Reply Probe"
     ),
-    "duplicate": ("Join Joined Freeze Frozen NewView Declare Enter Released Request Reply Probe"),
+    "duplicate": (
+        "Join Joined Freeze Frozen NewView Declare Enter Released Lease Leased Request Reply Probe"
+    ),
     "reorder": "Join Joined Freeze Frozen NewView Declare Enter Released Finish End Request Reply",
     "partition": "Heartbeat Freeze NewView Enter Request Reply Probe",
     "clog": "Heartbeat Declare Enter Request Probe",
@@ -64,6 +67,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "sparse ledger",
     "handled table",
     "bounded table",
+    "leased batches",
+    "note returned",
     "copies made room",
     "declined early",
     "note late",

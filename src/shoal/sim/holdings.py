@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.shards import Shard
 from shoal.protocol.views import NodeId
 from shoal.protocol.windows import Copy
 from shoal.sim.checkers import check_one_round, check_untorn, violated
+from shoal.sim.harvest import BATCHES, EPOCHS
 from shoal.sim.workload import STAMP_FRAGMENT, Workload
 from shoal.tables.bounded_shard import BoundedShard
 from shoal.tables.dense import DenseShard
@@ -19,10 +21,16 @@ from shoal.tables.sparse import SparseShard
 
 
 def check_holdings(
-    servers: Mapping[NodeId, ServerMachine], work: Workload, keys: int, one_round: bool
+    servers: Mapping[NodeId, ServerMachine],
+    work: Workload,
+    keys: int,
+    leases: LedgerRecord,
+    one_round: bool,
+    whole: bool,
 ) -> None:
-    """`lost`, `exactly once`, `torn`, `called once`, `split round`, and `replicas`."""
+    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, and `replicas`."""
     handled, stamps = [], []
+    harvest = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
     for machine in servers.values():
@@ -40,6 +48,11 @@ def check_holdings(
                 continue
             if shard.spec.name == "visits":
                 continue
+            if shard.spec.name == "harvest":
+                assert isinstance(shard, DenseShard)
+                if copy.arc.tail == machine.session.rank:
+                    harvest[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
+                continue
             last = at == len(copy.arc.full) - 1
             for ledger in ledgers[at : None if last else at + 1]:
                 _add(ledger, shard)
@@ -48,6 +61,8 @@ def check_holdings(
     check_replicas(servers)
     if work.calls is not None:
         work.calls.check_end(handled)
+    if work.harvest is not None:
+        work.harvest.check_end(harvest, leases, whole)
     if one_round:
         check_one_round(stamps)
 

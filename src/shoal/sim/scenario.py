@@ -40,6 +40,7 @@ from shoal.tables.spec import Consistency, asp, bsp, ssp
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
+LEASED, BATCH_BYTES = 0.25, 60
 DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
 
 
@@ -56,6 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
     faults: int
     clocks: int
     bounded: bool
+    leased: bool
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -65,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True):
         servers, workers = random.randint(1, 3), random.randint(2, 4)
         replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
         bounded = Random(seed * 19 + 7).random() < BOUNDED
+        leased = Random(seed * 37 + 5).random() < LEASED
         return Plan(
             seed,
             servers,
@@ -76,13 +79,16 @@ class Plan(msgspec.Struct, frozen=True):
                 reorder=random.choice([0.0, 0.3, 0.6]),
                 stall=random.choice([0.0, 0.02]),
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
-                link_bytes=random.choice([4600, 4600, 4600, 6000]) + bounded * VISITS_BYTES,
+                link_bytes=random.choice([4600, 4600, 4600, 6000])
+                + bounded * VISITS_BYTES
+                + leased * BATCH_BYTES,
             ),
             replicas=replicas,
             kill_server=random.random() < (0.15 if replicas == 1 else 0.8),
             faults=random.randint(7, 10),
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
+            leased=leased,
         )
 
     def phases(self) -> tuple[str, ...]:
@@ -114,11 +120,15 @@ class Scenario:
         self.plan = plan = Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
-        self.work = Workload(self.world, seed, plan.consistency, plan.clocks, plan.bounded)
+        self.work = Workload(
+            self.world, seed, plan.consistency, plan.clocks, plan.bounded, plan.leased
+        )
         if self.work.sparse:
             self.world.coverage["sparse ledger"] += 1
         if self.work.visits is not None:
             self.world.coverage["bounded table"] += 1
+        if self.work.harvest is not None:
+            self.world.coverage["leased batches"] += 1
         if self.work.calls is not None:
             self.world.coverage["handled table"] += 1
         self.faults = Faults(self.world, self, random)
@@ -315,15 +325,20 @@ class Scenario:
             self.world.coverage["end in a view change"] += 1
             return
         closes = self.plan.consistency.settles == "close"
-        if closes and not (gone and self.work.ledger.crashed):
+        # what was accepted by a head dies with it; its worker sends it again, if it lives
+        whole = not (gone and self.work.ledger.crashed)
+        if closes and whole:
             self.world.coverage["checkpoint"] += self._cuts.check(self.plan.clocks)
         self.world.coverage["copies made room"] += made_room(servers)
+        scheduler = self.world.nodes[SCHEDULER].machine
+        assert isinstance(scheduler, SchedulerMachine)
         check_holdings(
             servers,
             self.work,
             INCARNATIONS * self.plan.clocks,
-            # what was accepted by a head dies with it; its worker sends it again, if it lives
-            closes and not (gone and self.work.ledger.crashed),
+            scheduler.leases.record(),
+            one_round=closes and whole,
+            whole=whole,
         )
 
     def _never_in(self, sim: SimNode) -> bool:

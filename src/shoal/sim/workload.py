@@ -2,11 +2,13 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
 `stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
-have a handled table as well (sim.calls), or one of bounded memory (sim.visits).
+have a handled table as well (sim.calls), or one of bounded memory (sim.visits), or
+lease what they do (sim.harvest).
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from random import Random
 from typing import Any
 
@@ -31,6 +33,7 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
+from shoal.sim.harvest import Harvest
 from shoal.sim.visits import Visits
 from shoal.sim.world import Program, Sleep, World
 from shoal.tables.spec import Access, Consistency, TableSpec
@@ -43,6 +46,7 @@ SPARSE, HANDLED = 0.25, 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 PATIENCE_S = 0.3  # of an impatient request, twice
+Visited = tuple[PushOp, PullOp, np.ndarray]
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
 
 
@@ -50,7 +54,13 @@ class Workload:
     """The programs of all workers, and what they have seen."""
 
     def __init__(
-        self, world: World, seed: int, consistency: Consistency, clocks: int, bounded: bool
+        self,
+        world: World,
+        seed: int,
+        consistency: Consistency,
+        clocks: int,
+        bounded: bool,
+        leased: bool,
     ) -> None:
         self.clocks = clocks
         self.ledger = Ledger(consistency, clocks)
@@ -58,6 +68,7 @@ class Workload:
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
         self.visits = Visits(consistency, Random(seed * 19 + 8)) if bounded else None
+        self.harvest = Harvest(consistency) if leased else None
         self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -74,7 +85,8 @@ class Workload:
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
         handled = [SPEC] if self.calls is not None else []
         bounded = [self.visits.spec] if self.visits is not None else []
-        return [ledger, stamp, *handled, *bounded]
+        leased = [self.harvest.spec] if self.harvest is not None else []
+        return [ledger, stamp, *handled, *bounded, *leased]
 
     def check_buffers(self, node: NodeId) -> None:
         """Nothing has landed where a pull was given up."""
@@ -119,43 +131,46 @@ class Workload:
         ledger = self._ledger_buffer(keys)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
         pulls = self._pulls(ledger, stamp, keys)
-        visited = None
-        if self.visits is not None:
-            pushes += (self.visits.push(random),)
-            visited = self.visits.pull(random)
-            pulls += visited[:1]
+        visited, batch = yield from self._more(machine, random)
+        if visited is not None:
+            pushes, pulls = (*pushes, visited[0]), (*pulls, visited[1])
+        pushes += (batch,) if batch is not None else ()
         timeout = random.choice([None, None, None, PATIENCE_S])
         style = random.choice(STYLES)
         if style != "push and pull":
             yield from self._call(machine, key, random)
         if style == "together":
             outcome = yield Exchange(pushes, advance=True, pulls=pulls, timeout_s=timeout)
-            self._pushed(key, outcome)
+            self._pushed(key, outcome, batch)
         elif style == "push and pull":
             ticket = yield Start(Exchange(pushes, pulls=pulls, timeout_s=timeout))
             yield from self._call(machine, key, random)  # while an earlier request is not settled
             advanced = yield Start(Exchange(advance=True))
             outcome = yield Wait(ticket)
-            self._pushed(key, outcome)
+            self._pushed(key, outcome, batch)
             yield Wait(advanced)
         else:
+            others = 0
             if style == "two pushes":
                 ticket = yield Start(Exchange(pushes[:1]))
-                yield Start(Exchange(pushes[1:], timeout_s=timeout))
+                others = yield Start(Exchange(pushes[1:], timeout_s=timeout))
             else:
                 ticket = yield Start(Exchange(pushes, timeout_s=timeout))
             if style in ("apart", "two pushes"):
                 told = yield Start(Exchange(advance=True, pulls=pulls, timeout_s=timeout))
                 yield from self._perhaps_cancel(told, random)
                 outcome = yield Wait(told)
-                self._pushed(key, (yield Wait(ticket)))
+                pushed = yield Wait(ticket)
+                self._pushed(key, pushed, None if others else batch)
+                if others:
+                    self._harvested(batch, (yield Wait(others)))
             else:
                 advanced = yield Start(Exchange(advance=True))
                 after = (ticket, advanced) if style == "after" else ()
                 pulled = yield Start(Exchange(pulls=pulls, after=after, timeout_s=timeout))
                 yield from self._perhaps_cancel(pulled, random)
                 outcome = yield Wait(pulled)
-                self._pushed(key, (yield Wait(ticket)))
+                self._pushed(key, (yield Wait(ticket)), batch)
                 yield Wait(advanced)
         if machine.session.ended:
             return
@@ -171,7 +186,19 @@ class Workload:
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
         if self.visits is not None and visited is not None:
-            self.visits.check_read(*visited)
+            self.visits.check_read(*visited[1:])
+
+    def _more(
+        self, machine: WorkerMachine, random: Random
+    ) -> Generator[Any, Any, tuple[Visited | None, PushOp | None]]:
+        """What is pushed and pulled of tables that only some seeds have."""
+        visited = None
+        if self.visits is not None:
+            visited = self.visits.push(random), *self.visits.pull(random)
+        batch = None
+        if self.harvest is not None:
+            batch = yield from self.harvest.push(machine)
+        return visited, batch
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
         if random.random() < self._fickle:
@@ -221,7 +248,12 @@ class Workload:
             PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data),
         )
 
-    def _pushed(self, key: int, outcome: Outcome) -> None:
+    def _harvested(self, batch: PushOp | None, outcome: Outcome) -> None:
+        if self.harvest is not None and batch is not None:
+            self.harvest.pushed(batch, outcome)
+
+    def _pushed(self, key: int, outcome: Outcome, batch: PushOp | None) -> None:
+        self._harvested(batch, outcome)
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
 
     def _pushes(self, key: int, clock: int, whole: bool) -> tuple[PushOp, ...]:

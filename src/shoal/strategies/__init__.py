@@ -4,8 +4,16 @@ Written once; `runtime.client` drives one of them on a real cluster, `sim` inter
 """
 
 from shoal.strategies.base import Model, StepResult, Strategy, StrategyOptions, strategies
-from shoal.strategies.loop import train_program
+from shoal.strategies.loop import leased_program, train_program
 
 from . import allreduce, servers  # noqa: F401  (they register themselves)
 
-__all__ = ["Model", "StepResult", "Strategy", "StrategyOptions", "strategies", "train_program"]
+__all__ = [
+    "Model",
+    "StepResult",
+    "Strategy",
+    "StrategyOptions",
+    "leased_program",
+    "strategies",
+    "train_program",
+]

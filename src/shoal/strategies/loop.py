@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from shoal.protocol.requests import DeclareTable
+from shoal.protocol.messages import Leased
+from shoal.protocol.requests import DeclareTable, TakeLease
 from shoal.strategies.base import Model, Program, StepResult, Strategy
 
 
@@ -20,6 +21,13 @@ class Batches(Protocol):
     """One worker's data: the batches of an epoch, in order."""
 
     def epoch(self, epoch: int) -> Iterator[Any]: ...
+
+
+class LeasedBatches(Protocol):
+    """Everybody's data: so many batches in each epoch, of which a worker does some."""
+
+    def __len__(self) -> int: ...
+    def leased(self, lease: Leased) -> Iterator[Any]: ...
 
 
 def train_program(
@@ -69,5 +77,44 @@ def train_program(
         hooks.epoch_done(epoch, step)
         if max_steps and step >= max_steps:
             break
+    yield from strategy.end(model)
+    return step
+
+
+def leased_program(
+    strategy: Strategy,
+    model: Model,
+    batches: LeasedBatches,
+    epochs: int,
+    rank: int,
+    hooks: Hooks,
+    max_steps: int = 0,
+    clock: int = 0,
+) -> Program:
+    """Train on whatever batches the scheduler leases; arguments and result as `train_program`'s.
+
+    A worker that has none, while others still do theirs, takes steps without any: it may be needed
+    yet, should one of them die. Where nobody waits for anybody it waits instead.
+    """
+    tables = strategy.tables(model)
+    for spec in tables:
+        yield DeclareTable(spec)
+    yield from strategy.begin(model, rank, clock)
+    alone = all(spec.consistency.name == "asp" for spec in tables)
+    step, epoch = clock, 0
+    while not max_steps or step < max_steps:
+        lease = (yield TakeLease(epochs, len(batches), alone)).value
+        if lease.over:
+            break
+        if lease.epoch > epoch and lease.count:
+            hooks.epoch_done(epoch, step)
+            epoch = lease.epoch
+        for batch in batches.leased(lease) if lease.count else [None]:
+            result = yield from strategy.step(model, batch)
+            step += 1
+            hooks.stepped(epoch, step, result)
+            if step == max_steps:
+                break
+    hooks.epoch_done(epoch, step)
     yield from strategy.end(model)
     return step

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.holding import Holding
 from shoal.protocol.links import Operation
-from shoal.protocol.machine import Discard, Received, Send, Ticked
+from shoal.protocol.machine import Discard, Note, Received, Send, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
     Freeze,
@@ -270,6 +270,28 @@ def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
     assert chain.rows(1) == [2] * ROWS
 
 
+def test_who_takes_over_from_who_took_over_waits_for_them_as_well(rigs):
+    """Server 0 dies, server 1 is to be sent again what that had, and gives the rows away."""
+    chain = Chain(rigs, bsp(), length=3)
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1)
+        for rank in (1, 2):
+            chain.ask(rank, worker, 1, advance=1)
+    chain.without(0)
+    chain.deliver()
+    chain.view = replace(
+        chain.view, number=chain.view.number + 1, arcs=((Arc(KeyRange(0, ROWS), (2,)),),)
+    )
+    for rank in (1, 2):
+        chain.receive(rank, SCHEDULER, NewView(chain.view))
+    chain.deliver()
+    for worker in (0, 1):
+        assert chain.ask(2, worker, 0, 1, 1, 1, 1) == [(f"worker-{worker}", 0, "accepted")]
+    for worker in (0, 1):
+        chain.ask(2, worker, 2, advance=1)
+    assert chain.rows(2) == [2] * ROWS
+
+
 def test_that_nobody_works_holds_for_that_view_only(rigs):
     """Who joins after all have left is waited for again."""
     chain = Chain(rigs, bsp(), workers=1)
@@ -356,3 +378,74 @@ def test_an_acknowledgement_of_what_was_not_sent_changes_nothing(chain):
     chain.receive(0, "server-1", Replicated((1, 1), 99, ()))
     chain.receive(0, "worker-1", Replicated((1, 1), 1, ((0, 0, 5),)))
     assert chain.told == []
+
+
+# ---------------------------------------------------------------------------- comparing
+
+
+EARLY, LATER = 5.5, 11.0  # a check is due
+
+
+def compared(chain, now):
+    """What a head's check finds on each server that is asked."""
+    found = []
+    keep = chain._keep
+
+    def noted(at, effects):
+        notes = [e for e in effects if isinstance(e, Note) and e.kind in ("compared", "differs")]
+        found.extend((at, each.kind) for each in notes)
+        keep(at, effects)
+
+    chain._keep = noted
+    chain.tick(0, now)
+    chain.deliver()
+    chain._keep = keep
+    return found
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_replicas_look_whether_they_have_what_the_head_has(rigs, length):
+    chain = Chain(rigs, length=length)
+    chain.ask(0, 0, 0, 1, 2, 3, 4)
+    chain.deliver()
+    assert compared(chain, EARLY) == [(rank, "compared") for rank in range(1, length)]
+    chain.servers[length - 1].shards[0].rows[2] += 1
+    expected = [(rank, "compared") for rank in range(1, length - 1)]
+    assert compared(chain, LATER) == [*expected, (length - 1, "differs")]
+
+
+def test_a_check_comes_between_the_changes(chain):
+    """It is of the version that the head has, whatever has been done since."""
+    chain.ask(0, 0, 0, 1, 2, 3, 4)
+    chain.deliver()
+    chain.tick(0, EARLY)
+    chain.ask(0, 0, 1, 5, 6, 7, 8)
+    kinds = [message.what for _, _, message, _ in chain.under_way if isinstance(message, Replicate)]
+    assert kinds == ["check", "push"]
+    found = []
+    keep = chain._keep
+    chain._keep = lambda at, effects: (
+        found.extend(e.kind for e in effects if isinstance(e, Note)),
+        keep(at, effects),
+    )
+    chain.under_way.reverse()
+    chain.deliver()
+    assert found.count("compared") == 1
+    assert "differs" not in found
+    assert chain.rows(1) == [6, 8, 10, 12]
+
+
+def test_who_is_alone_compares_nothing(rigs):
+    chain = Chain(rigs, length=1)
+    chain.ask(0, 0, 0, 1, 2, 3, 4)
+    chain.tick(0, 1e6)
+    assert not chain.under_way
+
+
+def test_a_check_that_was_not_answered_ends_with_its_view(chain):
+    chain.ask(0, 0, 0, 1, 2, 3, 4)
+    chain.deliver()
+    chain.tick(0, EARLY)
+    assert not chain.servers[0].replication.idle
+    chain.without(1)
+    assert chain.servers[0].replication.idle

@@ -166,3 +166,36 @@ def test_what_waits_for_a_round_is_cut_with_its_sparse_shard():
     for part in parts:
         assert part.values[:, 0].tolist() == part.keys.tolist()
     assert sorted(key for part in parts for key in part.keys.tolist()) == list(range(50))
+
+
+def digests(shard, other):
+    """What pieces of one copy come to, on both."""
+    at, found = 0, []
+    while not found or at:
+        piece = shard.sample(at, 60)
+        found.append(tuple(each.digest(piece.rows, piece.keys) for each in (shard, other)))
+        at = piece.after
+    return found
+
+
+@pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
+@pytest.mark.parametrize("make", [dense, sparse])
+def test_every_piece_of_a_copy_comes_to_the_same_and_no_other_does(make, access):
+    random = np.random.default_rng(3)
+    one, other = make(access), make(access)
+    if make is sparse:  # some are only read, on one of them
+        keys = other.stage_keys(other.held, 50)
+        keys.keys[:] = np.arange(50, 0, -1)
+        other.read_keys(keys)
+    for _ in range(5):
+        change = random_push(one, random)
+        push(one, *change)
+        push(other, *change)
+    found = digests(one, other)
+    assert len(found) > 3
+    assert all(mine == theirs for mine, theirs in found)
+    if make is sparse:
+        other.records[other._index.find(one.keys[7:8])[0] * other.stride] += 1
+    else:
+        other.rows[7] += 1
+    assert sum(mine != theirs for mine, theirs in digests(one, other)) == 1

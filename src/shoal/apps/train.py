@@ -265,6 +265,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "lost": [name for name in names("lost") if name not in names("dropped")],
         "dropped": names("dropped"),
         "reassigned": sum(each["batches"] for each in events if each["kind"] == "returned"),
+        "differs": sum(each["kind"] == "differs" for each in events),
         "may_repeat": 0 if closes(job) else len(names("returned")),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),

@@ -142,6 +142,13 @@ def run_server(
     def note(each: Note) -> None:
         if each.kind == "joined" and log is not None:
             log.write("joined", role="server", rank=session.rank)
+        if each.kind == "differs":
+            logging.getLogger("shoal.server").error(
+                "a replica has other rows than its head: %s%s at version %s",
+                *(each.fields[name] for name in ("table", "rows", "version")),
+            )
+            if log is not None:
+                log.write("differs", table=each.fields["table"], rows=str(each.fields["rows"]))
         if each.kind == "stays":
             logging.getLogger("shoal.server").warning("cannot leave: %s", each.fields["reason"])
 

@@ -17,24 +17,26 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     head:      the rank of the server that did it first
     clock:     of the head: all rounds below it are in this one or in earlier ones
     what:      a push or a write, as its worker sent it, what a round came to, or a push that waits
-               for its round, as its head has accepted it
+               for its round, as its head has accepted it; or nothing: a check of what is there
     parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
                and the learning rate that overrides the table's
     origins:   the pushes in it: (incarnation, seq, settled_below)
     round, weight: of the round
+    digest:    of a check: of the rows that the head has at that version
     """
 
     view: ViewId
     number: int
     head: int
     clock: int
-    what: Literal["push", "write", "round", "accept"] = "round"
+    what: Literal["push", "write", "round", "accept", "check"] = "round"
     parts: tuple[Part, ...] = ()
     versions: tuple[int, ...] = ()
     rates: tuple[float | None, ...] = ()
     origins: tuple[tuple[int, int, int], ...] = ()
     round: int = -1
     weight: float = 0.0
+    digest: int = 0
 
     @property
     def agrees(self) -> bool:

@@ -16,7 +16,7 @@ from shoal.protocol.views import NodeId, ViewId
 from shoal.protocol.windows import Copy
 
 Origin = tuple[int, int, int]  # incarnation, seq, settled_below
-What = Literal["push", "write", "round", "accept"]
+What = Literal["push", "write", "round", "accept", "check"]
 
 
 class ReplicationOptions(msgspec.Struct, frozen=True):
@@ -27,6 +27,8 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
     chunk_bytes:   of a piece of rows for a server that learns them: requests wait behind one
     state_bytes_per_s:  of such pieces, for each arc
     drain_s:       how long nobody is let in while this server drains
+    compare_s:     between two checks of some rows of this head's, with the other replicas
+    compare_bytes:  of these rows
     """
 
     credit_bytes: int = 256 << 20
@@ -35,6 +37,8 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
     chunk_bytes: int = 1 << 20
     state_bytes_per_s: float = 256e6
     drain_s: float = 2.0
+    compare_s: float = 5.0
+    compare_bytes: int = 1 << 20
 
 
 class Change(msgspec.Struct, eq=False):
@@ -68,6 +72,7 @@ class Operation(msgspec.Struct, eq=False):
     release: Callable[[], None]
     round: int = -1
     weight: float = 0.0
+    digest: int = 0
 
     @property
     def done(self) -> bool:
@@ -89,14 +94,28 @@ class Operation(msgspec.Struct, eq=False):
             self.origins,
             self.round,
             self.weight,
+            self.digest,
         )
 
 
-class Chunk(Change, eq=False):
+class Delivery(Change, eq=False):
+    """What changes no rows, and is done when the next server has it: when it is `there`."""
+
+    there: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.there
+
+
+class Check(Delivery, eq=False):
+    """Some rows, as they are at this version."""
+
+
+class Chunk(Delivery, eq=False):
     """A piece of an arc's rows for the server that learns it.
 
     since:   the view in which that began
-    there:   it has it
     """
 
     since: int = 0
@@ -104,11 +123,6 @@ class Chunk(Change, eq=False):
     after: int = 0
     last: bool = False
     past: Past | None = None
-    there: bool = False
-
-    @property
-    def done(self) -> bool:
-        return self.there
 
 
 class StateOperation(Operation, eq=False):
@@ -205,7 +219,7 @@ class Link:
             self._under_way -= entry.nbytes
             self.backlog -= entry.nbytes
             for change in entry.changes:
-                if isinstance(change, Chunk):
+                if isinstance(change, Delivery):
                     change.there = True
         self.there = number
         return True

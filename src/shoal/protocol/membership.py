@@ -152,5 +152,4 @@ def next_view(
         arcs=arcs,
         departed=(*earlier, *gone),
         reason=reason,
-        drained=moves.drained,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shoal.errors import InvariantBroken
-from shoal.protocol.links import Change, Operation
-from shoal.protocol.machine import Buffers, Effects
-from shoal.protocol.messages import KEY_BYTES, Part, Replicate
-from shoal.protocol.replication import Replication
+from shoal.keys import KeyRange
+from shoal.protocol.links import Change, Check, Operation, nothing
+from shoal.protocol.machine import Buffers, Effects, Note
+from shoal.protocol.messages import KEY_BYTES, Part, Replicate, State
+from shoal.protocol.replication import Replication, Stage
 from shoal.protocol.rounds import Contribution
-from shoal.protocol.shards import Loads, Shard, Staged, Update
+from shoal.protocol.shards import Loads, MovableShard, Shard, Staged, Update
 from shoal.protocol.windows import NOT_BEGUN, Copy, Taking
 
 if TYPE_CHECKING:
@@ -89,8 +90,27 @@ class Replay:
         self._handover = handover
         self._replication = replication
 
+    def stage(self, message: Replicate | State) -> Stage:
+        """What gives room for the parts of what another server says."""
+
+        def room(number: int, rows: KeyRange, keys: int) -> Staged:
+            shard = cast(MovableShard, self._shards[number])
+            if isinstance(message, State):
+                staged: Staged = shard.stage_snapshot(rows, keys)
+            elif message.what == "check":
+                staged = shard.stage_keys(rows, max(keys, 0))
+            elif message.what == "accept":
+                staged = shard.stage(rows, keys)
+            else:
+                staged = shard.stage_told(rows, keys)
+            return staged
+
+        return room
+
     def do(self, message: Replicate, copies: list[Copy], loads: Loads, out: Effects) -> Operation:
         """Do what the head of some arcs has done, where that is not done here already."""
+        if message.what == "check":
+            return self._check(message, copies, loads, out)
         if message.what == "round":
             for copy in copies:
                 self._execution.saving.before(copy.number, message.round, out)
@@ -134,6 +154,26 @@ class Replay:
             message.round,
             message.weight,
         )
+
+    def _check(
+        self, message: Replicate, copies: list[Copy], loads: Loads, out: Effects
+    ) -> Operation:
+        """Say so where some rows are not what they are at their head."""
+        changes: list[Change] = []
+        for copy, part, version, staged in zip(
+            copies, message.parts, message.versions, loads, strict=True
+        ):
+            shard = cast(MovableShard, self._shards[copy.number])
+            keys = staged.keys if part.keys >= 0 else None
+            rows = KeyRange(part.start, part.stop)
+            if copy.version == version and not shard.learning:
+                same = shard.digest(rows, keys) == message.digest
+                fields = {"table": shard.spec.name, "rows": rows, "version": version}
+                out.append(Note("compared" if same else "differs", fields))
+            views = tuple(memoryview(bytes(view)) for view in staged.views)
+            changes.append(Check(copy, part, version, None, views))
+            shard.release(staged)
+        return Operation("check", message.head, 0, changes, (), nothing, digest=message.digest)
 
     def _accept(self, message: Replicate, copy: Copy, staged: Staged, lr: float | None) -> None:
         """Keep what the head has for a round, should this server become the head."""

@@ -18,6 +18,7 @@ from math import inf
 from shoal.keys import KeyRange
 from shoal.protocol.links import (
     Change,
+    Check,
     Chunk,
     Incoming,
     Link,
@@ -73,7 +74,7 @@ class Replication:
     def _holds(self, change: Change) -> bool:
         """Whether its copy is still here; and who is sent it, if it is a chunk."""
         copy = change.copy
-        if self.copies.get(copy.number) is not copy:
+        if self.copies.get(copy.number) is not copy or isinstance(change, Check):
             return False
         if not isinstance(change, Chunk):
             return True

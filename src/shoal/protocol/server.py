@@ -6,13 +6,11 @@ Architecture invariant: absent here are tensors (a `Shard` does the arithmetic),
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
-from shoal.keys import KeyRange
 from shoal.protocol.answers import Answers
+from shoal.protocol.comparing import Comparing
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.describing import describe
 from shoal.protocol.draining import Draining
@@ -52,11 +50,11 @@ from shoal.protocol.messages import (
     Why,
 )
 from shoal.protocol.replay import Replay
-from shoal.protocol.replication import Replication, Stage
+from shoal.protocol.replication import Replication
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.saving import Saving
 from shoal.protocol.session import Session
-from shoal.protocol.shards import MovableShard, OpenShard, Shard, Staged
+from shoal.protocol.shards import OpenShard, Shard
 from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import Member, NodeId, View
 from shoal.protocol.waits import Waits
@@ -103,6 +101,7 @@ class ServerMachine:
             self.gate, self.intake, self.shards, self.execution, self.replication, self.handover
         )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
+        self._comparing = Comparing(self.shards, self.replication)
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
         self.waits = Waits(session, self._workers, self.clocks, self.gate, self.execution)
         self._story = Story()
@@ -113,23 +112,8 @@ class ServerMachine:
         if isinstance(message, Replicate | State):
             if self.frozen:
                 return Discard("frozen")
-            return self.replication.arriving(sender, message, nbytes, self._stage_of(message))
+            return self.replication.arriving(sender, message, nbytes, self.replay.stage(message))
         return self.intake.arriving(sender, message, nbytes)
-
-    def _stage_of(self, message: Replicate | State) -> Stage:
-        """What gives room for its parts."""
-
-        def stage(number: int, rows: KeyRange, keys: int) -> Staged:
-            shard = cast(MovableShard, self.shards[number])
-            if isinstance(message, State):
-                room: Staged = shard.stage_snapshot(rows, keys)
-            elif message.what == "accept":
-                room = shard.stage(rows, keys)
-            else:
-                room = shard.stage_told(rows, keys)
-            return room
-
-        return stage
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -148,6 +132,7 @@ class ServerMachine:
             self.replication.peer_lost(event.node, now + BEHIND_S)
         if not self.frozen:
             self.transfers.go_on(now, out)
+            self._comparing.go_on(now, out)
             self.draining.say(out)
         self.waits.look(now, out)
         self.session.progress += 1
@@ -194,7 +179,8 @@ class ServerMachine:
         at = self.session.deadline()
         if self.frozen:
             return at
-        return min(at, self.replication.wakes_at(), self.transfers.wakes_at(), self.draining.until)
+        moving = min(self.transfers.wakes_at(), self.draining.until)
+        return min(at, self.replication.wakes_at(), moving, self._comparing.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:
         """Of two servers the one of lower rank connects to the other."""
@@ -261,12 +247,13 @@ class ServerMachine:
         self.gate.place(view.tables, self.replication.copies, rank, moved.chains)
         self.replication.adopt(view, rank, out)
         self.transfers.adopt()
+        self._comparing.adopt(self.replication.now)
         self.replication.greet(out)
         if moved.chains:
             self.execution.forget_requests()
         self._admit(view)
         self.handover.take_over()
-        if moved.begin is not None and not view.drained:
+        if moved.begin is not None:
             self.clocks.reset(moved.begin)  # they say where they are once I have what I lack
         self.saving.adopt(view, self.clocks.minimum)
         self.execution.settle(out)
@@ -360,7 +347,7 @@ class ServerMachine:
             if not self.replication.acknowledged(sender, message, out):
                 return
         else:
-            stage = self._stage_of(message)
+            stage = self.replay.stage(message)
             due = self.replication.received(sender, message, payload, stage, out)
             for each, copies, loads in due:
                 if isinstance(each, State):

@@ -47,6 +47,14 @@ class Piece(Protocol):
     last: bool
 
 
+class Sampled(Protocol):
+    """Some of a shard's rows: all of these, or those of some keys; `after`: where others begin."""
+
+    rows: KeyRange
+    keys: Any
+    after: int
+
+
 Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
@@ -89,6 +97,8 @@ class MovableShard(Shard, Protocol):
     def snapshot(self, at: int, nbytes: int) -> Piece: ...
     def stage_snapshot(self, rows: KeyRange, keys: int) -> Any: ...
     def install(self, staged: Any) -> None: ...
+    def sample(self, at: int, nbytes: int) -> Sampled: ...
+    def digest(self, rows: KeyRange, keys: Any) -> int: ...
 
 
 class RowShard(MovableShard, Protocol):

@@ -83,11 +83,11 @@ class Transfers:
             copy.version,
             None,
             piece.views,
-            transfer.since,
-            transfer.at,
-            piece.after,
-            piece.last,
-            self._past(copy) if not transfer.at else None,
+            since=transfer.since,
+            at=transfer.at,
+            after=piece.after,
+            last=piece.last,
+            past=self._past(copy) if not transfer.at else None,
         )
         nbytes = sum(view.nbytes for view in piece.views)
         transfer.next_at = now + nbytes / options.state_bytes_per_s

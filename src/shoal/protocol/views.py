@@ -68,7 +68,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     arcs:      of each table, in order; `protocol.placement` makes them
     departed:  workers that left with a last clock which some server may still have ahead
-    drained:   nothing was under way between servers when it was made
     """
 
     term: int
@@ -79,7 +78,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     arcs: tuple[tuple[Arc, ...], ...] = ()
     departed: tuple[Member, ...] = ()
     reason: str = ""
-    drained: bool = False
 
     @property
     def id(self) -> ViewId:

@@ -108,6 +108,8 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
         "staleness": f"{summary['staleness']:.2f} clocks on average",
         "run": summary["run_dir"],
     }
+    if summary.get("differs"):
+        rows["replicas differed"] = f"{summary['differs']} times; events.jsonl has where"
     if summary.get("dropped"):
         rows["left behind"] = ", ".join(summary["dropped"]) + " (too slow)"
     if summary["lost"]:

@@ -70,6 +70,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "leased batches",
     "note returned",
     "copies made room",
+    "note compared",
     "declined early",
     "note late",
     "note parked",

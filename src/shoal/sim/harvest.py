@@ -58,6 +58,10 @@ class Harvest:
         if outcome.error is not None:
             self._unsure.add(int(np.asarray(push.keys)[0]))
 
+    def leave(self, incarnation: int) -> None:
+        """A worker's work is done, before it has done all that it had."""
+        self._unsure.update(self._held.pop(incarnation, ()))
+
     def check_end(self, rows: np.ndarray, record: LedgerRecord, whole: bool) -> None:
         """`leased`: what is done reads 1, what nobody has begun 0, in rounds that close together.
 

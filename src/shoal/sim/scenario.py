@@ -190,7 +190,13 @@ class Scenario:
         session = Session(f"server-{self._servers_made}", "server", options=self._session_options)
         self._servers_made += 1
         replication = ReplicationOptions(
-            credit_bytes=200, resend_s=0.05, resend_max_s=0.4, chunk_bytes=300, drain_s=0.5
+            credit_bytes=200,
+            resend_s=0.05,
+            resend_max_s=0.4,
+            chunk_bytes=300,
+            drain_s=0.5,
+            compare_s=0.2,
+            compare_bytes=200,
         )
         self._servers[session.me] = ServerMachine(session, open_shard, replication, EVERY)
         self.world.add(session.me, self._servers[session.me])
@@ -269,6 +275,8 @@ class Scenario:
         if isinstance(machine, ServerMachine):
             if note.kind == "declined" and note.fields["kind"] == "misfit":
                 raise violated("misfit", f"{node} has not what it is asked: {note.fields}")
+            if note.kind == "differs":
+                raise violated("replicas", f"{node} has not what the head has: {note.fields}")
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):

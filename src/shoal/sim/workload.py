@@ -113,6 +113,8 @@ class Workload:
             outcome = yield Exchange(advance=True, last=True)
             if outcome.error is None:
                 break
+        if self.harvest is not None:
+            self.harvest.leave(session.incarnation)
         if not session.ended:
             yield EnterBarrier("end")
         if not session.ended:

@@ -16,7 +16,7 @@ from shoal.tables.access import AccessMethod, Prepared
 from shoal.tables.initial import fill
 from shoal.tables.merging import merge_some, merge_whole, rows_of
 from shoal.tables.methods import method_of
-from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -120,6 +120,18 @@ class DenseShard:
         rows, slots = self._piece(some)
         views = copied([counted, rows, *slots.values()])
         return Snapshot(some, -1, views, stop, stop == len(self.fragments))
+
+    def sample(self, at: int, nbytes: int) -> Sample:
+        """Fragment number `at`; a fragment is as large as it is."""
+        del nbytes
+        return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
+
+    def digest(self, rows: KeyRange, keys: None) -> int:
+        """What these rows and their state come to."""
+        del keys
+        updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
+        values, slots = self._piece(rows)
+        return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Room for such a copy of these rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import msgspec
@@ -29,6 +30,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     last: bool
 
 
+class Sample(msgspec.Struct):
+    """Rows to look at: all of `rows`, or those of `keys`. The next ones begin at `after`."""
+
+    rows: KeyRange
+    keys: np.ndarray | None
+    after: int
+
+
 class StagedSnapshot:
     """Room for one: tensors of these dtypes and shapes, in the order of its views."""
 
@@ -54,6 +63,14 @@ def data_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor that lies in one piece."""
     data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return data
+
+
+def crc32(tensors: Sequence[Tensor]) -> int:
+    """Of their bytes, one after the other."""
+    found = 0
+    for each in tensors:
+        found = zlib.crc32(data_of(each.contiguous()), found) if each.numel() else found
+    return found
 
 
 def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

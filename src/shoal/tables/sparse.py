@@ -22,9 +22,9 @@ from shoal.tables.distinct import distinct, within
 from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.initial import stream_of
 from shoal.tables.kernels import U
-from shoal.tables.records import scatter
+from shoal.tables.records import gather, scatter
 from shoal.tables.row_methods import row_method_of
-from shoal.tables.snapshots import Snapshot, StagedSnapshot, copied
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
 from shoal.tables.spec import TableSpec
 from shoal.tables.staged_keys import MergedKeys, StagedKeys
 from shoal.tables.staging import ALIGN, Staging
@@ -228,6 +228,24 @@ class SparseShard:
         keys = torch.from_numpy(self.keys[at:stop].view(np.int64))
         records = torch.from_numpy(self.records[at * self.stride : stop * self.stride])
         return [torch.tensor([self.updates]), keys, records]
+
+    def sample(self, at: int, nbytes: int) -> Sample:
+        """The keys from place `at` on, whose records have about so many bytes."""
+        stop = min(len(self), at + max(1, nbytes // (self.stride * self.dtype.itemsize)))
+        after = 0 if stop == len(self) else stop
+        return Sample(self.held, self.keys[at:stop].copy(), after)
+
+    def digest(self, rows: KeyRange, keys: np.ndarray) -> int:
+        """What the records of these keys come to, wherever they are; new ones as they would be."""
+        del rows
+        places = self._index.find(keys)
+        here = places != MISSING
+        records = np.empty((len(keys), self.stride), self.dtype)
+        records[~here] = self._new_records(keys[~here])
+        found = np.empty((int(here.sum()), self.stride), self.dtype)
+        gather(self.records, places[here], found, U(self.stride))
+        records[here] = found
+        return crc32([torch.tensor([self.updates]), torch.from_numpy(records)])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Room for such a copy of so many keys."""

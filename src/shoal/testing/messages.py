@@ -68,6 +68,9 @@ EXAMPLES: list[m.Message] = [
     m.Replicate(
         (2, 5), 0, 2, 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
     ),
+    m.Replicate(
+        (2, 5), 3, 2, 0, "check", (m.Part(1, 0, 4096, 7),), (9,), (None,), digest=1 << 31
+    ),
     m.Replicated((2, 5), 1, ((0, 3, 9),)),
     m.State(
         (2, 5), 3, m.Part(0, 0, 10), 9, 5, 0, 2, False,

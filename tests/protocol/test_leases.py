@@ -3,8 +3,9 @@
 from random import Random
 
 import pytest
+from msgspec import to_builtins
 
-from shoal.protocol.leases import Leases, LedgerRecord
+from shoal.protocol.leases import Leases, LedgerRecord, Span, as_of
 from shoal.protocol.machine import PeerLost
 from shoal.protocol.messages import End, Finish, Heartbeat, Lease, Leased, NotLeased
 from shoal.protocol.requests import TakeLease
@@ -162,7 +163,7 @@ def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
     started.at(2.5)
     assert not started.notes("returned")
     started.promise(((mine, 2), (other, 3)))
-    assert started.notes("returned") == [{"name": "worker-0", "epoch": 0, "batches": 3}]
+    assert started.notes("returned") == [{"name": "worker-0", "epoch": 0, "first": 2, "count": 3}]
     started.receive("worker-1", lease(other, 3))
     assert span(started.told(Leased)["worker-1"])[:2] == (0, 2)
     started.receive("worker-0", lease(mine, 5))
@@ -192,3 +193,55 @@ def test_a_worker_takes_the_answer_to_its_last_question(worker):
     assert not rig.resolved()
     rig.receive("scheduler", Leased(5, 0, 9, 2, False))
     assert rig.resolved()[1].value == Leased(5, 0, 9, 2, False)
+
+
+# ---------------------------------------------------------------------------- going on
+
+
+def logged(grants, returned=()):
+    """A scheduler's events: (clock, epoch, first, count), each of another worker."""
+    for clock, epoch, first, count in grants:
+        yield {
+            "kind": "leased", "epochs": 2, "batches": 6,
+            "clock": clock, "epoch": epoch, "first": first, "count": count,
+        }  # fmt: skip
+    for epoch, first, count in returned:
+        yield {"kind": "returned", "epoch": epoch, "first": first, "count": count}
+
+
+@pytest.mark.parametrize(
+    ("clock", "left"),
+    [
+        (0, [Span(0, 0, 6), Span(1, 0, 6)]),
+        (1, [Span(0, 1, 2), Span(0, 4, 2), Span(1, 0, 6)]),
+        (2, [Span(0, 2, 1), Span(0, 5, 1), Span(1, 0, 6)]),
+        (3, [Span(1, 0, 6)]),
+        (5, [Span(1, 2, 4)]),
+    ],
+)
+def test_what_was_done_at_a_clock(clock, left):
+    """Of three batches each, from the first clock on; and one worker has gone on to the next."""
+    record = as_of(clock, 2, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
+    assert list(record.returned) == left
+    assert (record.epochs, record.batches, record.untouched) == (2, 6, (2, 0))
+    assert Leases(record).over == (not left)
+
+
+def test_what_was_returned_is_done_by_whoever_had_it_next():
+    grants = [(0, 0, 0, 6)]
+    events = [*logged(grants, [(0, 4, 2)]), *logged([(7, 0, 4, 2)])]
+    assert [span.count for span in as_of(6, 1, events).returned] == [2]
+    assert as_of(9, 1, events).returned == ()
+
+
+def test_a_run_that_went_on_with_another_goes_on():
+    """Its clocks are counted from where it began, and more epochs are asked for by now."""
+    first = as_of(2, 2, logged([(0, 0, 0, 6)]))
+    begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}
+    again = as_of(5, 3, [begun, *logged([(0, 0, 2, 4)])])
+    assert again.returned == (Span(0, 5, 1), Span(1, 0, 6))
+    assert (again.epochs, again.untouched) == (3, (2, 0))
+    assert len(list(Leases(again).undone())) == 1 + 6 + 6
+    fewer = as_of(5, 1, [begun, *logged([(0, 0, 2, 4)])])
+    assert fewer.returned == (Span(0, 5, 1),)
+    assert (fewer.epochs, fewer.untouched) == (1, (1, 0))

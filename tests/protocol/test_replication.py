@@ -345,7 +345,7 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     holding.adopt(view, 1)
     middle.adopt(view, 1, out)
     change = middle.change(1, Part(0, 2, ROWS), None, ())
-    middle.carry(Operation("round", 1, 5, [change], (), lambda: None, 4, 1.0), out)
+    middle.carry(Operation("round", (1,), 5, [change], (), lambda: None, 4, 1.0), out)
     assert [each.message.clock for each in out] == [5]
     after = replace(view, number=2, arcs=((Arc(low, (1, 2)), Arc(high, (1, 2))),))
     out.clear()
@@ -360,10 +360,10 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
 @pytest.mark.parametrize(
     "message",
     [
-        Replicate((1, 1), 0, 0, 0, "push", (Part(0, 0, ROWS),), (), ()),
-        Replicate((1, 1), 0, 0, 0, "push", (Part(0, 0, 99),), (1,), (None,)),
-        Replicate((1, 1), 0, 0, 0, "push", (Part(7, 0, ROWS),), (1,), (None,)),
-        Replicate((9, 9), 0, 0, 0, "push", (Part(0, 0, ROWS),), (1,), (None,)),
+        Replicate((1, 1), 0, (0,), 0, "push", (Part(0, 0, ROWS),), (), ()),
+        Replicate((1, 1), 0, (0,), 0, "push", (Part(0, 0, 99),), (1,), (None,)),
+        Replicate((1, 1), 0, (0,), 0, "push", (Part(7, 0, ROWS),), (1,), (None,)),
+        Replicate((9, 9), 0, (0,), 0, "push", (Part(0, 0, ROWS),), (1,), (None,)),
     ],
 )
 def test_what_is_not_for_this_server_changes_nothing(chain, message):

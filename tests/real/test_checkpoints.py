@@ -61,3 +61,24 @@ def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
     result = CliRunner().invoke(main, ["train", "--resume", str(run.path)])
     assert result.exit_code != 0
     assert "no complete checkpoint" in " ".join(result.output.split())
+
+
+def test_a_run_with_leases_goes_on_with_what_was_not_done(tmp_path):
+    """Which batches the checkpoint has in it follows from what was leased, and from its clock."""
+    epochs, samples = 4, 1438
+    options = ["digits", "--epochs", epochs, "--workers", 2, "--on-worker-loss", "reassign"]
+    whole = train(*options, "--checkpoint-every", 20, "--out", tmp_path)
+    assert whole.summary["samples"] == epochs * samples
+    batches = -(-samples // 64)
+    resumed = train("--resume", whole.path, "--resume-at", 20, "--servers", 3, "--out", tmp_path)
+    done = {rank: min(20, len(steps["step"])) for rank, steps in whole.steps.items()}
+    counted = sum(sum(whole.steps[rank]["samples"][:most]) for rank, most in done.items())
+    assert resumed.summary["samples"] == epochs * samples - counted
+    again = train("--resume", resumed.path, "--resume-at", 40, "--out", tmp_path)
+    assert 0 < again.summary["samples"] < resumed.summary["samples"]
+    assert again.summary["steps"] <= epochs * batches / 2 + 2
+    without = train("digits", "--epochs", 2, "--checkpoint-every", 20, "--out", tmp_path)
+    words = ["train", "--resume", str(without.path), "--on-worker-loss", "reassign"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code != 0
+    assert "was trained without leases" in " ".join(result.output.split())

@@ -19,6 +19,7 @@ from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
+from shoal.protocol.leases import as_of
 from shoal.protocol.record import SLOW_SHARE
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.runtime import imports
@@ -142,10 +143,23 @@ def _check_leases(job: JobSpec) -> None:
     for wrong, what in (
         (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
         (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
-        (job.resume, "a checkpoint does not say yet which batches are done: resume with another"),
     ):
         if wrong:
             raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
+
+
+def _ledger(job: JobSpec, clock: int) -> dict[str, Any] | None:
+    """What was done when the checkpoint was taken that a job goes on with."""
+    if job.on_worker_loss != "reassign" or not clock:
+        return None
+    events = read_events(RunFolder(Path(job.resume)).events)
+    record = as_of(clock, job.epochs, events)
+    if not record.batches:
+        raise InvalidValue(
+            f"{job.resume} was trained without leases: resume it without on_worker_loss 'reassign'"
+        )
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return found
 
 
 def cluster_tasks(
@@ -163,6 +177,7 @@ def cluster_tasks(
     slow_share: float = 0.0,
     checkpoint_every: int = 0,
     passed: int = 0,
+    ledger: dict[str, Any] | None = None,
 ) -> list[Task]:
     """A run's processes but for its workers: a scheduler, and servers.
 
@@ -171,13 +186,14 @@ def cluster_tasks(
     slow_share:  one is dropped that the others wait for in so much of the time; 0 for none
     init:     the folder of a run whose rows their tables begin with
     save:     whether servers leave their shards
+    ledger:   which of the data are done, where workers are leased them
     preload:  modules that servers and workers share
     """
     if init:
         shard_files(Path(init))  # or nothing is started
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
-    policy = {"elastic": elastic, "slow_share": slow_share}
+    policy = {"elastic": elastic, "slow_share": slow_share, "ledger": ledger, "passed": passed}
     tasks = [scheduler_task(engine, scheduler, servers, workers, replicas, **policy, **common)]
     more = {
         "save": str(engine.folder.shards.resolve()) if save else "",
@@ -220,6 +236,7 @@ def tasks_of(
         init=str(begun.resolve()) if begun is not None else "",
         checkpoint_every=job.checkpoint_every,
         passed=passed,
+        ledger=_ledger(job, passed),
     )
     for rank in range(job.workers):
         tasks.append(
@@ -264,7 +281,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "time_to": time_to(events),
         "lost": [name for name in names("lost") if name not in names("dropped")],
         "dropped": names("dropped"),
-        "reassigned": sum(each["batches"] for each in events if each["kind"] == "returned"),
+        "reassigned": sum(each["count"] for each in events if each["kind"] == "returned"),
         "differs": sum(each["kind"] == "differs" for each in events),
         "may_repeat": 0 if closes(job) else len(names("returned")),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),

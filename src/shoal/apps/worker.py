@@ -84,7 +84,9 @@ def run_worker(
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             everything = _Batches(spec, dataset, np.arange(len(dataset.train_y)), 0)
-            program = leased_program(strategy, learner, everything, spec.epochs, first, *begun)
+            program = leased_program(
+                strategy, learner, everything, spec.epochs, first, *begun, passed
+            )
         else:
             program = train_program(strategy, learner, batches, spec.epochs, first, *begun, passed)
         steps = client.drive(program)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.record import SchedulerOptions, check_options
@@ -32,6 +33,7 @@ NOTED = (
     "view",
     "crowded",
     "lost",
+    "leased",
     "returned",
     "dropped",
     "released",
@@ -54,8 +56,13 @@ def run_scheduler(
     elastic: bool = False,
     slow_share: float = 0.0,
     slow_s: float = 5.0,
+    ledger: dict[str, Any] | None = None,
+    passed: int = 0,
 ) -> None:
-    """Be the scheduler until the run ends; raises the error that ended it."""
+    """Be the scheduler until the run ends; raises the error that ended it.
+
+    ledger:  which data are done, of a run that this one goes on with; `passed` clocks were before
+    """
     options = SchedulerOptions(
         servers,
         workers,
@@ -86,7 +93,11 @@ def run_scheduler(
                     each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()}
                 )
 
-    machine = SchedulerMachine(options, journal.read() if journal else None)
+    before = journal.read() if journal else None
+    begun = msgspec.convert(ledger, LedgerRecord) if ledger else LedgerRecord()
+    if log is not None and ledger and before is None:
+        log.write("ledger", record=ledger, passed=passed)
+    machine = SchedulerMachine(options, before, begun)
     me = Identity(SCHEDULER, "scheduler", token=token)
     node = Node(machine, me, journal=journal, on_note=note)
     try:

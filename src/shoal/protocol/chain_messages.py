@@ -14,8 +14,9 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     """What was done to rows, for the next server in their chains; keys and values follow.
 
     number:    of those from this server to that one in this view
-    head:      the rank of the server that did it first
-    clock:     of the head: all rounds below it are in this one or in earlier ones
+    path:      the ranks of the servers that have done it, from its head to the one that says so
+    clock:     of the head: all rounds below it are in this one or in earlier ones, of the arcs
+               whose chains begin with that path
     what:      a push or a write, as its worker sent it, what a round came to, or a push that waits
                for its round, as its head has accepted it; or nothing: a check of what is there
     parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
@@ -27,7 +28,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
 
     view: ViewId
     number: int
-    head: int
+    path: tuple[int, ...]
     clock: int
     what: Literal["push", "write", "round", "accept", "check"] = "round"
     parts: tuple[Part, ...] = ()

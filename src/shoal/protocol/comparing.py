@@ -62,6 +62,6 @@ class Comparing:
         check = Check(copy, part, copy.version, None, keys)
         digest = shard.digest(piece.rows, piece.keys)
         operation = Operation(
-            "check", self._replication.rank, 0, [check], (), nothing, digest=digest
+            "check", (self._replication.rank,), 0, [check], (), nothing, digest=digest
         )
         self._replication.carry(operation, out)

@@ -43,7 +43,9 @@ def describe(message: Message) -> str:
     if isinstance(message, Replicate):
         words = [f"{name} {message.number}: {message.what}"] if message.parts else [name]
         words += [_part(part) for part in message.parts]
-        return " ".join([*words, f"to clock {message.clock} of server-{message.head}"])
+        if message.path:
+            words.append(f"to clock {message.clock} of server-{message.path[0]}")
+        return " ".join(words)
     if isinstance(message, Replicated):
         arcs = [f"t{table}[{start}: version {version}" for table, start, version in message.done]
         return " ".join([f"{name} below {message.number}", *arcs])

@@ -256,8 +256,8 @@ class Execution:
             origin = request.incarnation, request.seq, window.settled_below
             what: What = "write" if request.assign else "push"
             clock = self._clocks.minimum
-            rank = self._replication.rank
-            operation = Operation(what, rank, clock, made.changes, (origin,), made.release)
+            path = (self._replication.rank,)
+            operation = Operation(what, path, clock, made.changes, (origin,), made.release)
             self._replication.carry(operation, out)
 
     def _closing(self, taken: Taken) -> bool:
@@ -359,9 +359,9 @@ class Execution:
             origins = tuple(
                 (each.window.incarnation, each.seq, each.window.settled_below) for each in entries
             )
-            weight, rank = self.rounds.weight(clock), self._replication.rank
+            weight, path = self.rounds.weight(clock), (self._replication.rank,)
             operation = Operation(
-                "round", rank, clock + 1, made.changes, origins, made.release, clock, weight
+                "round", path, clock + 1, made.changes, origins, made.release, clock, weight
             )
             self._replication.carry(operation, out)
         for entry in entries:

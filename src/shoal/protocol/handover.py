@@ -69,9 +69,9 @@ class Handover:
             if changes:
                 window, minimum = entry.window, self._clocks.minimum
                 origin = window.incarnation, entry.seq, window.settled_below
-                rank, clock, weight = self._replication.rank, entry.clock, entry.weight
+                path, clock, weight = (self._replication.rank,), entry.clock, entry.weight
                 accepted = Operation(
-                    "accept", rank, minimum, changes, (origin,), nothing, clock, weight
+                    "accept", path, minimum, changes, (origin,), nothing, clock, weight
                 )
                 self._replication.carry(accepted, out)
 

@@ -12,7 +12,8 @@ Grants get smaller towards the end of an epoch (guided self-scheduling, Polychro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -82,6 +83,11 @@ class Leases:
     def record(self) -> LedgerRecord:
         returned, granted = tuple(self._returned), tuple(self._granted.values())
         return LedgerRecord(self._epochs, self._batches, self._untouched, returned, granted)
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Of all the data."""
+        return {"epochs": self._epochs, "batches": self._batches}
 
     @property
     def over(self) -> bool:
@@ -185,3 +191,33 @@ class Leases:
         yield from ((epoch, at) for at in range(first, self._batches) if epoch < self._epochs)
         for each in range(epoch + 1, self._epochs):
             yield from ((each, at) for at in range(self._batches))
+
+
+def as_of(clock: int, epochs: int, events: Iterable[Mapping[str, Any]]) -> LedgerRecord:
+    """The ledger when all workers had finished so many clocks, from what a scheduler has logged.
+
+    epochs:  of the run that goes on with it
+    events:  `ledger`, what the run began with; `leased`, `returned`
+    """
+    began, passed, done_at = LedgerRecord(), 0, dict[tuple[int, int], int]()
+    for each in events:
+        if each["kind"] == "ledger":
+            began, passed = msgspec.convert(each["record"], LedgerRecord), each["passed"]
+        elif each["kind"] == "leased":
+            if not began.epochs:
+                began = LedgerRecord(each["epochs"], each["batches"])
+            for at in range(each["count"]):
+                done_at[each["epoch"], each["first"] + at] = passed + each["clock"] + at
+        elif each["kind"] == "returned":
+            for at in range(each["count"]):
+                done_at.pop((each["epoch"], each["first"] + at), None)
+    left = [b for b in Leases(began).undone() if done_at.get(b, clock) >= clock and b[0] < epochs]
+    spans: list[Span] = []
+    for epoch, batch in left:
+        last = spans[-1] if spans else None
+        if last is not None and (epoch, batch) == (last.epoch, last.first + last.count):
+            spans[-1] = Span(epoch, last.first, last.count + 1)
+        else:
+            spans.append(Span(epoch, batch, 1))
+    untouched = min(epochs, began.epochs), 0
+    return LedgerRecord(epochs, began.batches, untouched, tuple(spans))

@@ -60,12 +60,14 @@ class Change(msgspec.Struct, eq=False):
 class Operation(msgspec.Struct, eq=False):
     """What was done here at once, and is kept until it is done on all servers of its chains.
 
-    clock:    of its head: all rounds below it are in this or in what was done before
+    path:     the ranks of the servers that have done it, from its head to this one
+    clock:    of its head: all rounds below it are in this or in what was done before, of the arcs
+              whose chains begin with that path
     release:  called when it is done
     """
 
     what: What
-    head: int
+    path: tuple[int, ...]
     clock: int
     changes: list[Change]
     origins: tuple[Origin, ...]
@@ -85,7 +87,7 @@ class Operation(msgspec.Struct, eq=False):
         return Replicate(
             view,
             number,
-            self.head,
+            self.path,
             clock,
             self.what,
             tuple(each.part for each in changes),
@@ -167,13 +169,13 @@ class Link:
     """What the next server has been sent, or is to be, in one view.
 
     there: all below this number has been done by that server
-    told:  the latest clock of each head
+    told:  the latest clock of each head, by the path that it has come
     """
 
     def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
         self.to = to
         self.there = 0
-        self.told: dict[int, int] = {}
+        self.told: dict[tuple[int, ...], int] = {}
         self.again_at = inf
         self._view = view
         self._options = options
@@ -188,9 +190,9 @@ class Link:
         self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
     ) -> None:
         """Have these changes done there; or only the head's clock told, which is told with them."""
-        head = operation.head
+        path = operation.path
         if not isinstance(operation, StateOperation):
-            clock = self.told[head] = max(clock, self.told.get(head, 0))
+            clock = self.told[path] = max(clock, self.told.get(path, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1
@@ -241,7 +243,7 @@ class Link:
         lost = [each for each in sent if each.message.number >= self.there]
         out += [Send(self.to, each.message, each.buffers) for each in lost]
         if sent and not lost:  # it has all that was sent: ask how far the others are
-            out.append(Send(self.to, Replicate(self._view, sent[0].message.number, 0, 0)))
+            out.append(Send(self.to, Replicate(self._view, sent[0].message.number, (), 0)))
 
     def broken(self, again_at: float) -> None:
         """The connection is; send again once it is back."""

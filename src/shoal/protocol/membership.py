@@ -101,10 +101,10 @@ def next_view(
 
     Servers are frozen between their promise and the view, so these clocks do not move:
     a worker that is gone counts in every round that *any* server saw it finish (it had been
-    accepted by all of them before it told one, rule 5), or that a head has closed which may be gone
-    as well, and a new worker's first round is the
-    latest that is open anywhere, so that no server has closed it, nor one that is gone. A worker
-    that has finished counts in all rounds, and nobody waits for it any more.
+    accepted by all of them before it told one, rule 5), and in every round that any server has
+    closed, which may be gone as well, or have forgotten how far the worker was when it took over
+    from one that is. A new worker's first round is the one after those. A worker that has finished
+    counts in all rounds, and nobody waits for it any more.
 
     moves:     what may be done to chains
     finished:  of the members, those whose work is done
@@ -130,7 +130,7 @@ def next_view(
         if member.id in finished:
             gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
         elif member.id not in alive:
-            last = max(reached.get(member.incarnation, member.first_clock), replayed)
+            last = max(reached.get(member.incarnation, member.first_clock), first_clock)
             gone.append(msgspec.structs.replace(member, last_clock=last))
     servers = tuple(m for m in present if m.role == "server")
     arcs: tuple[Arcs, ...] = ()

@@ -146,7 +146,7 @@ class Replay:
         self._remember(message, made)
         return Operation(
             message.what,
-            message.head,
+            (*message.path, self._replication.rank),
             message.clock,
             made.changes,
             message.origins,
@@ -173,7 +173,8 @@ class Replay:
             views = tuple(memoryview(bytes(view)) for view in staged.views)
             changes.append(Check(copy, part, version, None, views))
             shard.release(staged)
-        return Operation("check", message.head, 0, changes, (), nothing, digest=message.digest)
+        path = *message.path, self._replication.rank
+        return Operation("check", path, 0, changes, (), nothing, digest=message.digest)
 
     def _accept(self, message: Replicate, copy: Copy, staged: Staged, lr: float | None) -> None:
         """Keep what the head has for a round, should this server become the head."""

@@ -150,23 +150,28 @@ class Replication:
 
     def tell(self, clock: int, out: Effects) -> None:
         """The clock of this head, for those who are next and have not been told with a round."""
-        self._tell(self.rank, clock, out)
+        self._tell((self.rank,), clock, out)
 
-    def _tell(self, head: int, own: int, out: Effects) -> None:
-        copies = [copy for copy in self.copies.values() if copy.arc.head == head]
-        following = {self._following(copy): None for copy in copies}
-        for to in following:
-            clock = self._clock_of(head, own, to) if to is not None else -1
-            if to is not None and self._link(to).told.get(head, -1) < clock:
-                alone = Operation("round", head, clock, [], (), nothing)
+    def _tell(self, path: tuple[int, ...], own: int, out: Effects) -> None:
+        for to in {self._following(copy): None for copy in self._along(path)}:
+            clock = self._clock_of(path, own, to) if to is not None else -1
+            if to is not None and self._link(to).told.get(path, -1) < clock:
+                alone = Operation("round", path, clock, [], (), nothing)
                 self._link(to).say(alone, [], clock, self.now, out)
 
-    def _clock_of(self, head: int, own: int, to: NodeId | None) -> int:
-        """What that server may be told of a head's clock: all arcs that go there from here have
-        reached it, by whatever ways they have come here."""
-        if head == self.rank:
+    def _along(self, path: tuple[int, ...]) -> list[Copy]:
+        """The copies whose chains begin with these servers, of which this one is the last.
+
+        A clock goes along chains, and nowhere else: where one server waited until all arcs with the
+        next had come as far, by whatever ways, servers of several chains could wait in a circle.
+        """
+        return [copy for copy in self.copies.values() if copy.chain[: len(path)] == path]
+
+    def _clock_of(self, path: tuple[int, ...], own: int, to: NodeId | None) -> int:
+        """What that server may be told of the head's clock."""
+        if path == (self.rank,):
             return own
-        arcs = [c for c in self.copies.values() if c.arc.head == head and self._following(c) == to]
+        arcs = [copy for copy in self._along(path) if self._following(copy) == to]
         return min((FOREVER if copy.ended else copy.reached for copy in arcs), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
@@ -177,7 +182,7 @@ class Replication:
             if to is not None and not each.done:
                 by_server.setdefault(to, []).append(each)
         for to, changes in by_server.items():
-            clock = self._clock_of(operation.head, operation.clock, to)
+            clock = self._clock_of(operation.path, operation.clock, to)
             self._link(to).say(operation, changes, clock, self.now, out)
 
     def _link(self, to: NodeId) -> Link:
@@ -297,17 +302,16 @@ class Replication:
             due.append((following, self._found(sender, following) or [], loads))
         return due
 
-    def handled(self, sender: NodeId, operation: Operation, out: Effects) -> None:
+    def handled(self, operation: Operation, out: Effects) -> None:
         """It has been done here: pass it on, and the clock."""
-        head, clock = operation.head, operation.clock
-        for copy in self.copies.values():
-            if copy.chain[0] == head and self._previous(copy) == sender:
-                if clock < FOREVER:
-                    copy.reached = max(copy.reached, clock)
-                else:
-                    copy.ended = True
+        clock = operation.clock
+        for copy in self._along(operation.path):
+            if clock < FOREVER:
+                copy.reached = max(copy.reached, clock)
+            else:
+                copy.ended = True
         self.carry(operation, out)
-        self._tell(head, clock, out)
+        self._tell(operation.path, clock, out)
 
     def _found(self, sender: NodeId, message: Replicate | State) -> list[Copy] | None:
         """The copies that it is for; None where it is not for this server."""

@@ -16,6 +16,7 @@ import msgspec
 from shoal.errors import JoinTimeout, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
 from shoal.protocol.farewell import Farewell
+from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.machine import (
     Arrival,
     Discard,
@@ -51,6 +52,7 @@ from shoal.protocol.messages import (
     Joined,
     Learned,
     Lease,
+    Leased,
     Leave,
     Message,
     NewView,
@@ -71,11 +73,22 @@ from shoal.tables.spec import TableSpec
 
 
 class SchedulerMachine:
-    """Decides views and barriers, and ends the run."""
+    """Decides views and barriers, and ends the run.
 
-    def __init__(self, options: SchedulerOptions, journal: bytes | None = None) -> None:
+    journal: what its former self has written down
+    ledger:  which of the data are done, where it goes on with another run
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        journal: bytes | None = None,
+        ledger: LedgerRecord = LedgerRecord(),  # noqa: B008 - frozen
+    ) -> None:
         self.options = options
-        record = msgspec.msgpack.decode(journal, type=Record) if journal else Record()
+        record = Record(ledger=ledger)
+        if journal:
+            record = msgspec.msgpack.decode(journal, type=Record)
         self.restarted = journal is not None
         self.roster = Roster(record, options)
         self.ended = record.ended
@@ -295,7 +308,11 @@ class SchedulerMachine:
         answers = self.leases.answers(len(self.roster.at_work()))
         if answers and not self.ended:
             self._persist(out)
-            out.extend(Send(node, answer) for node, answer in answers)
+            for node, answer in answers:
+                if isinstance(answer, Leased) and answer.count:
+                    fields = {"name": self.roster.members[node].name, **self.leases.size}
+                    out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
+                out.append(Send(node, answer))
 
     def _because(self, now: float) -> Because:
         members, finished = self.roster.members, self.roster.finished

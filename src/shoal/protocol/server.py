@@ -355,7 +355,7 @@ class ServerMachine:
                     continue
                 operation = self.replay.do(each, copies, loads, out)
                 out.append(Note("replayed", {"message": each, "from": sender}))
-                self.replication.handled(sender, operation, out)
+                self.replication.handled(operation, out)
                 self.saving.reached(self.clocks.minimum, out)
             self.replication.answer(out)
             self._say_learned(out)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
+import msgspec
+
 from shoal.protocol.declared import Declared
 from shoal.protocol.leases import Leases
 from shoal.protocol.machine import Effects, Note, Send
@@ -180,8 +182,7 @@ class Succession:
         for node in gone:
             self._roster.remove(node)
         for member, left in self.leases.settle(view):
-            fields = {"name": member.name, "epoch": left.epoch, "batches": left.count}
-            out.append(Note("returned", fields))
+            out.append(Note("returned", {"name": member.name, **msgspec.structs.asdict(left)}))
         self._persist(out)
         whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}

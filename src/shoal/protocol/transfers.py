@@ -92,8 +92,7 @@ class Transfers:
         nbytes = sum(view.nbytes for view in piece.views)
         transfer.next_at = now + nbytes / options.state_bytes_per_s
         transfer.at, transfer.ended = piece.after, piece.last
-        head = copy.arc.head
-        operation = StateOperation("round", head, 0, [transfer.chunk], (), nothing)
+        operation = StateOperation("round", (), 0, [transfer.chunk], (), nothing)
         self._replication.carry(operation, out)
 
     def _past(self, copy: Copy) -> Past:

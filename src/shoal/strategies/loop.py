@@ -90,6 +90,7 @@ def leased_program(
     hooks: Hooks,
     max_steps: int = 0,
     clock: int = 0,
+    passed: int = 0,
 ) -> Program:
     """Train on whatever batches the scheduler leases; arguments and result as `train_program`'s.
 
@@ -101,13 +102,14 @@ def leased_program(
         yield DeclareTable(spec)
     yield from strategy.begin(model, rank, clock)
     alone = all(spec.consistency.name == "asp" for spec in tables)
-    step, epoch = clock, 0
+    step, epoch = clock + passed, -1
     while not max_steps or step < max_steps:
         lease = (yield TakeLease(epochs, len(batches), alone)).value
         if lease.over:
             break
         if lease.epoch > epoch and lease.count:
-            hooks.epoch_done(epoch, step)
+            if epoch >= 0:
+                hooks.epoch_done(epoch, step)
             epoch = lease.epoch
         for batch in batches.leased(lease) if lease.count else [None]:
             result = yield from strategy.step(model, batch)

@@ -66,10 +66,10 @@ EXAMPLES: list[m.Message] = [
     m.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
     m.Reply(7, 9, (2, 5), "parked", "waits for worker-1 (clock 2)"),
     m.Replicate(
-        (2, 5), 0, 2, 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
+        (2, 5), 0, (2,), 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
     ),
     m.Replicate(
-        (2, 5), 3, 2, 0, "check", (m.Part(1, 0, 4096, 7),), (9,), (None,), digest=1 << 31
+        (2, 5), 3, (2, 0), 0, "check", (m.Part(1, 0, 4096, 7),), (9,), (None,), digest=1 << 31
     ),
     m.Replicated((2, 5), 1, ((0, 3, 9),)),
     m.State(

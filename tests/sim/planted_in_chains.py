@@ -248,7 +248,7 @@ def clock_by_another_way():
     """A head's clock is told for arcs that come by another way, and are not as far."""
 
     def along(self, path):
-        return [copy for copy in self.copies.values() if copy.chain[0] == path[0]]
+        return [copy for copy in self.copies.values() if copy.chain[:1] == path[:1]]
 
     with patch.object(Replication, "_along", along):
         yield

@@ -295,6 +295,8 @@ class Execution:
 
     def _serve(self, taken: Taken, out: Effects) -> None:
         request, buffers = taken.request, self._intake.read(taken)
+        if self._gate.replicated:
+            out.append(Note("served", {"copies": [n for n, _, _ in taken.footprint.pulls]}))
         taken.window.codes[request.seq] = "applied"
         weight = self.rounds.weight(_read_clock(request) - 1)
         self._answers.reply(out, taken.sender, request, "applied", "", buffers, weight)

@@ -210,6 +210,16 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
             raise violated("forgotten", f"{node} parked {request} for no reason")
 
 
+def check_served(node: NodeId, machine: ServerMachine, numbers: Sequence[int]) -> None:
+    """`unreplicated`: nobody reads what not all replicas have; but under `asp` a head answers."""
+    for number in numbers:
+        copy, spec = machine.replication.copies[number], machine.shards[number].spec
+        tail = copy.arc.tail == machine.session.rank
+        if not tail and copy.version > copy.done and spec.consistency.name != "asp":
+            text = f"{spec.name}{copy.rows} at version {copy.version}, done {copy.done}"
+            raise violated("unreplicated", f"{node} answers with {text}")
+
+
 def check_one_round(shards: Sequence[np.ndarray]) -> None:
     """`split round`: under BSP a push counts on every server or on none."""
     numbers = sorted({float(value) for shard in shards for value in shard.ravel()})

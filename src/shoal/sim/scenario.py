@@ -25,6 +25,7 @@ from shoal.sim.checkers import (
     Views,
     Violation,
     check_parked,
+    check_served,
     check_tiling,
     violated,
 )
@@ -277,6 +278,8 @@ class Scenario:
                 raise violated("misfit", f"{node} has not what it is asked: {note.fields}")
             if note.kind == "differs":
                 raise violated("replicas", f"{node} has not what the head has: {note.fields}")
+            if note.kind == "served":
+                check_served(node, machine, note.fields["copies"])
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):

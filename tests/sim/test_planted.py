@@ -59,7 +59,7 @@ IN_CHAINS = [
     ("round_done_is_forgotten", "own writes freshness lost", 31),
     ("credit_given_back_when_all_have_it", "stuck", 161),
     ("pull_before_the_tail_has_its_push", "own writes", 71),
-    ("head_answers_pulls", "unreplicated", 0),
+    ("head_answers_pulls", "unreplicated", 3),
     ("old_tail_reads", "view", 30),
     ("zombie_accepted", "forgotten", 43),
     ("chain_not_cut", "tiling", 3),

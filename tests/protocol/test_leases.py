@@ -180,6 +180,21 @@ def test_who_has_finished_has_done_what_it_had(started):
     assert started.told(Leased)["worker-1"].over
 
 
+def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    small = {"epochs": 1, "batches": 1}
+    started.receive("worker-0", lease(mine, 0, **small))
+    started.receive("worker-1", lease(other, 0, patient=True, **small))
+    started.handle(PeerLost("worker-1"))
+    started.now = 2.5
+    for node in ("worker-0", "server-0"):
+        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+    started.at(2.5)
+    assert "worker-1" not in started.machine.roster.members
+    started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told
+    assert list(started.told(Leased)) == ["worker-0"]
+
+
 # ---------------------------------------------------------------------------- the worker
 
 

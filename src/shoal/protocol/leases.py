@@ -150,9 +150,13 @@ class Leases:
 
     def gone(self, incarnation: int, last_clock: int) -> Span | None:
         """A worker has finished so many clocks and goes on no more: what it leaves undone."""
-        self._wanting.pop(incarnation, None)
+        self.withdraw(incarnation)
         known = self._granted.pop(incarnation, None)
         return self._return(known.after(last_clock)) if known is not None else None
+
+    def withdraw(self, incarnation: int) -> None:
+        """A worker waits for none any more; what it has done will be known."""
+        self._wanting.pop(incarnation, None)
 
     def _return(self, span: Span) -> Span | None:
         if not span.count:

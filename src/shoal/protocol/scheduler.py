@@ -179,6 +179,7 @@ class SchedulerMachine:
         if member is None:  # the one before has ended the run, in the same tick
             return
         self._stragglers.forget(member)
+        self.leases.withdraw(member.incarnation)
         out.append(Note("lost", {"name": member.name, "node": node}))
         rows = self._views.bereaved(member)
         if rows is not None:

@@ -51,9 +51,7 @@ def train_program(
     weight at all, so that uneven splits neither hang nor skew anybody. Others: a worker goes on to
     its next epoch, and when all are done the final parameters are read.
     """
-    for spec in strategy.tables(model):
-        yield DeclareTable(spec)
-    yield from strategy.begin(model, rank, clock)
+    yield from _begin(strategy, model, rank, clock)
     step, missed = 0, clock + passed
     for epoch in range(epochs):
         for batch in batches.epoch(epoch):
@@ -97,11 +95,8 @@ def leased_program(
     A worker that has none, while others still do theirs, takes steps without any: it may be needed
     yet, should one of them die. Where nobody waits for anybody it waits instead.
     """
-    tables = strategy.tables(model)
-    for spec in tables:
-        yield DeclareTable(spec)
-    yield from strategy.begin(model, rank, clock)
-    alone = all(spec.consistency.name == "asp" for spec in tables)
+    yield from _begin(strategy, model, rank, clock)
+    alone = all(spec.consistency.name == "asp" for spec in strategy.tables(model))
     step, epoch = clock + passed, -1
     while not max_steps or step < max_steps:
         lease = (yield TakeLease(epochs, len(batches), alone)).value
@@ -117,6 +112,13 @@ def leased_program(
             hooks.stepped(epoch, step, result)
             if step == max_steps:
                 break
-    hooks.epoch_done(epoch, step)
+    if epoch >= 0:
+        hooks.epoch_done(epoch, step)
     yield from strategy.end(model)
     return step
+
+
+def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
+    for spec in strategy.tables(model):
+        yield DeclareTable(spec)
+    yield from strategy.begin(model, rank, clock)

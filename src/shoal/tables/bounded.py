@@ -51,6 +51,7 @@ class BoundedIndex:
         self._segments.grow(0, ceil(most / FULL) + 1)
         self._uses = np.zeros(most, np.uint32)
         self._last = np.zeros(most, np.uint64)
+        self._columns = self._keys, self._uses, self._last  # by place
         self._lfu = policy == "lfu"
         # rows, evictions, requests, and the state of the draws
         self._state = np.array([0, 0, 0, 0x9E3779B97F4A7C15], np.uint64)
@@ -92,17 +93,8 @@ class BoundedIndex:
         """
         assert len(keys) <= self.at_once
         places = np.empty(len(keys), np.uint64)
-        added = _find_or_add(
-            self._segments.table,
-            keys,
-            places,
-            created,
-            self._keys,
-            self._uses,
-            self._last,
-            self._state,
-            self._lfu,
-        )
+        table, columns = self._segments.table, self._columns
+        added = _find_or_add(table, keys, places, created, *columns, self._state, self._lfu)
         self.keys = self._keys[: len(self)]
         return places, added
 
@@ -113,16 +105,8 @@ class BoundedIndex:
             InvariantBroken: no copy of these keys can have them there
         """
         created = np.empty(len(keys), np.uint64)
-        added = _assume(
-            self._segments.table,
-            keys,
-            places,
-            created,
-            self._keys,
-            self._uses,
-            self._last,
-            self._state,
-        )
+        table, columns = self._segments.table, self._columns
+        added = _assume(table, keys, places, created, *columns, self._state)
         if added == MISSING:
             raise InvariantBroken(f"keys {keys.tolist()} cannot be at {places.tolist()}")
         self.keys = self._keys[: len(self)]

@@ -170,8 +170,9 @@ class Replay:
                 same = shard.digest(rows, keys) == message.digest
                 fields = {"table": shard.spec.name, "rows": rows, "version": version}
                 out.append(Note("compared" if same else "differs", fields))
-            views = tuple(memoryview(bytes(view)) for view in staged.views)
-            changes.append(Check(copy, part, version, None, views))
+            if copy.chain[-1] != self._replication.rank:  # there are others after this one
+                views = tuple(memoryview(bytes(view)) for view in staged.views)
+                changes.append(Check(copy, part, version, None, views))
             shard.release(staged)
         path = *message.path, self._replication.rank
         return Operation("check", path, 0, changes, (), nothing, digest=message.digest)

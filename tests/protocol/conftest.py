@@ -24,6 +24,7 @@ from shoal.protocol.messages import (
     Frozen,
     Join,
     NewView,
+    Part,
     Reply,
     Request,
     Why,
@@ -34,9 +35,12 @@ from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.views import Member, View
+from shoal.protocol.views import Arc, Member, View
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.tables.dense import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp
+
+ROWS = 4  # of a chain's table
 
 
 def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, replicas=1, **more):
@@ -158,9 +162,7 @@ class Rig:
         return self.handle(Received(sender, message, arrival))
 
     def sent(self, kind=object):
-        return [
-            e.message for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)
-        ]
+        return [each.message for each in self.sends(kind)]
 
     def sends(self, kind=object):
         return [e for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)]
@@ -219,6 +221,80 @@ class WorkerRig(Rig):
         self.receive(f"server-{server}", reply, payload)
 
 
+class Chain:
+    """Servers of one arc, whose messages to each other are delivered when a test says so."""
+
+    def __init__(self, rule=None, length=2, workers=2):
+        self.spec = table(rule, ROWS, ROWS)
+        view = view_of(servers=length, workers=workers, tables=(self.spec,))
+        self.view = replace(view, arcs=((Arc(KeyRange(0, ROWS), tuple(range(length))),),))
+        self.servers = [
+            ServerMachine(Session(f"server-{rank}", "server"), DenseShard) for rank in range(length)
+        ]
+        self.under_way = []  # (from, effect) between servers
+        self.told = []  # replies to workers
+        for rank in range(length):
+            self.receive(rank, SCHEDULER, NewView(self.view))
+        self.deliver()
+
+    def receive(self, rank, sender, message, payload=b"", now=0.0):
+        machine, sink = self.servers[rank], None
+        if payload:
+            arrival = machine.arriving(sender, message, len(payload))
+            if not isinstance(arrival, Discard):
+                sink = arrival
+                sink.fill(memoryview(payload))
+        self._keep(rank, machine.handle(Received(sender, message, sink), now))
+
+    def _keep(self, rank, effects):
+        self.servers[rank].check()
+        for each in effects:
+            if isinstance(each, Send) and each.to.startswith("server"):
+                payload = b"".join(bytes(buffer) for buffer in each.buffers)
+                self.under_way.append((rank, each.to, each.message, payload))
+            elif isinstance(each, Send) and isinstance(each.message, Reply):
+                rows = memoryview(b"".join(bytes(b) for b in each.buffers)).cast("q").tolist()
+                self.told.append((each.to, each.message.seq, each.message.code, rows))
+
+    def tick(self, rank, now):
+        self._keep(rank, self.servers[rank].handle(Ticked(), now))
+
+    def deliver(self, kind=object, times=1):
+        """Deliver what is under way, and what comes of it."""
+        while any(isinstance(each[2], kind) for each in self.under_way):
+            at = next(i for i, each in enumerate(self.under_way) if isinstance(each[2], kind))
+            source, to, message, payload = self.under_way.pop(at)
+            for _ in range(times):
+                self.receive(int(to[-1]), f"server-{source}", message, payload)
+
+    def ask(self, rank, worker, seq, *values, **more):
+        """A request to a server; returns what workers were told since."""
+        self.told = []
+        payload = as_bytes(*values) if values else b""
+        if values:
+            more["pushes"] = (Part(0, 0, ROWS),)
+        request = Request(self.view.id, 11 + worker, seq, 0, more.pop("clock", 0), **more)
+        self.receive(rank, f"worker-{worker}", request, payload)
+        return [(to, n, code) for to, n, code, _ in self.told]
+
+    def rows(self, rank):
+        return self.servers[rank].shards[0].rows.view(-1).tolist()
+
+    def without(self, *dead):
+        """A view in which these servers are gone."""
+        before = self.view
+        living = tuple(m for m in before.servers if m.rank not in dead)
+        arcs = tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r not in dead)) for a in arcs)
+            for arcs in before.arcs
+        )
+        self.view = replace(before, number=before.number + 1, servers=living, arcs=arcs)
+        self.under_way = [each for each in self.under_way if each[0] not in dead]
+        self.told = []
+        for member in living:
+            self.receive(member.rank, SCHEDULER, NewView(self.view))
+
+
 class SchedulerRig(Rig):
     """A scheduler of one server and two workers, and members that talk to it by name."""
 
@@ -274,6 +350,7 @@ class SchedulerRig(Rig):
 def rigs():
     """The vocabulary of these tests."""
     return SimpleNamespace(
+        Chain=Chain,
         KeyRange=KeyRange,
         FakeShard=FakeShard,
         Rig=Rig,

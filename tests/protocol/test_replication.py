@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.holding import Holding
 from shoal.protocol.links import Operation
-from shoal.protocol.machine import Discard, Note, Received, Send, Ticked
+from shoal.protocol.machine import Received, Send
 from shoal.protocol.messages import (
     SCHEDULER,
     Freeze,
@@ -16,103 +16,18 @@ from shoal.protocol.messages import (
     Probe,
     Replicate,
     Replicated,
-    Reply,
-    Request,
 )
 from shoal.protocol.replication import Replication
-from shoal.protocol.server import ServerMachine
-from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, Arc
 from shoal.tables.dense import DenseShard
-from shoal.tables.spec import TableSpec, asp, bsp, ssp
+from shoal.tables.spec import bsp, ssp
 
 ROWS = 4
 
 
-def table(rule=None):
-    return TableSpec(
-        "w", ROWS, (), "int64", consistency=rule or asp(), merge="sum", fragment_rows=ROWS
-    )
-
-
-class Chain:
-    """Servers of one arc, whose messages to each other are delivered when a test says so."""
-
-    def __init__(self, rigs, rule=None, length=2, workers=2):
-        self.rigs = rigs
-        self.spec = table(rule)
-        view = rigs.view_of(servers=length, workers=workers, tables=(self.spec,))
-        self.view = replace(view, arcs=((Arc(KeyRange(0, ROWS), tuple(range(length))),),))
-        self.servers = [
-            ServerMachine(Session(f"server-{rank}", "server"), DenseShard) for rank in range(length)
-        ]
-        self.under_way = []  # (from, effect) between servers
-        self.told = []  # replies to workers
-        for rank in range(length):
-            self.receive(rank, SCHEDULER, NewView(self.view))
-        self.deliver()
-
-    def receive(self, rank, sender, message, payload=b"", now=0.0):
-        machine, sink = self.servers[rank], None
-        if payload:
-            arrival = machine.arriving(sender, message, len(payload))
-            if not isinstance(arrival, Discard):
-                sink = arrival
-                sink.fill(memoryview(payload))
-        self._keep(rank, machine.handle(Received(sender, message, sink), now))
-
-    def _keep(self, rank, effects):
-        self.servers[rank].check()
-        for each in effects:
-            if isinstance(each, Send) and each.to.startswith("server"):
-                payload = b"".join(bytes(buffer) for buffer in each.buffers)
-                self.under_way.append((rank, each.to, each.message, payload))
-            elif isinstance(each, Send) and isinstance(each.message, Reply):
-                rows = memoryview(b"".join(bytes(b) for b in each.buffers)).cast("q").tolist()
-                self.told.append((each.to, each.message.seq, each.message.code, rows))
-
-    def tick(self, rank, now):
-        self._keep(rank, self.servers[rank].handle(Ticked(), now))
-
-    def deliver(self, kind=object, times=1):
-        """Deliver what is under way, and what comes of it."""
-        while any(isinstance(each[2], kind) for each in self.under_way):
-            at = next(i for i, each in enumerate(self.under_way) if isinstance(each[2], kind))
-            source, to, message, payload = self.under_way.pop(at)
-            for _ in range(times):
-                self.receive(int(to[-1]), f"server-{source}", message, payload)
-
-    def ask(self, rank, worker, seq, *values, **more):
-        """A request to a server; returns what workers were told since."""
-        self.told = []
-        payload = self.rigs.as_bytes(*values) if values else b""
-        if values:
-            more["pushes"] = (Part(0, 0, ROWS),)
-        request = Request(self.view.id, 11 + worker, seq, 0, more.pop("clock", 0), **more)
-        self.receive(rank, f"worker-{worker}", request, payload)
-        return [(to, n, code) for to, n, code, _ in self.told]
-
-    def rows(self, rank):
-        return self.servers[rank].shards[0].rows.view(-1).tolist()
-
-    def without(self, *dead):
-        """A view in which these servers are gone."""
-        before = self.view
-        living = tuple(m for m in before.servers if m.rank not in dead)
-        arcs = tuple(
-            tuple(replace(a, chain=tuple(r for r in a.chain if r not in dead)) for a in arcs)
-            for arcs in before.arcs
-        )
-        self.view = replace(before, number=before.number + 1, servers=living, arcs=arcs)
-        self.under_way = [each for each in self.under_way if each[0] not in dead]
-        self.told = []
-        for member in living:
-            self.receive(member.rank, SCHEDULER, NewView(self.view))
-
-
 @pytest.fixture
 def chain(rigs):
-    return Chain(rigs)
+    return rigs.Chain()
 
 
 def test_a_push_is_acknowledged_when_the_tail_has_it(chain):
@@ -127,7 +42,7 @@ def test_a_push_is_acknowledged_when_the_tail_has_it(chain):
 
 @pytest.mark.parametrize("length", [2, 3, 4])
 def test_every_server_of_the_chain_has_it_once_whatever_comes_twice(rigs, length):
-    chain = Chain(rigs, length=length)
+    chain = rigs.Chain(length=length)
     for seq in range(3):
         chain.ask(0, 0, seq, 1, 1, 1, 1)
     chain.told = []
@@ -165,7 +80,7 @@ def test_what_is_lost_is_sent_again(chain):
 
 
 def test_an_acknowledgement_that_is_lost_is_asked_for(rigs):
-    chain = Chain(rigs, length=3)
+    chain = rigs.Chain(length=3)
     chain.ask(0, 0, 0, 1, 1, 1, 1)
     chain.deliver(Replicate)
     chain.under_way.clear()  # nobody hears of it
@@ -181,7 +96,7 @@ def test_an_acknowledgement_that_is_lost_is_asked_for(rigs):
 
 
 def test_a_round_is_replicated_once_and_not_each_push(rigs):
-    chain = Chain(rigs, bsp(), workers=4)
+    chain = rigs.Chain(bsp(), workers=4)
     for worker in range(4):
         assert chain.ask(0, worker, 0, 1, 1, 1, 1) == [(f"worker-{worker}", 0, "accepted")]
     for worker in range(4):
@@ -198,7 +113,7 @@ def test_a_round_is_replicated_once_and_not_each_push(rigs):
 
 
 def test_a_tail_answers_when_it_has_the_round_not_when_workers_have_told_it(rigs):
-    chain = Chain(rigs, bsp(), workers=1)
+    chain = rigs.Chain(bsp(), workers=1)
     chain.ask(0, 0, 0, 7, 7, 7, 7)
     chain.ask(0, 0, 1, advance=1)
     held, chain.under_way = chain.under_way, []
@@ -212,7 +127,7 @@ def test_a_tail_answers_when_it_has_the_round_not_when_workers_have_told_it(rigs
 
 
 def test_pulls_go_to_tails_and_pushes_to_heads(rigs):
-    chain = Chain(rigs, ssp(1))
+    chain = rigs.Chain(ssp(1))
     assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "refused")]
     assert chain.ask(0, 0, 1, pulls=(Part(0, 0, ROWS),)) == [("worker-0", 1, "refused")]
     assert chain.ask(1, 0, 2, pulls=(Part(0, 0, ROWS),)) == [("worker-0", 2, "applied")]
@@ -244,7 +159,7 @@ def test_a_head_whose_tail_dies_goes_on_alone(chain):
 
 
 def test_what_a_server_in_the_middle_had_alone_is_sent_by_the_head(rigs):
-    chain = Chain(rigs, length=3)
+    chain = rigs.Chain(length=3)
     chain.ask(0, 0, 0, 1, 1, 1, 1)
     chain.ask(0, 0, 1, 2, 2, 2, 2)
     first = next(each for each in chain.under_way if isinstance(each[2], Replicate))
@@ -255,7 +170,7 @@ def test_what_a_server_in_the_middle_had_alone_is_sent_by_the_head(rigs):
 
 
 def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
-    chain = Chain(rigs, bsp())
+    chain = rigs.Chain(bsp())
     for worker in (0, 1):
         chain.ask(0, worker, 0, 1, 1, 1, 1)
         chain.ask(1, worker, 1, advance=1)  # both have told the tail that round 0 is over
@@ -272,7 +187,7 @@ def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
 
 def test_who_takes_over_from_who_took_over_waits_for_them_as_well(rigs):
     """Server 0 dies, server 1 is to be sent again what that had, and gives the rows away."""
-    chain = Chain(rigs, bsp(), length=3)
+    chain = rigs.Chain(bsp(), length=3)
     for worker in (0, 1):
         chain.ask(0, worker, 0, 1, 1, 1, 1)
         for rank in (1, 2):
@@ -294,7 +209,7 @@ def test_who_takes_over_from_who_took_over_waits_for_them_as_well(rigs):
 
 def test_that_nobody_works_holds_for_that_view_only(rigs):
     """Who joins after all have left is waited for again."""
-    chain = Chain(rigs, bsp(), workers=1)
+    chain = rigs.Chain(bsp(), workers=1)
     nobody = replace(chain.view, number=2, workers=())
     for view in (nobody, replace(chain.view, number=3)):
         for rank in (0, 1):
@@ -325,7 +240,7 @@ def test_a_server_that_has_promised_a_view_does_nothing_in_this_one(chain):
 
 
 def test_a_promise_says_how_far_the_heads_are(rigs):
-    chain = Chain(rigs, bsp(), workers=1)
+    chain = rigs.Chain(bsp(), workers=1)
     chain.ask(0, 0, 0, 7, 7, 7, 7)
     chain.ask(0, 0, 1, advance=1)
     chain.deliver()
@@ -338,7 +253,7 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
 def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(rigs):
     """Who takes over an arc is not as far with it as with those that it had."""
     low, high = KeyRange(0, 2), KeyRange(2, ROWS)
-    view = rigs.view_of(servers=3, tables=(table(),))
+    view = rigs.view_of(servers=3, tables=(rigs.table(rows=ROWS, fragment_rows=ROWS),))
     view = replace(view, arcs=((Arc(low, (0, 1, 2)), Arc(high, (1, 2))),))
     holding, out = Holding(DenseShard), []
     middle = Replication(holding.copies)
@@ -378,75 +293,3 @@ def test_an_acknowledgement_of_what_was_not_sent_changes_nothing(chain):
     chain.receive(0, "server-1", Replicated((1, 1), 99, ()))
     chain.receive(0, "worker-1", Replicated((1, 1), 1, ((0, 0, 5),)))
     assert chain.told == []
-
-
-# ---------------------------------------------------------------------------- comparing
-
-
-EARLY, LATER = 5.5, 11.0  # a check is due
-
-
-def compared(chain, now):
-    """What a head's check finds on each server that is asked."""
-    found = []
-    keep = chain._keep
-
-    def noted(at, effects):
-        notes = [e for e in effects if isinstance(e, Note) and e.kind in ("compared", "differs")]
-        found.extend((at, each.kind) for each in notes)
-        keep(at, effects)
-
-    chain._keep = noted
-    chain.tick(0, now)
-    chain.deliver()
-    chain._keep = keep
-    return found
-
-
-@pytest.mark.parametrize("length", [2, 3])
-def test_replicas_look_whether_they_have_what_the_head_has(rigs, length):
-    chain = Chain(rigs, length=length)
-    chain.ask(0, 0, 0, 1, 2, 3, 4)
-    chain.deliver()
-    assert compared(chain, EARLY) == [(rank, "compared") for rank in range(1, length)]
-    assert all(server.replication.idle for server in chain.servers)  # or no rows could move
-    chain.servers[length - 1].shards[0].rows[2] += 1
-    expected = [(rank, "compared") for rank in range(1, length - 1)]
-    assert compared(chain, LATER) == [*expected, (length - 1, "differs")]
-
-
-def test_a_check_comes_between_the_changes(chain):
-    """It is of the version that the head has, whatever has been done since."""
-    chain.ask(0, 0, 0, 1, 2, 3, 4)
-    chain.deliver()
-    chain.tick(0, EARLY)
-    chain.ask(0, 0, 1, 5, 6, 7, 8)
-    kinds = [message.what for _, _, message, _ in chain.under_way if isinstance(message, Replicate)]
-    assert kinds == ["check", "push"]
-    found = []
-    keep = chain._keep
-    chain._keep = lambda at, effects: (
-        found.extend(e.kind for e in effects if isinstance(e, Note)),
-        keep(at, effects),
-    )
-    chain.under_way.reverse()
-    chain.deliver()
-    assert found.count("compared") == 1
-    assert "differs" not in found
-    assert chain.rows(1) == [6, 8, 10, 12]
-
-
-def test_who_is_alone_compares_nothing(rigs):
-    chain = Chain(rigs, length=1)
-    chain.ask(0, 0, 0, 1, 2, 3, 4)
-    chain.tick(0, 1e6)
-    assert not chain.under_way
-
-
-def test_a_check_that_was_not_answered_ends_with_its_view(chain):
-    chain.ask(0, 0, 0, 1, 2, 3, 4)
-    chain.deliver()
-    chain.tick(0, EARLY)
-    assert not chain.servers[0].replication.idle
-    chain.without(1)
-    assert chain.servers[0].replication.idle

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,20 @@ def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
         timeout=120,
         env={**os.environ, **env},
     )
+
+
+@contextmanager
+def training(folder: Path, words: str) -> Iterator[subprocess.Popen[str]]:
+    """`shoal train digits`, under way."""
+    with subprocess.Popen(
+        [*SHOAL, "train", "digits", *words.split()],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        yield run
 
 
 def leftovers(mark: str) -> list[str]:
@@ -81,14 +97,7 @@ def test_tcp_and_a_job_file(tmp_path):
 
 @pytest.mark.parametrize("victim", ["server-1", "worker-0", "scheduler"])
 def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
-    with subprocess.Popen(
-        [*SHOAL, "train", "digits", "--workers", "2", "--servers", "2", "--epochs", "5000"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    with training(tmp_path, "--workers 2 --servers 2 --epochs 5000") as run:
         pid = _pid_in_training(tmp_path, victim, run)
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
@@ -102,17 +111,8 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["sync", "ssp", "asgd"])
 def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_path):
-    with subprocess.Popen(
-        [
-            *SHOAL, "train", "digits", "--workers", "2", "--servers", "3", "--replicas", "2",
-            "--strategy", strategy, "--epochs", "60", "--batch-size", "16", "--json",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:  # fmt: skip
+    words = "--workers 2 --servers 3 --replicas 2 --epochs 60 --batch-size 16 --json"
+    with training(tmp_path, f"{words} --strategy {strategy}") as run:
         os.kill(_pid_in_training(tmp_path, "server-1", run), signal.SIGKILL)
         answer, errors = run.communicate(timeout=60)
     assert run.returncode == 0, errors
@@ -137,17 +137,8 @@ def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_p
 def test_others_do_the_data_of_a_worker_that_is_killed(strategy, tmp_path):
     """Each sample counts in each epoch: what is not in a survivor's steps is in the dead one's."""
     epochs, samples, batch = 100, 1438, 64
-    with subprocess.Popen(
-        [
-            *SHOAL, "train", "digits", "--workers", "3", "--strategy", strategy,
-            "--epochs", str(epochs), "--on-worker-loss", "reassign", "--json",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:  # fmt: skip
+    words = f"--workers 3 --strategy {strategy} --epochs {epochs} --on-worker-loss reassign --json"
+    with training(tmp_path, words) as run:
         os.kill(_pid_in_training(tmp_path, "worker-1", run), signal.SIGKILL)
         answer, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
@@ -163,17 +154,7 @@ def test_others_do_the_data_of_a_worker_that_is_killed(strategy, tmp_path):
 
 
 def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
-    with subprocess.Popen(
-        [
-            *SHOAL, "train", "digits", "--workers", "2", "--servers", "2", "--replicas", "2",
-            "--epochs", "5000",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:  # fmt: skip
+    with training(tmp_path, "--workers 2 --servers 2 --replicas 2 --epochs 5000") as run:
         for name in ("server-0", "server-1"):
             os.kill(_pid_in_training(tmp_path, name, run), signal.SIGKILL)
         _, errors = run.communicate(timeout=30)
@@ -183,14 +164,7 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
 
 
 def test_ctrl_c_cleans_up(tmp_path):
-    with subprocess.Popen(
-        [*SHOAL, "train", "digits", "--epochs", "5000"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    with training(tmp_path, "--epochs 5000") as run:
         _pid_in_training(tmp_path, "worker-0", run)
         os.kill(run.pid, signal.SIGINT)
         _, errors = run.communicate(timeout=20)

@@ -31,6 +31,7 @@ class Comparing:
     def adopt(self, now: float) -> None:
         """A view: whom there is to compare with."""
         self._next_at = now + self._replication.options.compare_s if self._shared() else inf
+        self._at = {number: at for number, at in self._at.items() if number in self._shards}
 
     def wakes_at(self) -> float:
         return self._next_at

@@ -13,8 +13,9 @@ from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Ends, Gate
 from shoal.protocol.handover import Handover
-from shoal.protocol.links import Link
+from shoal.protocol.links import Check, Link
 from shoal.protocol.messages import Request
+from shoal.protocol.relocating import Relocating
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
 from shoal.protocol.routing import Router
@@ -289,4 +290,28 @@ def eviction_not_told():
 def reads_make_room():
     """A tail of a bounded table makes rows for whoever reads them."""
     with patch.object(BoundedShard, "_read", SparseShard._read):
+        yield
+
+
+@contextmanager
+def last_server_keeps_checks():
+    """The tail waits for somebody after it to say that a check is done; so rows never move."""
+    right = Replay._check
+
+    def check(self, message, copies, loads, out):
+        views = tuple(memoryview(bytes(view)) for view in loads[0].views)
+        operation = right(self, message, copies, loads, out)
+        if not operation.changes:
+            copy, part = copies[0], message.parts[0]
+            operation.changes.append(Check(copy, part, message.versions[0], None, views))
+        return operation
+
+    with patch.object(Replay, "_check", check):
+        yield
+
+
+@contextmanager
+def learner_stays_one():
+    """The scheduler does not hear that somebody has learned its rows."""
+    with patch.object(Relocating, "has_learned", lambda self, view, member, arcs: None):
         yield

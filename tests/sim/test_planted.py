@@ -71,6 +71,8 @@ IN_CHAINS = [
     ("checkpoint_takes_what_is_there", "cut", 4),
     ("eviction_not_told", "replicas", 6),
     ("reads_make_room", "replicas invariant", 6),
+    ("last_server_keeps_checks", "short", 181),
+    ("learner_stays_one", "short", 3),
 ]
 
 

@@ -40,6 +40,7 @@ from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
+REPAIR_S = 12.0  # after the last fault
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
 LEASED, BATCH_BYTES = 0.25, 60
 DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
@@ -132,6 +133,7 @@ class Scenario:
             self.world.coverage["leased batches"] += 1
         if self.work.calls is not None:
             self.world.coverage["handled table"] += 1
+        self.work.may_end = self._may_end
         self.faults = Faults(self.world, self, random)
         self._views = Views()
         self._durability = Durability()
@@ -213,7 +215,7 @@ class Scenario:
     def repaired(self) -> bool:
         """Whether all rows are on as many servers as they are to be."""
         view = self._view()
-        living = [n for n in self._servers if self.world.nodes[n].alive and n not in self._lost]
+        living = [n for n in self._servers if self._lives(n)]
         wanted = min(self.plan.replicas, len(living))
         return (
             view is not None
@@ -224,6 +226,18 @@ class Scenario:
                 for arc in arcs
             )
         )
+
+    def _lives(self, server: NodeId) -> bool:
+        sim = self.world.nodes[server]
+        return sim.alive and not sim.stopped and server not in self._lost
+
+    def _may_end(self) -> bool:
+        """`short`: once nothing goes wrong any more, chains grow back to what they are to be."""
+        if self.repaired():
+            return True
+        if self.world.now > HEAL_AT_S + REPAIR_S:
+            raise violated("short", f"rows are on fewer servers than wanted: {self._waiting()}")
+        return False
 
     def will_crash(self, worker: NodeId) -> None:
         machine = self.world.nodes[worker].machine

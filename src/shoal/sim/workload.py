@@ -8,7 +8,7 @@ lease what they do (sim.harvest).
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from random import Random
 from typing import Any
 
@@ -73,6 +73,7 @@ class Workload:
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
+        self.may_end: Callable[[], bool] = lambda: True
         self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
 
     def tables(self) -> list[TableSpec]:
@@ -115,6 +116,8 @@ class Workload:
                 break
         if self.harvest is not None:
             self.harvest.leave(session.incarnation)
+        while not session.ended and not self.may_end():
+            yield Sleep(0.1)
         if not session.ended:
             yield EnterBarrier("end")
         if not session.ended:

@@ -14,6 +14,7 @@ from shoal.protocol.machine import (
     Persist,
     Received,
     Resolve,
+    Save,
     Send,
     Stop,
     Ticked,
@@ -222,17 +223,22 @@ class WorkerRig(Rig):
 
 
 class Chain:
-    """Servers of one arc, whose messages to each other are delivered when a test says so."""
+    """Servers of one arc of each table, whose messages to each other are delivered when a test
+    says so."""
 
-    def __init__(self, rule=None, length=2, workers=2):
-        self.spec = table(rule, ROWS, ROWS)
-        view = view_of(servers=length, workers=workers, tables=(self.spec,))
-        self.view = replace(view, arcs=((Arc(KeyRange(0, ROWS), tuple(range(length))),),))
+    def __init__(self, *rules, length=2, workers=2, save_every=0):
+        tables = [table(rule, ROWS, ROWS, f"w{n}") for n, rule in enumerate(rules or (None,))]
+        self.spec = tables[0]
+        view = view_of(servers=length, workers=workers, tables=tuple(tables))
+        arc = Arc(KeyRange(0, ROWS), tuple(range(length)))
+        self.view = replace(view, arcs=((arc,),) * len(tables))
         self.servers = [
-            ServerMachine(Session(f"server-{rank}", "server"), DenseShard) for rank in range(length)
+            ServerMachine(Session(f"server-{r}", "server"), DenseShard, save_every=save_every)
+            for r in range(length)
         ]
         self.under_way = []  # (from, effect) between servers
         self.told = []  # replies to workers
+        self.saved = []  # (rank, table, clock, rows)
         for rank in range(length):
             self.receive(rank, SCHEDULER, NewView(self.view))
         self.deliver()
@@ -252,6 +258,9 @@ class Chain:
             if isinstance(each, Send) and each.to.startswith("server"):
                 payload = b"".join(bytes(buffer) for buffer in each.buffers)
                 self.under_way.append((rank, each.to, each.message, payload))
+            elif isinstance(each, Save):
+                rows = each.state["rows"].view(-1).tolist()
+                self.saved.append((rank, each.spec.name, each.clock, rows))
             elif isinstance(each, Send) and isinstance(each.message, Reply):
                 rows = memoryview(b"".join(bytes(b) for b in each.buffers)).cast("q").tolist()
                 self.told.append((each.to, each.message.seq, each.message.code, rows))
@@ -267,18 +276,18 @@ class Chain:
             for _ in range(times):
                 self.receive(int(to[-1]), f"server-{source}", message, payload)
 
-    def ask(self, rank, worker, seq, *values, **more):
+    def ask(self, rank, worker, seq, *values, table=0, **more):
         """A request to a server; returns what workers were told since."""
         self.told = []
         payload = as_bytes(*values) if values else b""
         if values:
-            more["pushes"] = (Part(0, 0, ROWS),)
+            more["pushes"] = (Part(table, 0, ROWS),)
         request = Request(self.view.id, 11 + worker, seq, 0, more.pop("clock", 0), **more)
         self.receive(rank, f"worker-{worker}", request, payload)
         return [(to, n, code) for to, n, code, _ in self.told]
 
-    def rows(self, rank):
-        return self.servers[rank].shards[0].rows.view(-1).tolist()
+    def rows(self, rank, table=0):
+        return self.servers[rank].shards[table].rows.view(-1).tolist()
 
     def without(self, *dead):
         """A view in which these servers are gone."""

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from shoal.cli import main
 from shoal.reports.events import load_run
+from shoal.runtime.shards import SavedShards
 
 pytestmark = pytest.mark.real
 
@@ -61,6 +62,21 @@ def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
     result = CliRunner().invoke(main, ["train", "--resume", str(run.path)])
     assert result.exit_code != 0
     assert "no complete checkpoint" in " ".join(result.output.split())
+
+
+def test_under_ssp_a_checkpoint_has_the_pushes_before_its_clock_and_no_other(tmp_path):
+    options = ["--strategy", "ssp", "--staleness", 3, "--workers", 3, "--replicas", 2]
+    run = train("digits", *options, "--servers", 2, "--checkpoint-every", 10, "--out", tmp_path)
+    folders = sorted((run.path / "checkpoints").iterdir())
+    assert folders
+    for folder in folders:
+        saved = SavedShards(folder)
+        [table] = saved.tables
+        updates = [int(n) for _, state in saved.parts(table) for n in state["updates"]]
+        assert set(updates) == {3 * int(folder.name)}
+    resumed = train("--resume", run.path, "--resume-at", 10, "--servers", 3, "--out", tmp_path)
+    counted = sum(sum(run.steps[rank]["samples"][:10]) for rank in range(3))
+    assert resumed.summary["samples"] == run.summary["samples"] - counted
 
 
 def test_a_run_with_leases_goes_on_with_what_was_not_done(tmp_path):

@@ -315,3 +315,37 @@ def learner_stays_one():
     """The scheduler does not hear that somebody has learned its rows."""
     with patch.object(Relocating, "has_learned", lambda self, view, member, arcs: None):
         yield
+
+
+@contextmanager
+def checkpoint_without_marker():
+    """Under `ssp` nobody waits until a checkpoint's rows are taken."""
+    with patch.object(Saving, "marker", lambda self, spec, clock: 0):
+        yield
+
+
+@contextmanager
+def held_push_is_forgotten_by_its_reader():
+    """A pull does not wait for its worker's own pushes that wait for a marker."""
+    right = Execution._pull
+
+    def pull(self, taken, accepted, out):
+        with patch.object(Saving, "marker", lambda self, spec, clock: 0):
+            right(self, taken, accepted, out)
+
+    with patch.object(Execution, "_pull", pull):
+        yield
+
+
+@contextmanager
+def replica_takes_no_marker():
+    """A tail applies what waited before it has taken what is there."""
+    right = Replay.do
+
+    def do(self, message, copies, loads, out):
+        if message.what == "push":
+            message = replace(message, round=-1)
+        return right(self, message, copies, loads, out)
+
+    with patch.object(Replay, "do", do):
+        yield

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
 from shoal.protocol.views import FOREVER
 from shoal.tables.spec import Consistency
 
@@ -94,16 +92,6 @@ class VectorClock:
                 self.minimum = min(self._histogram, default=FOREVER)
 
 
-class Now(msgspec.Struct, frozen=True):
-    """The push is applied on arrival."""
-
-
-class AtClose(msgspec.Struct, frozen=True):
-    """The push is merged with its round's others and applied when that round closes."""
-
-    clock: int
-
-
 def admits(rule: Consistency, read_clock: int, minimum: int) -> bool:
     """Whether a read at `read_clock` may be answered when the slowest worker is at `minimum`."""
     return needed(rule, read_clock) <= minimum
@@ -114,9 +102,6 @@ def needed(rule: Consistency, read_clock: int) -> int:
     return 0 if rule.name == "asp" else max(0, read_clock - rule.staleness)
 
 
-def settles(rule: Consistency, push_clock: int) -> Now | AtClose:
-    """When a push at `push_clock` reaches the rows."""
-    return AtClose(push_clock) if rule.settles == "close" else NOW
-
-
-NOW = Now()
+def settles(rule: Consistency, push_clock: int) -> int:
+    """The clock that every worker must have reached before a push gets to the rows; 0: at once."""
+    return push_clock + 1 if rule.settles == "close" else 0

@@ -13,7 +13,8 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
-from shoal.protocol.consistency import NOW, VectorClock, needed, settles
+from shoal.protocol.closing import Closing
+from shoal.protocol.consistency import VectorClock, needed, settles
 from shoal.protocol.describing import describe
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
@@ -66,6 +67,9 @@ class Execution:
         self._shards = shards
         self._clocks = clocks
         self._answers = answers
+        self._closing = Closing(
+            gate, intake, shards, answers, replication, saving, self.rounds, self._forget
+        )
 
     def carry_out(self, taken: Taken, out: Effects) -> None:
         """Push, advance, pull: what of these it asks, or a refusal."""
@@ -123,7 +127,7 @@ class Execution:
         seq = taken.request.seq
         own = [each for each in taken.window.taken.get(seq, ()) if not each.done]
         if any(each.version < 0 for each in own):
-            clock = max(clock, taken.request.clock + 1)
+            clock = max(clock, self._settled_at(taken))
         return (
             self._answers.absent(clock)
             or self._replication.behind([n for n, _, _ in taken.footprint.pulls], clock)
@@ -169,7 +173,7 @@ class Execution:
             for waiting in (self.parked, self._undone):
                 waiting.pop((request.incarnation, request.seq), None)
         if request.pushes:
-            if request.clock < self._clocks[request.incarnation] and self._closing(taken):
+            if request.clock < self._clocks[request.incarnation] and self._comes_late(taken):
                 self._close_out(taken, out)
                 return
             accepted = self._push(taken, out)
@@ -204,7 +208,7 @@ class Execution:
     def _push(self, taken: Taken, out: Effects) -> bool:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
         request, window = taken.request, taken.window
-        kept: list[tuple[int, Staged]] = []
+        kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock that is to be reached
         made = Made(self._replication, self._shards) if self._gate.replicated else None
         self._intake.loan.recall()
         try:
@@ -214,8 +218,8 @@ class Execution:
                 shard = self._shards[number]
                 if made is not None and window.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif not (request.assign or settles(shard.spec.consistency, request.clock) is NOW):
-                    kept.append((number, staged))
+                elif (due := self._due(number, request)) > self._clocks.minimum:
+                    kept.setdefault(due, []).append((number, staged))
                     if made is not None:
                         made.in_round(number, request.pushes[at])
                 else:
@@ -236,13 +240,22 @@ class Execution:
             code = "parked"  # the answer with the rows acknowledges the push as well
         window.codes[request.seq] = code
         out.append(Note("pushed", {"request": request, "code": code}))
-        if kept:
-            weight, lr = request.weight, request.lr
-            entry = Contribution(taken.sender, window, request.seq, request.clock, weight, lr, kept)
-            self.rounds.add(request.clock, entry)
+        for due, parts in kept.items():
+            weight = request.weight if due > request.clock else 0.0
+            entry = Contribution(
+                taken.sender, window, request.seq, due - 1, weight, request.lr, parts
+            )
+            self.rounds.add(due - 1, entry)
         if accepted and made is not None:
             self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
         return accepted
+
+    def _due(self, number: int, request: Request) -> int:
+        """The clock that is to be reached before a push is in a shard's rows; 0 for at once."""
+        if request.assign:
+            return 0
+        spec = self._shards[number].spec
+        return settles(spec.consistency, request.clock) or self.saving.marker(spec, request.clock)
 
     def _parked(self, taken: Taken, clock: int) -> Parked:
         return Parked(taken, clock, self._replication.now)
@@ -257,10 +270,11 @@ class Execution:
             what: What = "write" if request.assign else "push"
             clock = self._clocks.minimum
             path = (self._replication.rank,)
-            operation = Operation(what, path, clock, made.changes, (origin,), made.release)
+            before = self.saving.latest(clock) - 1
+            operation = Operation(what, path, clock, made.changes, (origin,), made.release, before)
             self._replication.carry(operation, out)
 
-    def _closing(self, taken: Taken) -> bool:
+    def _comes_late(self, taken: Taken) -> bool:
         """Whether it has a part for a round that is not in it already."""
         request, window = taken.request, taken.window
         return not request.assign and any(
@@ -274,6 +288,11 @@ class Execution:
         if self._clocks.advance(worker, to) and self._clocks.minimum != before:
             self.settle(out)
 
+    def _settled_at(self, taken: Taken) -> int:
+        """The clock that is to be reached before all of its push is in the rows."""
+        pushes = taken.footprint.pushes
+        return max((self._due(number, taken.request) for number, _, _ in pushes), default=0)
+
     def _pull(self, taken: Taken, accepted: bool, out: Effects) -> None:
         """Answer with rows, now or when the slowest worker has reached what the rules ask.
 
@@ -281,9 +300,11 @@ class Execution:
         """
         request = taken.request
         clock = _read_clock(request)
-        need = request.clock + 1 if accepted else 0
+        need = self._settled_at(taken) if accepted else 0
         for number, _, _ in taken.footprint.pulls:
-            need = max(need, needed(self._shards[number].spec.consistency, clock))
+            spec = self._shards[number].spec  # its own pushes may wait for a marker
+            marker = self.saving.marker(spec, request.clock)
+            need = max(need, needed(spec.consistency, clock), marker)
         parked = self._parked(taken, need)
         if self._ready(parked):
             self._serve(taken, out)
@@ -309,11 +330,16 @@ class Execution:
         if minimum < FOREVER:
             self.rounds.reach(minimum)
         for clock in self.rounds.below(minimum):
-            self._close(clock, out)
+            self._closing.close(clock, out)
         self.saving.reached(minimum, out)
         if self._gate.replicated:
             self._replication.tell(minimum, out)
         self.look(out)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        """Nobody waits for that request's answer any more."""
+        self.parked.pop(key, None)
+        self._undone.pop(key, None)
 
     def look(self, out: Effects) -> None:
         """Answer what waits no longer."""
@@ -331,57 +357,6 @@ class Execution:
                 del self._undone[key]
                 taken.window.codes[key[1]] = "applied"
                 self._answers.settled(out, taken.sender, *key, "applied", "")
-
-    def _close(self, clock: int, out: Effects) -> None:
-        """Merge the round's pushes in rank order, apply them once, acknowledge them."""
-        entries = self.rounds.close(clock)
-        made = Made(self._replication, self._shards) if self._gate.replicated else None
-        self._intake.loan.recall()
-        failed: dict[int, str] = {}
-        for shard in sorted({number for entry in entries for number, _ in entry.parts}):
-            parts = [
-                (entry.weight, entry.lr, staged)
-                for entry in entries
-                for number, staged in entry.parts
-                if number == shard
-            ]
-            self.saving.before(shard, clock, out)
-            self._replication.copies[shard].closed = clock + 1
-            if made is not None:
-                made.about_to(shard, *(staged for _, _, staged in parts))
-            try:
-                updates = self._shards[shard].merge(parts)
-            except AccessFailed as error:
-                failed[shard] = error.message
-                updates = []
-            if made is not None:
-                made.merged(shard, updates, entries)
-        out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
-        if made is not None:
-            origins = tuple(
-                (each.window.incarnation, each.seq, each.window.settled_below) for each in entries
-            )
-            weight, path = self.rounds.weight(clock), (self._replication.rank,)
-            operation = Operation(
-                "round", path, clock + 1, made.changes, origins, made.release, clock, weight
-            )
-            self._replication.carry(operation, out)
-        for entry in entries:
-            self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
-
-    def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
-        """A round has closed with this push in it, or without where its table's method failed."""
-        window, code = entry.window, entry.window.codes.get(entry.seq)
-        if self._gate.windows.get(entry.sender) is not window:
-            return  # it has left
-        key = window.incarnation, entry.seq
-        if problems:
-            self.parked.pop(key, None)
-            self._undone.pop(key, None)
-        elif code != "accepted" or self._gate.replicated:
-            return  # its pull in the same request answers for both; or others are to have it too
-        code = window.codes[entry.seq] = "refused" if problems else "applied"
-        self._answers.settled(out, entry.sender, *key, code, "; ".join(problems))
 
 
 def _read_clock(request: Request) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import cast
 
@@ -9,7 +10,6 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.gate import Gate
 from shoal.protocol.links import Operation, nothing
 from shoal.protocol.machine import Effects
-from shoal.protocol.messages import Part
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Rounds
 from shoal.protocol.shards import MovableShard, Shard, Staged
@@ -41,11 +41,12 @@ class Handover:
         """Others are to have these rows from now on: write down which pushes are in them."""
         self._gate.replicated = True
         copies = list(self._replication.copies.values())
-        in_rounds = {(id(e.window), e.seq): e for e in self._rounds.entries()}
+        in_rounds: defaultdict[tuple[int, int], list[tuple[int, Staged]]] = defaultdict(list)
+        for each in self._rounds.entries():
+            in_rounds[id(each.window), each.seq] += each.parts
         for window in self._gate.windows.values():
             for seq, code in window.codes.items():
-                entry = in_rounds.get((id(window), seq))
-                waiting = entry.parts if entry else []
+                waiting = in_rounds.get((id(window), seq), [])
                 takings = window.taken.setdefault(seq, [])
                 for copy in copies:
                     waits = [staged for number, staged in waiting if number == copy.number]
@@ -59,7 +60,7 @@ class Handover:
             changes = [
                 self._replication.change(
                     number,
-                    _part_of(staged, self._replication.copies[number].table),
+                    self._replication.copies[number].part(staged),
                     entry.lr,
                     tuple(memoryview(bytes(view)) for view in staged.views),
                 )
@@ -98,16 +99,12 @@ class Handover:
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
-                if copies[number].arc.head == rank and copies[number].closed <= entry.clock
+                if copies[number].arc.head == rank
+                and copies[number].closed <= entry.clock
+                and entry.window.covers(entry.seq, copies[number].part(staged)) is None
             ]
             if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
                 self._rounds.add(entry.clock, entry)
                 takings = entry.window.taken.setdefault(entry.seq, [])
                 takings += [copies[number].taking(staged.rows) for number, staged in mine]
-
-
-def _part_of(staged: Staged, table: int) -> Part:
-    """What a push that has come in names, as others are to be told."""
-    keys = -1 if staged.keys is None else len(staged.keys)
-    return Part(table, staged.rows.start, staged.rows.stop, keys)

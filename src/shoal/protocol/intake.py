@@ -18,6 +18,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import KEY_BYTES, SAME, Message, Request
+from shoal.protocol.saving import Saving
 from shoal.protocol.shards import Loads, RowShard, Shard, Staged
 from shoal.protocol.views import NodeId, ViewId
 from shoal.protocol.windows import Window
@@ -44,10 +45,11 @@ class Intake:
     loan: of the rows in answers; recalled before any row changes
     """
 
-    def __init__(self, gate: Gate, shards: Mapping[int, Shard]) -> None:
+    def __init__(self, gate: Gate, shards: Mapping[int, Shard], saving: Saving) -> None:
         self.loan = Loan()
         self._gate = gate
         self._shards = shards
+        self._saving = saving
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         """Where a payload goes. Changes nothing: the gate decides again once it is here."""
@@ -78,7 +80,7 @@ class Intake:
         loads: Loads = []
         if footprint.streams is None:
             footprint.streams = self._streams(footprint)
-        streamed = footprint.streams and not request.assign
+        streamed = footprint.streams and not request.assign and not self._waits(request, footprint)
         for number, rows, keys in footprint.pushes:
             shard = self._shards[number]
             if streamed:
@@ -121,6 +123,11 @@ class Intake:
         shards = {number for number, _, _ in footprint.pushes}
         several = several and len(shards) == len(footprint.pushes)  # no row is named twice
         return several and all(keys < 0 for _, _, keys in footprint.pulls)
+
+    def _waits(self, request: Request, footprint: Footprint) -> bool:
+        """Whether its push is not to be applied yet."""
+        specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
+        return any(self._saving.holds(spec, request.clock) for spec in specs)
 
     def land(self, payload: Sink) -> bool:
         """The last view that is full: apply its fragment, unless it was applied before.

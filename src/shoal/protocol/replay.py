@@ -60,15 +60,32 @@ class Made:
             part = Part(copy.table, update.rows.start, update.rows.stop, keys)
             self.changed(number, part, update.lr, views)
         for entry in entries:
-            for taking in entry.window.taken.get(entry.seq, ()):
-                if taking.copy is copy and taking.version < 0:
-                    taking.version = copy.version
+            _settled(entry, copy)
+
+    def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
+        """... by a part of a push that had to wait."""
+        copy = self._replication.copies[number]
+        views = tuple(staged.views)
+        change = self._replication.change(number, copy.part(staged), entry.lr, views)
+        self.changes.append(change)
+
+    def all_applied(self, entry: Contribution) -> None:
+        """All parts of it have been."""
+        for change in self.changes:
+            _settled(entry, change.copy)
 
     def release(self) -> None:
         """They have it."""
         for number, staged in self._retained:
             staged.retained = False
             self._shards[number].release(staged)
+
+
+def _settled(entry: Contribution, copy: Copy) -> None:
+    """What waited of a push is in an arc's rows."""
+    for taking in entry.window.taken.get(entry.seq, ()):
+        if taking.copy is copy and taking.version < 0:
+            taking.version = copy.version
 
 
 class Replay:
@@ -132,6 +149,7 @@ class Replay:
             if message.what == "round":
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
+                self._execution.saving.before(copy.number, message.round + 1, out)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)
@@ -204,5 +222,5 @@ class Replay:
                 self._execution.forget_below(window)
             if seq >= window.settled_below:
                 window.taken.setdefault(seq, []).extend(takings)
-        if message.round >= 0:
+        if message.what == "round" and message.round >= 0:
             self._execution.rounds.weigh(message.round, message.weight)

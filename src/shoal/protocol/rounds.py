@@ -12,7 +12,11 @@ from shoal.protocol.windows import WINDOW, Window
 
 
 class Contribution(msgspec.Struct, eq=False):
-    """One push in a round's accumulator: accepted, not acknowledged."""
+    """One push in a round's accumulator: accepted, not acknowledged.
+
+    clock:   of the round; of a push that waits for a marker, of the one before that
+    weight:  in what the round comes to; 0 of one that is applied by itself
+    """
 
     sender: NodeId
     window: Window

@@ -2,18 +2,23 @@
 
 A checkpoint of clock d has, of every arc, what is in its rows when all rounds below d are and no
 other. Its tail takes it, before it does a later round or when it hears that d is reached, whichever
-comes first. So nobody stops, and nobody has to agree on a moment. Tables without rounds are taken
-when the clock comes by: of these a checkpoint has a prefix of each arc's updates, and no cut.
+comes first. So nobody stops, and nobody has to agree on a moment.
+
+Under `ssp` pushes reach the rows on arrival, so there d is a *marker*: a push of d or later waits
+at its head until every worker has reached d, and d's rows are taken before it is let in. Under
+`asp` nobody waits for anybody: of these a checkpoint has a prefix of each arc's updates, no cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.protocol.consistency import VectorClock
 from shoal.protocol.machine import Effects, Save
 from shoal.protocol.replication import Replication
 from shoal.protocol.shards import Shard
 from shoal.protocol.views import FOREVER, View
+from shoal.tables.spec import TableSpec
 
 
 class Saving:
@@ -22,9 +27,16 @@ class Saving:
     every:  clocks from one to the next; 0 for none
     """
 
-    def __init__(self, every: int, shards: Mapping[int, Shard], replication: Replication) -> None:
+    def __init__(
+        self,
+        every: int,
+        shards: Mapping[int, Shard],
+        clocks: VectorClock,
+        replication: Replication,
+    ) -> None:
         self._every = every
         self._shards = shards
+        self._clocks = clocks
         self._replication = replication
         self._tables: tuple[str, ...] = ()
         self._taken: dict[int, int] = {}  # by copy: the latest clock
@@ -39,6 +51,21 @@ class Saving:
                 n: self._taken.get(n, min(at, FOREVER - 1) // self._every * self._every)
                 for n, at in reached.items()
             }
+
+    def marker(self, spec: TableSpec, clock: int) -> int:
+        """The latest marker that is passed at `clock`; 0 where the table has none."""
+        rule = spec.consistency
+        if not self._every or rule.name != "ssp" or rule.settles == "close":
+            return 0
+        return 0 if spec.kind == "handled" else self.latest(clock)
+
+    def latest(self, clock: int) -> int:
+        """The latest clock of a checkpoint that is passed at `clock`."""
+        return clock // self._every * self._every if self._every and clock < FOREVER else 0
+
+    def holds(self, spec: TableSpec, clock: int) -> bool:
+        """Whether a push of `clock` has to wait for a marker."""
+        return self.marker(spec, clock) > self._clocks.minimum
 
     def before(self, number: int, clock: int, out: Effects) -> None:
         """All rounds below `clock` are in a shard's rows, and it may be changed next.

@@ -80,11 +80,11 @@ class ServerMachine:
         self.clocks = VectorClock()
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
-        self.intake = Intake(self.gate, self.shards)
+        self.replication = Replication(self._holding.copies, replication)
+        self.saving = Saving(save_every, self.shards, self.clocks, self.replication)
+        self.intake = Intake(self.gate, self.shards, self.saving)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
-        self.replication = Replication(self._holding.copies, replication)
-        self.saving = Saving(save_every, self.shards, self.replication)
         self.execution = Execution(
             self.gate,
             self.intake,

@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import Code, Part
+from shoal.protocol.shards import Staged
 from shoal.protocol.views import Arc
 
 WINDOW = 256  # requests that one worker may have in flight
@@ -49,6 +50,11 @@ class Copy(msgspec.Struct, eq=False):
     def whole(self) -> Part:
         """Any push to its rows is in this."""
         return Part(self.table, self.rows.start, self.rows.stop)
+
+    def part(self, staged: Staged) -> Part:
+        """What of a push that has come in is for its rows, as others are to be told."""
+        keys = -1 if staged.keys is None else len(staged.keys)
+        return Part(self.table, staged.rows.start, staged.rows.stop, keys)
 
     def taking(self, rows: KeyRange) -> Taking:
         """Of a part of a push that waits for its round."""

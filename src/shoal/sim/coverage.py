@@ -55,6 +55,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "note replayed",
     "note installed",
     "checkpoint",
+    "marked checkpoint",
     "slow worker",
     "taken for dead alive",
     "restart worker",

@@ -11,6 +11,7 @@ from shoal.sim.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
+SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that in most seeds
 LEASED, BATCH_BYTES = 0.25, 60
 
 
@@ -28,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
     clocks: int
     bounded: bool
     leased: bool
+    save_every: int
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -36,13 +38,14 @@ class Plan(msgspec.Struct, frozen=True):
         rules = [bsp(), bsp(), ssp(0, "close"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)
         replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
+        rule = random.choice(rules)
         bounded = Random(seed * 19 + 7).random() < BOUNDED
         leased = Random(seed * 37 + 5).random() < LEASED
         return Plan(
             seed,
             servers,
             workers,
-            random.choice(rules),
+            rule,
             NetworkOptions(
                 loss=random.choice([0.0, 0.03, 0.06]),
                 duplicate=random.choice([0.0, 0.03, 0.08]),
@@ -59,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
             leased=leased,
+            save_every=SAVE_EVERY if rule.settles == "close" else 2 * SAVE_EVERY * (seed % 4 > 0),
         )
 
     def phases(self) -> tuple[str, ...]:

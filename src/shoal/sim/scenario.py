@@ -29,7 +29,7 @@ from shoal.sim.checkers import (
     check_tiling,
     violated,
 )
-from shoal.sim.cuts import EVERY, Cuts
+from shoal.sim.cuts import Cuts
 from shoal.sim.faults import Faults
 from shoal.sim.holdings import check_holdings, made_room
 from shoal.sim.plans import Plan
@@ -143,7 +143,9 @@ class Scenario:
             compare_s=0.2,
             compare_bytes=200,
         )
-        self._servers[session.me] = ServerMachine(session, open_shard, replication, EVERY)
+        self._servers[session.me] = ServerMachine(
+            session, open_shard, replication, self.plan.save_every
+        )
         self.world.add(session.me, self._servers[session.me])
         return session.me
 
@@ -294,8 +296,7 @@ class Scenario:
         closes = self.plan.consistency.settles == "close"
         # what was accepted by a head dies with it; its worker sends it again, if it lives
         whole = not (gone and self.work.ledger.crashed)
-        if closes and whole:
-            self.world.coverage["checkpoint"] += self._cuts.check(self.plan.clocks)
+        self._check_cuts(closes, whole)
         self.world.coverage["copies made room"] += made_room(servers)
         scheduler = self.world.nodes[SCHEDULER].machine
         assert isinstance(scheduler, SchedulerMachine)
@@ -307,6 +308,15 @@ class Scenario:
             one_round=closes and whole,
             whole=whole,
         )
+
+    def _check_cuts(self, closes: bool, whole: bool) -> None:
+        if self.plan.consistency.name == "asp":
+            return
+        ledger = self.work.ledger
+        acknowledged = {key: ledger.intended[key] for key in ledger.acknowledged}
+        atomic = whole and (closes or not ledger.crashed)
+        found = self._cuts.check(self.plan.clocks, acknowledged, atomic)
+        self.world.coverage["checkpoint" if closes else "marked checkpoint"] += found
 
     def _never_in(self, sim: SimNode) -> bool:
         """Whether it came too late for any view."""

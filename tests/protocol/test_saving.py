@@ -1,0 +1,104 @@
+"""Checkpoints: whose rows are taken when, and which pushes wait until they are."""
+
+import pytest
+
+from shoal.protocol.messages import Part, Replicate
+from shoal.tables.spec import asp, bsp, ssp
+
+WHOLE = Part(0, 0, 4)
+
+
+@pytest.fixture
+def ahead(rigs):
+    """A worker that has passed the marker at 2, with a push of 10; the other is at 1."""
+
+    def make(*rules, length=1):
+        chain = rigs.Chain(*(rules or (ssp(2),)), length=length, save_every=2)
+        chain.ask(0, 0, 0, advance=2)
+        chain.ask(0, 1, 0, advance=1)
+        chain.ask(0, 0, 1, 10, 10, 10, 10, clock=2)
+        return chain
+
+    return make
+
+
+def test_a_push_past_the_marker_waits_until_the_rows_are_taken(ahead):
+    chain = ahead()
+    assert chain.told == [("worker-0", 1, "accepted", [])]
+    assert chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1) == [("worker-1", 1, "applied")]
+    assert (chain.rows(0), chain.saved) == ([1] * 4, [])
+    assert ("worker-0", 1, "applied") in chain.ask(0, 1, 2, advance=2)
+    assert chain.saved == [(0, "w0", 2, [1] * 4)]
+    assert chain.rows(0) == [11] * 4
+
+
+def test_below_the_marker_nobody_waits(rigs):
+    chain = rigs.Chain(ssp(2), length=1, save_every=2)
+    chain.ask(0, 0, 0, advance=1)
+    assert chain.ask(0, 0, 1, 5, 5, 5, 5, clock=1) == [("worker-0", 1, "applied")]
+
+
+@pytest.mark.parametrize("rule", [asp(), ssp(2)])
+def test_without_markers_nobody_waits(rigs, rule):
+    chain = rigs.Chain(rule, length=1, save_every=2 if rule == asp() else 0)
+    chain.ask(0, 0, 0, advance=2)
+    assert chain.ask(0, 0, 1, 5, 5, 5, 5, clock=2) == [("worker-0", 1, "applied")]
+
+
+def test_who_has_passed_it_reads_what_it_has_pushed(ahead):
+    chain = ahead()
+    assert chain.ask(0, 0, 2, pulls=(WHOLE,), clock=2) == []
+    assert chain.ask(0, 1, 1, pulls=(WHOLE,), clock=1) == [
+        ("worker-1", 1, "applied")
+    ]  # who has not
+    chain.ask(0, 1, 2, advance=2)
+    assert ("worker-0", 2, "applied", [10] * 4) in chain.told
+
+
+def test_the_tail_takes_them_before_what_waited_is_done_there(ahead):
+    chain = ahead(length=2)
+    chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    assert (chain.rows(0), chain.saved) == ([11] * 4, [])
+    chain.deliver()
+    assert chain.saved == [(1, "w0", 2, [1] * 4)]
+    assert chain.rows(1) == [11] * 4
+
+
+def test_also_where_it_hears_of_it_in_another_view(ahead):
+    chain = ahead(length=3)
+    chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    chain.ask(0, 0, 2, 100, 100, 100, 100, clock=2)  # came when nobody had to wait any more
+    chain.under_way = []
+    chain.without(1)
+    chain.deliver()
+    assert chain.saved == [(2, "w0", 2, [1] * 4)]
+    assert chain.rows(2) == [111] * 4
+
+
+def test_a_round_does_not_bring_its_clock_before_what_waited_for_the_same(ahead):
+    chain = ahead(ssp(2), bsp(), length=2)
+    chain.ask(0, 1, 1, 3, 3, 3, 3, table=1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    told = [each[2] for each in chain.under_way if isinstance(each[2], Replicate)]
+    waited = [number for number, each in enumerate(told) if each.what == "push"]
+    reached = [number for number, each in enumerate(told) if each.clock >= 2]
+    assert waited
+    assert max(waited) < min(reached)
+
+
+def test_a_push_that_waits_goes_with_its_rows(ahead):
+    """Before rows move, the next server is told of it; and applies it once, whoever is the head."""
+    chain = ahead(length=2)
+    chain.deliver()
+    server = chain.servers[0]
+    out = []
+    server.handover.flush(out)
+    chain._keep(0, out)
+    chain.deliver()
+    chain.without(0)
+    chain.ask(1, 0, 3, advance=2)
+    chain.ask(1, 1, 1, advance=2)
+    assert chain.saved == [(1, "w0", 2, [0] * 4)]
+    assert chain.rows(1) == [10] * 4

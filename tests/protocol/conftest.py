@@ -282,7 +282,8 @@ class Chain:
         payload = as_bytes(*values) if values else b""
         if values:
             more["pushes"] = (Part(table, 0, ROWS),)
-        request = Request(self.view.id, 11 + worker, seq, 0, more.pop("clock", 0), **more)
+        below, clock = more.pop("settled_below", 0), more.pop("clock", 0)
+        request = Request(self.view.id, 11 + worker, seq, below, clock, **more)
         self.receive(rank, f"worker-{worker}", request, payload)
         return [(to, n, code) for to, n, code, _ in self.told]
 

@@ -6,6 +6,7 @@ from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
     Exchange,
     PullOp,
+    PushOp,
 )
 from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import bsp, ssp
@@ -143,3 +144,14 @@ def test_each_server_gives_its_own_credit(rigs, push):
 def test_one_push_may_exceed_the_credits_alone(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=8)
     assert len(worker.ask(1, Exchange(push))) == 1
+
+
+def test_a_push_does_not_overtake_one_of_an_earlier_clock(rigs, push):
+    """It may wait there until that clock is over, with the credit that the other needs."""
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=40)
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push, advance=True)) == []  # no credit
+    small = (PushOp("w", KeyRange(0, 1), rigs.as_bytes(1)),)
+    assert worker.ask(3, Exchange(small)) == []  # there would be some
+    worker.answer(0, 0, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [1, 2]

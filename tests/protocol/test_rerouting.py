@@ -114,8 +114,9 @@ def test_pushes_that_the_dead_had_accepted_go_again_and_then_the_clock(rigs, rig
     for server in (0, 1):
         rig.answer(server, 1, "applied")
     rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
-    assert [(each[1], each[4]) for each in asked(rig)] == [(0, -1), (2, 1)]  # told once more
-    assert rig.sent(Request)[-1].follows == (0,)
+    told = [(each[1], each[4]) for each in asked(rig)]
+    assert told == [(0, -1), (2, 0), (3, 1)]  # each clock, once what is below it is there
+    assert [each.follows for each in rig.sent(Request)] == [(), (), (0,)]
 
 
 def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull_now(rigs):

@@ -88,17 +88,31 @@ def test_a_round_does_not_bring_its_clock_before_what_waited_for_the_same(ahead)
     assert max(waited) < min(reached)
 
 
-def test_a_push_that_waits_goes_with_its_rows(ahead):
-    """Before rows move, the next server is told of it; and applies it once, whoever is the head."""
+@pytest.fixture
+def told(ahead):
+    """... and the next server has been told what waits, as it is before rows move."""
     chain = ahead(length=2)
     chain.deliver()
-    server = chain.servers[0]
     out = []
-    server.handover.flush(out)
+    chain.servers[0].handover.flush(out)
     chain._keep(0, out)
     chain.deliver()
-    chain.without(0)
-    chain.ask(1, 0, 3, advance=2)
-    chain.ask(1, 1, 1, advance=2)
-    assert chain.saved == [(1, "w0", 2, [0] * 4)]
-    assert chain.rows(1) == [10] * 4
+    return chain
+
+
+def test_a_push_that_waits_goes_with_its_rows(told):
+    told.without(0)
+    told.ask(1, 0, 3, advance=2)
+    told.ask(1, 1, 1, advance=2)
+    assert told.saved == [(1, "w0", 2, [0] * 4)]
+    assert told.rows(1) == [10] * 4
+
+
+def test_and_is_applied_once_where_it_waits_no_longer(told):
+    told.ask(0, 1, 1, advance=2)
+    told.deliver()
+    assert told.rows(1) == [10] * 4
+    told.without(0)
+    told.ask(1, 0, 3, advance=3, settled_below=3)
+    told.ask(1, 1, 2, advance=3)
+    assert told.rows(1) == [10] * 4

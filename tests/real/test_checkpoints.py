@@ -45,6 +45,25 @@ def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_pat
     assert clocks == [40, 60]  # it goes on with them
 
 
+def test_dropout_and_batch_norm_go_on_as_they_would_have(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'data = "digits"\nepochs = 3\ncheckpoint_every = 10\nservers = 2\n'
+        'layers = ["Flatten", ["Linear", 32], "BatchNorm1d", ["Dropout", 0.5], ["Linear", 10]]'
+    )
+    whole = train(job, "--out", tmp_path)
+    resumed = train("--resume", whole.path, "--resume-at", 20, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert len(after) > 10
+    assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
+    assert abs(resumed.summary["loss"] - whole.summary["loss"]) < 1e-6
+    state = next((whole.path / "checkpoints" / "0000000020").glob("worker-*"))
+    state.write_bytes(state.read_bytes()[:-3])
+    result = CliRunner().invoke(main, ["train", "--resume", str(whole.path), "--resume-at", "20"])
+    assert result.exit_code != 0
+    assert f"damaged ({state.name}" in " ".join(result.output.split())
+
+
 def test_the_last_checkpoint_is_where_it_goes_on_and_a_damaged_one_is_not(whole, tmp_path):
     run = tmp_path / "damaged"
     shutil.copytree(whole.path, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from math import isnan
@@ -30,11 +31,14 @@ from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
+from shoal.runtime.worker_state import WorkerStates
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access
 
 EVALUATIONS_AN_EPOCH = 5
+
+log_to = logging.getLogger("shoal.worker")
 
 
 def run_worker(
@@ -77,7 +81,14 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
-        progress = Progress(spec, client, learner, dataset, log, len(batches), strategy.in_step)
+        states = WorkerStates(paths.checkpoints, rank, spec.checkpoint_every, passed)
+        if passed:
+            resumed = RunFolder(Path(spec.resume)).checkpoints
+            if not WorkerStates(resumed, rank, 0).take_up(passed, learner.module):
+                log_to.info("this worker left no random state at clock %d: it begins anew", passed)
+        progress = Progress(
+            spec, client, learner, dataset, log, len(batches), strategy.in_step, states
+        )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         hooks = watched(client, progress, spec.epochs * len(batches))
         first = rank if not passed else -1  # the parameters are there
@@ -111,8 +122,10 @@ class Progress:
         log: EventLog,
         batches: int,
         in_step: bool,
+        states: WorkerStates,
     ) -> None:
         self._client = client
+        self._states = states
         self._learner = learner
         self._log = log
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
@@ -145,10 +158,12 @@ class Progress:
                 samples=int(result.weight),
                 staleness=result.staleness,
             )
+        self._states.reached(self._client.clock, self._learner.module)
         if step % self._every == 0:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
+        self._states.reached(self._client.clock, self._learner.module)  # it may end with a round
         self.evaluate(epoch, step)
 
     def evaluate(self, epoch: int, step: int) -> None:

@@ -124,7 +124,10 @@ class Flight:
             earlier.seq
             for earlier in self._unaccepted.values()
             if earlier.seq < leg.seq
-            and (advances or any(table in plan.pulled for table in earlier.plan.pushed))
+            and (
+                (advances and earlier.clock < leg.advance)
+                or any(table in plan.pulled for table in earlier.plan.pushed)
+            )
         ]
         if self.gated or (advances and len(leg.parts) > 1):
             leg.gates = behind
@@ -157,17 +160,32 @@ class Flight:
         """Every request below this is settled."""
         return next(iter(self.legs), self._next_seq)
 
+    def unaccepted_clocks(self) -> set[int]:
+        """The clocks of pushes that some server may not hold."""
+        return {leg.clock for leg in self._unaccepted.values()}
+
     def admitted(self) -> Iterator[Leg]:
-        """The unsent legs that gates, window and credits let through now, in order."""
+        """The unsent legs that gates, window and credits let through now, in order.
+
+        A push does not overtake one of an earlier clock: it may have to wait for that clock to be
+        over, at its server, and would keep the credit that the other needs.
+        """
+        pushing: dict[NodeId, int] = {}  # the first clock of those that stay
         for leg in list(self.unsent.values()):
             if leg.seq >= self.lowest + WINDOW:
                 return
             if leg.gates:
                 leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
-            if leg.gates or leg.sent or self._crowded(leg):
+            if leg.sent:
                 continue
-            if not leg.follows or self.unsent.keys().isdisjoint(leg.follows):
+            to = [server for server, part in leg.parts.items() if part.share.nbytes]
+            ahead = min((pushing.get(server, leg.clock) for server in to), default=leg.clock)
+            waits = leg.gates or ahead < leg.clock or self._crowded(leg)
+            if not waits and self.unsent.keys().isdisjoint(leg.follows):
                 yield leg
+            else:
+                for server in to:
+                    pushing.setdefault(server, leg.clock)
 
     def follows(self, leg: Leg, server: NodeId) -> tuple[int, ...]:
         """What a server is told that it has to have taken."""

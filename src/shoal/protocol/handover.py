@@ -99,9 +99,7 @@ class Handover:
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
-                if copies[number].arc.head == rank
-                and copies[number].closed <= entry.clock
-                and entry.window.covers(entry.seq, copies[number].part(staged)) is None
+                if copies[number].arc.head == rank and copies[number].closed <= entry.clock
             ]
             if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine

@@ -161,6 +161,9 @@ class Replay:
             made.changed(copy.number, part, lr, tuple(staged.views))
             if copy.version != version:
                 raise InvariantBroken(f"version {version} of {copy.rows} came at {copy.version}")
+        if message.what == "push":
+            for incarnation, seq, _ in message.origins:  # it may have waited for a marker
+                self._handover.copied.remove(incarnation, seq, [copy.number for copy in copies])
         self._remember(message, made)
         return Operation(
             message.what,

@@ -72,11 +72,14 @@ def tell(flight: Flight, router: Router, clock: int) -> None:
     """Say the clock once more.
 
     A server that has come to take pushes lacks some that were accepted by the one before it: it
-    takes this worker to be no further than it knows, until it is told again.
+    takes this worker to be no further than it knows, until it is told again. Each clock as soon as
+    the pushes below it are there: one may have to wait, at its server, until all have come to its
+    own.
     """
     told = Exchange(advance=True)
-    [plan] = router.legs(told)
-    flight.add(0, told, plan, clock, clock)
+    for each in sorted({*flight.unaccepted_clocks(), clock}):
+        [plan] = router.legs(told)
+        flight.add(0, told, plan, each, each)
 
 
 def _cut(

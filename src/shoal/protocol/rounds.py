@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -65,6 +65,12 @@ class Rounds:
             for entry in entries:
                 entry.parts = [piece for part in entry.parts for piece in cut(*part)]
             self._open[clock] = [entry for entry in entries if entry.parts]
+
+    def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
+        """What of a push was for these shards waits no longer."""
+        for entry in self.entries():
+            if entry.window.incarnation == worker and entry.seq == seq:
+                entry.parts = [part for part in entry.parts if part[0] not in numbers]
 
     def take(self) -> list[tuple[int, Contribution]]:
         """All that is open, with its round: it is no longer here."""

@@ -87,15 +87,36 @@ def _write(folder: Path, save: Save) -> None:
         "tables": msgspec.json.encode(described).decode(),
         "all": msgspec.json.encode(save.tables).decode(),
     }
-    metadata["crc32"] = str(_checksum(tensors))
+    write_verified(folder / f"arc-{save.table}-{save.rows.start}.safetensors", tensors, metadata)
+
+
+def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
+    """Write a file whole or not at all, with checksums of its tensors and of what it says."""
+    metadata = {**told, "crc32": str(_checksum(tensors))}
     metadata["told"] = str(_told(metadata))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"arc-{save.table}-{save.rows.start}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.new")
-    save_file(tensors, fresh, metadata)
+    save_file(dict(tensors), fresh, metadata)
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
     fresh.rename(path)
+
+
+def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A file's tensors, and what it says.
+
+    Raises:
+        ValueError: it is not as it was written
+        SafetensorError, OSError: it cannot be read at all
+    """
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("told") != str(_told(metadata)):
+        raise ValueError("what it says of its rows is not what was written")
+    if metadata.get("crc32") != str(_checksum(tensors)):
+        raise ValueError("its checksum is another")
+    return tensors, metadata
 
 
 def _told(metadata: Mapping[str, str]) -> int:
@@ -148,6 +169,7 @@ class Checkpoints:
         return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdigit())
 
     def _files(self, clock: int) -> list[Path]:
+        """Of rows; there may be workers' as well."""
         return sorted(self.path(clock).glob("arc-*.safetensors"))
 
     def _is_complete(self, clock: int) -> bool:
@@ -174,16 +196,9 @@ class Checkpoints:
 
     def _damage(self, clock: int) -> str:
         """What is wrong with the first file that is not as it was written."""
-        for path in self._files(clock):
+        for path in sorted(self.path(clock).glob("*.safetensors")):
             try:
-                with safe_open(path, "pt") as file:
-                    names = list(file.keys())
-                    tensors = {name: file.get_tensor(name) for name in names}
-                    metadata = file.metadata() or {}
+                read_verified(path)
             except (SafetensorError, OSError, ValueError, RuntimeError) as error:
                 return f"{path.name}: {error}"
-            if metadata.get("told") != str(_told(metadata)):
-                return f"{path.name}: what it says of its rows is not what was written"
-            if metadata.get("crc32") != str(_checksum(tensors)):
-                return f"{path.name}: its checksum is another"
         return ""

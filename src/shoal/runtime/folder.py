@@ -6,6 +6,7 @@ summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
 checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock, where they were asked for
+checkpoints/CLOCK/worker-N.safetensors         ... and a worker's random states and buffers
 workers/N/train.csv, eval.csv
 pids.json           the processes
 scheduler           its address, while the run goes on

@@ -1,0 +1,96 @@
+"""What a worker has that no server does: random states, and the buffers of its module.
+
+A file beside a checkpoint's rows, written when the worker has come to its clock. With it a run that
+is resumed draws the random numbers that the first would have drawn: dropout's, for one.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from shoal.errors import DataCorrupt
+from shoal.runtime.checkpoints import read_verified, write_verified
+
+_BUFFER = "buffer."
+
+
+class WorkerStates:
+    """Those of one worker, in a run's folder of checkpoints.
+
+    every:   clocks from one to the next; 0 for none
+    offset:  the clock of the checkpoint that the run goes on from
+    """
+
+    def __init__(self, folder: Path, rank: int, every: int, offset: int = 0) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._every = every
+        self._offset = offset
+
+    def reached(self, clock: int, module: nn.Module) -> None:
+        """Write the state down, if that clock of this run has a checkpoint."""
+        if self._every and clock % self._every == 0:
+            tensors, python = _random_state()
+            buffers = dict(module.named_buffers())
+            tensors |= {_BUFFER + name: each.detach().clone() for name, each in buffers.items()}
+            write_verified(self._path(clock + self._offset), tensors, {"python": python})
+
+    def take_up(self, clock: int, module: nn.Module) -> bool:
+        """Go on from the state at a checkpoint; False where this worker has left none there.
+
+        Raises:
+            DataCorrupt: it is not as it was written, or of another module
+        """
+        path = self._path(clock)
+        if not path.exists():
+            return False
+        try:
+            tensors, told = read_verified(path)
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(tensors[_BUFFER + name])
+            _set_random_state(tensors, told["python"])
+        except (
+            SafetensorError,
+            OSError,
+            LookupError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+        ) as error:
+            raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
+        return True
+
+    def _path(self, clock: int) -> Path:
+        return self._folder / f"{clock:010d}" / f"worker-{self._rank}.safetensors"
+
+
+def _random_state() -> tuple[dict[str, Tensor], str]:
+    """The state of torch's, numpy's and Python's own generators; the last as JSON."""
+    _, keys, position, has_normal, normal = np.random.get_state(legacy=True)
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(keys, np.int64)),
+        "numpy.at": torch.tensor([position, has_normal], dtype=torch.int64),
+        "numpy.normal": torch.tensor([normal], dtype=torch.float64),
+    }
+    return tensors, msgspec.json.encode(random.getstate()).decode()
+
+
+def _set_random_state(tensors: dict[str, Tensor], python: str) -> None:
+    position, has_normal = tensors["numpy.at"].tolist()
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    state = ("MT19937", keys, position, has_normal, float(tensors["numpy.normal"]))
+    version, words, normal = msgspec.json.decode(
+        python, type=tuple[int, tuple[int, ...], float | None]
+    )
+    torch.set_rng_state(tensors["torch"])
+    np.random.set_state(state)
+    random.setstate((version, words, normal))

@@ -126,6 +126,32 @@ def test_what_is_tested_or_predicted_takes_no_place_of_what_was_learnt(tmp_path)
 
 
 @pytest.mark.real
+@pytest.mark.parametrize(
+    "options", [(), ("--max-rows", 300), ("--model", "fm"), ("--model", "deepfm")], ids=str
+)
+def test_a_run_goes_on_from_its_checkpoint_as_it_would_have(tmp_path, options):
+    settings = ["--strategy", "sync", "--epochs", 2, "--checkpoint-every", 20, *options]
+    whole = summary_of(shoal(*settings, "--servers", 2, "--json", folder=tmp_path))
+    run = ["--resume", whole["run_dir"], "--resume-at", 40]
+    resumed = summary_of(shoal(*run, "--json", folder=tmp_path))
+    assert 0 < resumed["rows"] < whole["rows"]
+    assert resumed["test"] == whole["test"]
+    assert resumed["tables"]["linear"]["rows"] == whole["tables"]["linear"]["rows"]
+
+
+@pytest.mark.real
+def test_what_is_no_run_cannot_be_resumed(tmp_path):
+    ended = shoal("--resume", tmp_path, folder=tmp_path)
+    assert ended.returncode != 0
+    assert "is no run of `shoal train ctr`" in " ".join(ended.stderr.split())
+
+
+def summary_of(ended):
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.real
 def test_a_run_ends_with_the_malformed_line(tmp_path):
     path = file_of(tmp_path, "1 3\n" * 50 + "nonsense\n")
     ended = shoal(path, folder=tmp_path)

@@ -202,3 +202,18 @@ def test_a_mutated_one_is_refused_or_reads_as_it_was_written(tmp_path):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         print(json.dumps(siege(Path(place), int(sys.argv[1]))))
+
+
+def test_rows_by_key_of_which_there_are_none_are_written_as_well(tmp_path):
+    spec = TableSpec("s", kind="sparse", access=Access("adagrad", {"lr": 0.1}))
+    rows = spec.keys
+    writer = Writer(tmp_path)
+    writer.put(Save(10, 0, spec, rows, open_shard(spec, rows).state(copied=True), ("s",)))
+    writer.close()
+    found = Checkpoints(tmp_path)
+    assert found.choose() == 10
+    assert len(open_saved(found.path(10), spec)) == 0
+
+
+def open_saved(folder, spec):
+    return SavedShards(folder).beginning(open_shard)(spec, spec.keys)

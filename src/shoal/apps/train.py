@@ -67,7 +67,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
-    passed = resumed_at(job)
+    passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.job.write_text(dump_job(job))
     with LocalEngine(folder) as engine:
@@ -80,7 +80,7 @@ def run_job(
             spare = spare_processes(job.servers, job.replicas)
             spare += workers if job.on_worker_loss == "replace" else []
             given_up = workers if job.on_worker_loss in ("drop", "reassign") else ()
-            with resumable(folder):
+            with resumable(folder, "train"):
                 engine.join(tick, spare=spare, given_up=given_up)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
@@ -89,28 +89,33 @@ def run_job(
 
 
 @contextmanager
-def resumable(folder: RunFolder) -> Iterator[None]:
+def resumable(folder: RunFolder, command: str) -> Iterator[None]:
     """Where rows are lost, say how to go on."""
     try:
         yield
     except RangeLost as lost:
         if not folder.checkpoints.exists():
             raise
-        how = f"shoal train --resume {folder.path}"
+        how = f"shoal {command} --resume {folder.path}"
         raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
 
 
-def resumed_at(job: JobSpec) -> int:
-    """The clock of the checkpoint that a job goes on from; 0 where it begins.
+def resumed_at(resume: str, resume_at: int = -1) -> int:
+    """The clock of the checkpoint that a run goes on from; 0 where it begins.
 
     Raises:
         DataMissing, DataCorrupt: there is none, or it is damaged
     """
-    if not job.resume:
+    if not resume:
         return 0
     from shoal.runtime.checkpoints import Checkpoints
 
-    return Checkpoints(RunFolder(Path(job.resume)).checkpoints).choose(job.resume_at)
+    return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
+
+
+def begun_with(resume: str, passed: int) -> str:
+    """The folder of the checkpoint of that clock; none at clock 0."""
+    return str(RunFolder(Path(resume)).checkpoint(passed).resolve()) if passed else ""
 
 
 def check_job(job: JobSpec) -> None:
@@ -221,7 +226,6 @@ def tasks_of(
 
     passed: clocks that are over, in the run that it goes on with
     """
-    begun = RunFolder(Path(job.resume)).checkpoints / f"{passed:010d}" if passed else None
     servers = job.servers if strategies[job.strategy].uses_servers else 0
     threads = max(1, (os.cpu_count() or 1) // job.workers)
     tasks = cluster_tasks(
@@ -233,7 +237,7 @@ def tasks_of(
         replicas=job.replicas if servers else 1,
         elastic=job.on_worker_loss == "replace",
         slow_share=SLOW_SHARE[job.slow_workers],
-        init=str(begun.resolve()) if begun is not None else "",
+        init=begun_with(job.resume, passed),
         checkpoint_every=job.checkpoint_every,
         passed=passed,
         ledger=_ledger(job, passed),

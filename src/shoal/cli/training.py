@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
@@ -74,12 +75,17 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
     shoal train ctr
     shoal train ctr train.libsvm --test test.libsvm --l1 1 --epochs 3
     shoal train ctr criteo.txt.gz --model fm --hash-bits 24
+    shoal train ctr --resume shoal-runs/ctr-lr-20261122-160000
     """
     from shoal.apps.ctr.command import run_ctr, show_summary
+    from shoal.apps.ctr.predicting import spec_of
     from shoal.runtime.metrics import process_started_at
 
     started_at = process_started_at()
-    spec = converted({name: v for name, v in flags.items() if v is not None}, CtrSpec)
+    given = {name: v for name, v in flags.items() if v is not None and v != ""}
+    if flags.get("resume"):
+        given = {**msgspec.structs.asdict(spec_of(Path(flags["resume"]))), "resume_at": -1, **given}
+    spec = converted(given, CtrSpec)
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_ctr(spec, console, started_at)

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 
 import msgspec
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,6 +24,7 @@ from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
 from shoal.runtime.shards import Tables
+from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 
 WAITING_BYTES = 1 << 30  # of arcs that wait to be written; one alone may be more
@@ -70,7 +70,7 @@ class Writer:
         while (save := self._waiting.get()) is not None:
             try:
                 _write(self._folder / f"{save.clock + self._offset:010d}", save)
-            except (OSError, SafetensorError) as error:
+            except Exception as error:  # whatever it is: the server goes on, and the next is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
             with self._lock:
                 self._bytes -= _size(save)
@@ -129,9 +129,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     """... and of the rows."""
     shapes = [(name, str(each.dtype), list(each.shape)) for name, each in sorted(tensors.items())]
     found = zlib.crc32(msgspec.json.encode(shapes))
-    for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
-    return found
+    return crc32([tensors[name] for name in sorted(tensors)], found)
 
 
 class Checkpoints:

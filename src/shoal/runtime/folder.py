@@ -75,6 +75,9 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def checkpoint(self, clock: int) -> Path:
+        return self.checkpoints / f"{clock:010d}"
+
     @property
     def scheduler(self) -> Path:
         """Has the scheduler's address while the run goes on."""

@@ -117,10 +117,17 @@ class BoundedIndex:
         self._uses[first : len(self)], self._last[first : len(self)] = uses.T
         self._state[1:3] = evicted, requests
 
-    def recall(self, keys: np.ndarray, uses: np.ndarray) -> None:
-        """The uses that keys had elsewhere, of those that are here now."""
+    @property
+    def drawn(self) -> int:
+        """The state of the draws of who makes room, 64 bits as an int64."""
+        return int(self._state.view(np.int64)[3])
+
+    def recall(self, keys: np.ndarray, uses: np.ndarray, drawn: int) -> None:
+        """The uses that keys had elsewhere, of those that are here now; and go on with its draws."""
         places = self.find(keys)
         here = places != MISSING
+        if here.any():
+            self._state.view(np.int64)[3] = drawn
         self._uses[places[here]], self._last[places[here]] = uses[here].T
         self._state[2] = max(self.requests, int(self._last[: len(self)].max(initial=0)))
 

@@ -111,14 +111,16 @@ class BoundedShard(SparseShard):
         self._index.remember(first, uses, int(evicted), int(requests))
 
     def state(self, copied: bool = False) -> dict[str, Tensor]:
-        """... and `uses` (n, 2): how often each row was used, and when last."""
+        """... and `uses` (n, 2): how often each row was used, and when last; and `drawn`."""
         uses = torch.from_numpy(self._index.uses(0, len(self)))
-        return {**super().state(copied), "uses": uses}
+        drawn = torch.tensor([self._index.drawn])
+        return {**super().state(copied), "uses": uses, "drawn": drawn}
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         super().restore(held, state, same)
         if "uses" in state:
-            self._index.recall(state["keys"].numpy().view(np.uint64), state["uses"].numpy())
+            keys, drawn = state["keys"].numpy().view(np.uint64), int(state["drawn"][0])
+            self._index.recall(keys, state["uses"].numpy(), drawn)
 
     def _put(self, keys: np.ndarray, records: np.ndarray) -> None:
         for some in self._slices(len(keys)):

@@ -65,9 +65,8 @@ def data_of(tensor: Tensor) -> memoryview:
     return data
 
 
-def crc32(tensors: Sequence[Tensor]) -> int:
-    """Of their bytes, one after the other."""
-    found = 0
+def crc32(tensors: Sequence[Tensor], found: int = 0) -> int:
+    """Of their bytes, one after the other, after what has been `found` before."""
     for each in tensors:
         found = zlib.crc32(data_of(each.contiguous()), found) if each.numel() else found
     return found

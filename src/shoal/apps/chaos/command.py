@@ -137,7 +137,7 @@ def _resumed(
     """All replicas of some rows were killed at once: go on from the last checkpoint."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
     try:
-        passed = resumed_at(goes_on)
+        passed = resumed_at(goes_on.resume, goes_on.resume_at)
     except DataMissing:  # it had not come to its first one
         goes_on, passed = job, 0
     summary = run_job(goes_on, data_dirs)

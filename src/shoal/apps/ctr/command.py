@@ -18,7 +18,7 @@ from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train import cluster_tasks
+from shoal.apps.train import begun_with, cluster_tasks, resumable, resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
@@ -40,6 +40,9 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
             guess(Path(path))
         elif path:
             opened(Path(path)).close()
+    passed = resumed_at(spec.resume, spec.resume_at)
+    if passed:
+        spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
@@ -48,12 +51,12 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.job.write_text(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
-        for task in _tasks(spec, engine, started_at):
+        for task in _tasks(spec, engine, started_at, passed):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher:
+        with watcher, resumable(folder, "train ctr"):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -71,7 +74,7 @@ def _fields(spec: CtrSpec) -> int:
     return 1 if first is None or not len(first.fields) else int(first.fields.max()) + 1
 
 
-def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
+def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -> list[Task]:
     threads = max(1, (os.cpu_count() or 1) // spec.workers)
     tasks = cluster_tasks(
         engine,
@@ -82,6 +85,8 @@ def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
         init=spec.init,
         preload=SPARSE,
         replicas=spec.replicas,
+        checkpoint_every=spec.checkpoint_every,
+        passed=passed,
     )
     for rank in range(spec.workers):
         arguments = {
@@ -91,6 +96,7 @@ def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float) -> list[Task]:
             "folder": str(engine.folder.path.resolve()),
             "started_at": started_at,
             "threads": threads,
+            "passed": passed,
         }
         tasks.append(Task(f"worker-{rank}", "shoal.apps.ctr.worker:run_ctr_worker", arguments))
     return tasks

@@ -43,7 +43,7 @@ class Logistic:
 
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client
-        self._clocked = spec.consistency.name != "asp"
+        self._clocked = spec.clocked
         self._bias = TableSpec("bias", 0, (1,), kind="sparse", **bias_options(spec))
         self._linear = TableSpec("linear", 0, (1,), kind="sparse", **linear_options(spec))
         for table in (self._bias, self._linear):

@@ -59,6 +59,7 @@ class Factored:
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client
         self._asynchronous = spec.consistency.name == "asp"
+        self._clocked = spec.clocked
         self.module = Clicks(spec, context)
         self._optimizer: Optimizer | None = None
         if self.module.deep is not None:
@@ -88,7 +89,7 @@ class Factored:
         push(self.module, weight=len(batch), then=ahead)
         if self._optimizer is not None:
             self._optimizer.step(weight=len(batch))  # the end of a clock
-        elif not self._asynchronous:
+        elif self._clocked:
             self._client.advance().wait()
         return logits.detach().numpy(), loss.item()
 

@@ -41,6 +41,9 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
+    checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
+    resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
+    resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     seed: Annotated[int, Meta(ge=0, description="of factors, layers and the order of rows")] = 0
     skip_bad_lines: Annotated[int, Meta(ge=0, description="lines that may be malformed, a worker; they are counted and left out")] = 0
     sync_timeout_ms: Annotated[int, Meta(ge=1, description="after this a wait asks for a resend, after twice this it fails")] = 10000
@@ -53,6 +56,11 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_replicas(self.replicas, self.servers)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
+
+    @property
+    def clocked(self) -> bool:
+        """Whether workers tell servers when a step is over."""
+        return self.strategy != "asgd" or self.checkpoint_every > 0
 
     @property
     def consistency(self) -> Consistency:

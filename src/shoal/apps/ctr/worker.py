@@ -27,9 +27,18 @@ STEPS_A_LINE = 20  # of the event log
 
 
 def run_ctr_worker(
-    spec: dict[str, Any], scheduler: str, rank: int, folder: str, started_at: float, threads: int
+    spec: dict[str, Any],
+    scheduler: str,
+    rank: int,
+    folder: str,
+    started_at: float,
+    threads: int,
+    passed: int = 0,
 ) -> None:
-    """Join, train on this worker's batches, leave results in the run's folder."""
+    """Join, train on this worker's batches, leave results in the run's folder.
+
+    passed: steps that are over, in the run that this one goes on with
+    """
     configure_log()
     keep_memory()
     torch.set_num_threads(threads)
@@ -38,7 +47,7 @@ def run_ctr_worker(
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     timeout = options.sync_timeout_ms / 1000
     with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
-        trainer = Trainer(options, Context(rank, options.workers, client), log)
+        trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()
         client.advance(last=True).wait()  # nobody waits for this worker any more
         client.barrier("trained")
@@ -81,15 +90,19 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
 
 
 class Trainer:
-    """One worker's rows, its model and its figures."""
+    """One worker's rows, its model and its figures.
 
-    def __init__(self, spec: CtrSpec, context: Context, log: EventLog) -> None:
+    passed: steps to leave out
+    """
+
+    def __init__(self, spec: CtrSpec, context: Context, log: EventLog, passed: int = 0) -> None:
         self._spec = spec
         self._context = context
         self._log = log
         self._reader = reader_of(spec, spec.train, (context.rank, spec.workers))
         self._model = model_of(spec, context)
         self.progressive = Scores()
+        self._missed = passed
         self._rows = self._steps = 0
         self._seconds = 0.0
 
@@ -101,6 +114,9 @@ class Trainer:
             for batch, following in with_next(batches):
                 if not epoch and self._spec.epochs > 1:
                     kept.append(batch)
+                if self._missed:
+                    self._missed, self._steps = self._missed - 1, self._steps + 1
+                    continue
                 begin = time.monotonic()
                 self._step(batch, following, epoch)
                 self._seconds += time.monotonic() - begin

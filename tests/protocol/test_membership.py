@@ -6,6 +6,7 @@ from shoal.protocol.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.messages import Frozen
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.views import FOREVER, Member
+from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
 TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
 
@@ -102,6 +103,18 @@ def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
     left = {n: m for n, m in ALL.items() if n != "worker-1"}
     view = next_view((1, 2), left.values(), first_view(), (), promises, "")
     assert [(m.name, m.last_clock) for m in view.departed] == [("worker-1", 5)]
+
+
+@pytest.mark.parametrize(("rule", "done"), [(asp(), 3), (ssp(2), 3), (bsp(), 5)])
+def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done):
+    """Where pushes settle on arrival its clock travelled with them, to each server."""
+    clocks = [((3, 5), (4, 4)), ((3, 3), (4, 4))]
+    promises = [Frozen((1, 2), each, 2) for each in clocks]
+    left = {name: m for name, m in ALL.items() if name != "worker-0"}
+    tables = (TableSpec("w", 4, consistency=rule, fragment_rows=2),)
+    view = next_view((1, 2), left.values(), first_view(), tables, promises, "")
+    (gone,) = view.departed
+    assert (gone.last_clock, gone.done_clock) == (5, done)
 
 
 def test_the_dead_are_kept_until_every_server_is_past_their_last_round():

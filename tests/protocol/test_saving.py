@@ -2,8 +2,14 @@
 
 import pytest
 
+from shoal.protocol.consistency import VectorClock
 from shoal.protocol.messages import Part, Replicate
-from shoal.tables.spec import asp, bsp, ssp
+from shoal.protocol.replication import Replication
+from shoal.protocol.saving import Saving
+from shoal.protocol.views import Arc
+from shoal.protocol.windows import Copy
+from shoal.tables.opening import open_shard
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
 WHOLE = Part(0, 0, 4)
 
@@ -116,3 +122,26 @@ def test_and_is_applied_once_where_it_waits_no_longer(told):
     told.ask(1, 0, 3, advance=3, settled_below=3)
     told.ask(1, 1, 2, advance=3)
     assert told.rows(1) == [10] * 4
+
+
+def test_after_a_file_that_was_not_written_all_rows_are(rigs):
+    spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
+    shard = open_shard(spec, spec.keys)
+    copies = {0: Copy(0, 0, Arc(spec.keys, (0,)))}
+    replication = Replication(copies)
+    replication.rank = 0
+    saving = Saving(1, {0: shard}, VectorClock(), replication)
+    since = []
+    for clock in range(1, 22):
+        if clock == 4:
+            saving.begin_anew()
+        out = []
+        saving.reached(clock, out)
+        since += [each.since for each in out]
+        staged = shard.stage(spec.keys, 1)
+        staged.keys[:], staged.values[:] = clock % 3, 1
+        if clock == 1:
+            staged = shard.stage(spec.keys, 10)
+            staged.keys[:], staged.values[:] = range(10), 1
+        shard.apply(staged, None)
+    assert since == [-1, -1, 2, -1, *range(4, 19), -1, 20]  # and not too many in a row

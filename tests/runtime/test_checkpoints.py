@@ -134,10 +134,10 @@ def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, cap
 def test_a_disk_that_is_too_slow_costs_checkpoints_and_no_time(tmp_path, caplog, monkeypatch):
     slow, begun = threading.Event(), threading.Event()
 
-    def write(folder, save):
+    def write(folder, save, offset):
         begun.set()
         slow.wait()
-        right(folder, save)
+        right(folder, save, offset)
 
     right = checkpoints._write
     monkeypatch.setattr(checkpoints, "_write", write)
@@ -217,3 +217,62 @@ def test_rows_by_key_of_which_there_are_none_are_written_as_well(tmp_path):
 
 def open_saved(folder, spec):
     return SavedShards(folder).beginning(open_shard)(spec, spec.keys)
+
+
+SPARSE = TableSpec("s", kind="sparse", access=Access("sum"))
+
+
+def push_to(shard, *keys):
+    staged = shard.stage(shard.held, len(keys))
+    staged.keys[:] = keys
+    staged.values[:] = 1
+    shard.apply(staged, None)
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """Three files: all rows, and twice what has changed since."""
+    shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(tmp_path, offset=100)
+    push_to(shard, *range(200))
+    for clock, since in ((10, -1), (20, 10), (30, 20)):
+        state = shard.state(copied=True) if since < 0 else shard.changes()
+        writer.put(Save(clock, 0, SPARSE, SPARSE.keys, state, ("s",), since))
+        push_to(shard, 3, 250 + clock)
+    writer.close()
+    return tmp_path
+
+
+def test_a_checkpoint_goes_on_from_those_before_it(chain):
+    found = Checkpoints(chain)
+    assert [found.choose(clock) for clock in (110, 120, 130)] == [110, 120, 130]
+    sizes = [next(found.path(c).iterdir()).stat().st_size for c in (110, 120)]
+    assert sizes[1] < sizes[0]
+    merged = SavedShards(found.path(130)).merged("s")
+    rows = dict(zip(merged["keys"].tolist(), merged["rows"].flatten().tolist(), strict=True))
+    assert rows == {**dict.fromkeys(range(200), 1.0), 3: 3.0, 260: 1.0, 270: 1.0}
+    assert len(open_saved(found.path(130), SPARSE)) == 202
+
+
+def test_where_one_of_those_is_damaged_or_gone_so_is_it(chain):
+    found = Checkpoints(chain)
+    file = next(found.path(120).iterdir())
+    content = file.read_bytes()
+    file.write_bytes(content[:-3])
+    with pytest.raises(DataCorrupt, match="--resume-at 110"):
+        found.choose()
+    file.unlink()
+    assert found.choose() == 110
+    with pytest.raises(DataMissing, match=r"no complete checkpoint 130 \(complete: 110\)"):
+        found.choose(130)
+    file.write_bytes(content)
+    assert found.choose() == 130
+
+
+def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
+    heard = []
+    writer = Writer(tmp_path, left_out=lambda: heard.append(True))
+    (tmp_path / "0000000010").write_text("in its way")
+    save = Save(10, 0, SPARSE, SPARSE.keys, open_shard(SPARSE, SPARSE.keys).state(), ("s",))
+    writer.put(save)
+    writer.close()
+    assert heard == [True]

@@ -24,6 +24,7 @@ from shoal.sim import world as world_module
 from shoal.sim.world import World
 from shoal.tables.handled import Answered
 from shoal.tables.sparse import SparseShard
+from shoal.tables.touched import Touched
 
 
 @contextmanager
@@ -327,4 +328,11 @@ def every_question_is_a_new_one():
             self._return(known.after(FOREVER))
 
     with patch.object(Leases, "_move_on", move_on):
+        yield
+
+
+@contextmanager
+def change_is_not_marked():
+    """What has changed since a checkpoint is not in the next."""
+    with patch.object(Touched, "mark", lambda self, places, count: None):
         yield

@@ -45,6 +45,7 @@ BUGS = [
     ("lease_dies_with_its_worker", "leased", 2),
     ("lease_told_before_it_is_persisted", "durable", 2),
     ("every_question_is_a_new_one", "leased durable", 10),
+    ("change_is_not_marked", "cut", 0),
 ]
 
 IN_CHAINS = [

@@ -167,7 +167,9 @@ def run_server(
     if init:
         opened = SavedShards(Path(init)).beginning(open_shard)
     machine = ServerMachine(session, opened, save_every=checkpoint_every)
-    writer = Writer(Path(checkpoints), passed) if checkpoint_every else None
+    writer = None
+    if checkpoint_every:
+        writer = Writer(Path(checkpoints), passed, left_out=machine.saving.begin_anew)
     node = Node(
         machine,
         Identity(name, "server", token=token),

@@ -66,7 +66,7 @@ class Leases:
     >>> leases.ask("a", Lease(7, 0, epochs=1, batches=8))
     >>> leases.answers(workers=2)
     [('a', Leased(clock=0, epoch=0, first=0, count=2, over=False))]
-    >>> leases.gone(7, last_clock=1)
+    >>> leases.gone(7, done_clock=1)
     Span(epoch=0, first=1, count=1)
     >>> leases.ask("b", Lease(8, 5, epochs=1, batches=8))
     >>> leases.answers(workers=1)
@@ -145,14 +145,14 @@ class Leases:
 
     def settle(self, view: View) -> list[tuple[Member, Span]]:
         """What those have left undone who are not in this view any more."""
-        left = [(each, self.gone(each.incarnation, each.last_clock)) for each in view.departed]
+        left = [(each, self.gone(each.incarnation, each.done_clock)) for each in view.departed]
         return [(member, span) for member, span in left if span is not None]
 
-    def gone(self, incarnation: int, last_clock: int) -> Span | None:
+    def gone(self, incarnation: int, done_clock: int) -> Span | None:
         """A worker has finished so many clocks and goes on no more: what it leaves undone."""
         self.withdraw(incarnation)
         known = self._granted.pop(incarnation, None)
-        return self._return(known.after(last_clock)) if known is not None else None
+        return self._return(known.after(done_clock)) if known is not None else None
 
     def withdraw(self, incarnation: int) -> None:
         """A worker waits for none any more; what it has done will be known."""

@@ -136,6 +136,7 @@ class Save(msgspec.Struct, frozen=True, eq=False):
 
     table, spec, rows:  which, of the run's `tables`
     state:              tensors by name
+    since:              ... of what has changed since that clock, of which there is a file; or -1
     """
 
     clock: int
@@ -144,6 +145,7 @@ class Save(msgspec.Struct, frozen=True, eq=False):
     rows: KeyRange
     state: dict[str, Any]
     tables: tuple[str, ...]
+    since: int = -1
 
 
 class Note(msgspec.Struct, frozen=True):

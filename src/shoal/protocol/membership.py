@@ -103,16 +103,18 @@ def next_view(
     a worker that is gone counts in every round that *any* server saw it finish (it had been
     accepted by all of them before it told one, rule 5), and in every round that any server has
     closed, which may be gone as well, or have forgotten how far the worker was when it took over
-    from one that is. A new worker's first round is the one after those. A worker that has finished
-    counts in all rounds, and nobody waits for it any more.
+    from one that is. Where nothing settles at the close its clock travels with its pushes, and what
+    it did last may be on some servers only. A new worker's first round is the one after those. A
+    worker that has finished counts in all rounds, and nobody waits for it any more.
 
     moves:     what may be done to chains
     finished:  of the members, those whose work is done
     """
-    reached: dict[int, int] = {}
+    reached: dict[int, list[int]] = {}
     for promise in promises:
         for incarnation, clock in promise.clocks:
-            reached[incarnation] = max(reached.get(incarnation, 0), clock)
+            reached.setdefault(incarnation, []).append(clock)
+    closes = any(spec.consistency.settles == "close" for spec in tables)
     opened = [p.open_round for p in promises if p.open_round < FOREVER]
     replayed = max((p.replayed for p in promises), default=0)
     first_clock = max([*opened, replayed])
@@ -130,8 +132,10 @@ def next_view(
         if member.id in finished:
             gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
         elif member.id not in alive:
-            last = max(reached.get(member.incarnation, member.first_clock), first_clock)
-            gone.append(msgspec.structs.replace(member, last_clock=last))
+            clocks = reached.get(member.incarnation, [member.first_clock])
+            last = max(*clocks, first_clock)
+            done = last if closes else min(clocks)
+            gone.append(msgspec.structs.replace(member, last_clock=last, done_clock=done))
     servers = tuple(m for m in present if m.role == "server")
     arcs: tuple[Arcs, ...] = ()
     if previous is not None:

@@ -20,6 +20,8 @@ from shoal.protocol.shards import Shard
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
+IN_A_ROW = 16  # a file with all rows, and those of what has changed since, one after the other
+
 
 class Saving:
     """Which checkpoints have been taken of the copies here.
@@ -39,7 +41,8 @@ class Saving:
         self._clocks = clocks
         self._replication = replication
         self._tables: tuple[str, ...] = ()
-        self._taken: dict[int, int] = {}  # by copy: the latest clock
+        self._taken: dict[int, int] = {}  # by copy: the latest clock that was passed
+        self._latest: dict[int, tuple[int, int]] = {}  # ... that was taken here; since all was: n
 
     def adopt(self, view: View, clock: int) -> None:
         """Copies that have come here go on where those before them stopped."""
@@ -78,9 +81,22 @@ class Saving:
         while self._taken.get(number, 0) + self._every <= clock:
             due = self._taken[number] = self._taken.get(number, 0) + self._every
             if copy.arc.tail == self._replication.rank and copy.closed <= due:
-                shard = self._shards[number]
-                state = shard.state(copied=True)
-                out.append(Save(due, copy.table, shard.spec, copy.rows, state, self._tables))
+                out.append(self._taken_of(number, due))
+
+    def _taken_of(self, number: int, clock: int) -> Save:
+        """Rows as they are now: all, or what has changed since they were taken last."""
+        shard, copy = self._shards[number], self._replication.copies[number]
+        since, in_a_row = self._latest.get(number, (-1, 0))
+        changes = shard.changes() if 0 < in_a_row < IN_A_ROW else None
+        if changes is None:
+            since, in_a_row = -1, 0
+        state = shard.state(copied=True) if changes is None else changes
+        self._latest[number] = clock, in_a_row + 1
+        return Save(clock, copy.table, shard.spec, copy.rows, state, self._tables, since)
+
+    def begin_anew(self) -> None:
+        """A file was not written: the next ones have all rows. (Called from any thread.)"""
+        self._latest.clear()
 
     def reached(self, clock: int, out: Effects) -> None:
         """This server has come to that clock, as a head; others' rows to what it was told."""

@@ -21,6 +21,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """One incarnation of a node.
 
     A worker counts in the rounds `[first_clock, last_clock)`.
+
+    done_clock:  of one that is gone: what it did below this is on all servers
     """
 
     id: NodeId
@@ -31,6 +33,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     host: str = ""
     first_clock: int = 0
     last_clock: int = FOREVER
+    done_clock: int = FOREVER
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -23,7 +23,8 @@ from torch import Tensor
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
-from shoal.runtime.shards import Tables
+from shoal.runtime.folder import folder_of
+from shoal.runtime.shards import SINCE, Tables, with_earlier
 from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 
@@ -38,13 +39,21 @@ class Writer:
     What cannot be written, or not as fast as it comes, is left out: then its checkpoint is not
     complete, and the one before it counts. The server goes on.
 
-    offset:  the clock of the checkpoint that the run goes on from
+    offset:     the clock of the checkpoint that the run goes on from
+    left_out:   called, in that thread or the caller's, when a file is not written
     """
 
-    def __init__(self, folder: Path, offset: int = 0, most_bytes: int = WAITING_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        offset: int = 0,
+        most_bytes: int = WAITING_BYTES,
+        left_out: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
         self._offset = offset
         self._most_bytes = most_bytes
+        self._left_out = left_out
         self._lock = Lock()
         self._bytes = 0
         self._waiting: SimpleQueue[Save | None] = SimpleQueue()
@@ -58,6 +67,7 @@ class Writer:
             self._bytes += 0 if full else nbytes
         if full:
             log.warning("checkpoint %d is left out: the disk is too slow for it", save.clock)
+            self._left_out()
         else:
             self._waiting.put(save)
 
@@ -69,9 +79,10 @@ class Writer:
     def _run(self) -> None:
         while (save := self._waiting.get()) is not None:
             try:
-                _write(self._folder / f"{save.clock + self._offset:010d}", save)
+                _write(self._folder, save, self._offset)
             except Exception as error:  # whatever it is: the server goes on, and the next is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
+                self._left_out()
             with self._lock:
                 self._bytes -= _size(save)
 
@@ -80,13 +91,16 @@ def _size(save: Save) -> int:
     return sum(tensor.nbytes for tensor in save.state.values())
 
 
-def _write(folder: Path, save: Save) -> None:
+def _write(folder: Path, save: Save, offset: int) -> None:
     tensors = {f"0.{name}": tensor.contiguous() for name, tensor in save.state.items()}
     described: Tables = [(save.spec, (save.rows.start, save.rows.stop))]
     metadata = {
         "tables": msgspec.json.encode(described).decode(),
         "all": msgspec.json.encode(save.tables).decode(),
     }
+    if save.since >= 0:
+        metadata[SINCE] = folder_of(save.since + offset)
+    folder = folder / folder_of(save.clock + offset)
     write_verified(folder / f"arc-{save.table}-{save.rows.start}.safetensors", tensors, metadata)
 
 
@@ -159,7 +173,7 @@ class Checkpoints:
         return chosen
 
     def path(self, clock: int) -> Path:
-        return self.folder / f"{clock:010d}"
+        return self.folder / folder_of(clock)
 
     def _clocks(self) -> list[int]:
         if not self.folder.is_dir():
@@ -177,6 +191,8 @@ class Checkpoints:
         wanted: set[str] = set()
         for path in self._files(clock):
             try:
+                if not all(each.exists() for each in with_earlier(path)):
+                    return False
                 with safe_open(path, "pt") as file:
                     metadata = file.metadata() or {}
                 if metadata.get("told") != str(_told(metadata)):
@@ -196,7 +212,8 @@ class Checkpoints:
         """What is wrong with the first file that is not as it was written."""
         for path in sorted(self.path(clock).glob("*.safetensors")):
             try:
-                read_verified(path)
+                for each in with_earlier(path):
+                    read_verified(each)
             except (SafetensorError, OSError, ValueError, RuntimeError) as error:
                 return f"{path.name}: {error}"
         return ""

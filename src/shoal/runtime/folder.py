@@ -76,7 +76,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def checkpoint(self, clock: int) -> Path:
-        return self.checkpoints / f"{clock:010d}"
+        return self.checkpoints / folder_of(clock)
 
     @property
     def scheduler(self) -> Path:
@@ -97,6 +97,11 @@ class RunFolder:
 
     def error(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.error"
+
+
+def folder_of(clock: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"{clock:010d}"
 
 
 def shard_files(folder: Path) -> list[Path]:

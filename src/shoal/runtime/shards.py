@@ -23,9 +23,11 @@ from shoal.keys import KeyRange
 from shoal.protocol.shards import OpenShard, Shard
 from shoal.runtime.folder import shard_files
 from shoal.tables.calls import elements
+from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
+SINCE = "since"  # in a file's metadata: the folder with that of which it has the changes
 
 
 def save_shards(folder: Path, rank: int, shards: Sequence[Shard]) -> None:
@@ -119,7 +121,36 @@ def _tables_of(path: Path) -> Tables:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
 
 
+def with_earlier(path: Path) -> list[Path]:
+    """A file, and those that it goes on from, to the one with all rows; the last may be missing.
+
+    Raises:
+        SafetensorError, OSError: one cannot be read
+    """
+    found = [path]
+    while found[-1].exists():
+        with safe_open(found[-1], "pt") as file:
+            since = (file.metadata() or {}).get(SINCE, "")
+        earlier = path.parent.parent / since / path.name
+        if not since.isdigit() or earlier in found:
+            break
+        found.append(earlier)
+    return found
+
+
 def _read(path: Path, number: int) -> dict[str, Any]:
+    """What a file has, on top of what it goes on from."""
+    try:
+        *later, whole = with_earlier(path)
+    except (SafetensorError, OSError) as error:
+        raise DataCorrupt(f"{path} is no file of shards: {error}") from None
+    state = _tensors(whole, number)
+    for each in reversed(later):
+        state = overlaid(state, _tensors(each, number))
+    return state
+
+
+def _tensors(path: Path, number: int) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             prefix = f"{number}."

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shoal.errors import DataCorrupt
 from shoal.runtime.checkpoints import read_verified, write_verified
+from shoal.runtime.folder import folder_of
 
 _BUFFER = "buffer."
 
@@ -69,7 +70,7 @@ class WorkerStates:
         return True
 
     def _path(self, clock: int) -> Path:
-        return self._folder / f"{clock:010d}" / f"worker-{self._rank}.safetensors"
+        return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"
 
 
 def _random_state() -> tuple[dict[str, Tensor], str]:

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec.structs import replace
 
 from shoal.keys import slot_of, tiles
 from shoal.protocol.machine import Save
 from shoal.sim.checkers import violated
+from shoal.tables.snapshots import overlaid
 
 
 class Cuts:
@@ -19,7 +21,11 @@ class Cuts:
         self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
 
     def add(self, save: Save) -> None:
-        self._saved[save.clock][save.spec.name, save.rows.start] = save
+        key = save.spec.name, save.rows.start
+        if save.since >= 0:
+            state = overlaid(self._saved[save.since][key].state, save.state)
+            save = replace(save, state=state)
+        self._saved[save.clock][key] = save
 
     def check(self, clocks: int, acknowledged: Mapping[int, int], atomic: bool) -> int:
         """`cut`: of a clock everything has all rounds below it and no other. How many there are.

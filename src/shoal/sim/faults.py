@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from shoal.protocol.machine import Persist, Send
-from shoal.protocol.messages import SCHEDULER, Message, Reply, Request
+from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
 from shoal.protocol.views import NodeId
 from shoal.sim.world import SimNode, World
 
@@ -34,6 +34,7 @@ MENU = (
 )
 ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
 UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
+UNANSWERED = 0.3  # of those that join or leave
 REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 
@@ -69,6 +70,7 @@ class Faults:
         self._world = world
         self._cast = cast
         self._random = random
+        self._aside = Random(str(random.getstate()))  # what draws from it shifts nothing else
         self._armed: list[Armed] = []
         self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
         self._in_payload = False  # a worker is to die in the middle of a payload of its
@@ -202,6 +204,9 @@ class Faults:
         """Kill the scheduler just before or just after a record is durable; or a worker half-way
         through its advance."""
         if isinstance(effect, Send):
+            moves = isinstance(effect.message, Joined | Leave)
+            if moves and "server" in sim.node + effect.to and self._cast.at_work():
+                self._answers_come_late()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
             return self._struck_down(sim, effect)
@@ -213,6 +218,17 @@ class Faults:
         self._at_persist = ""
         self._restart_later()
         return True
+
+    def _answers_come_late(self) -> None:
+        """Rows are about to move: workers do not hear what is done, and send it again elsewhere."""
+        if self.healed or self._aside.random() > UNANSWERED:
+            return
+        nodes, network, now = list(self._world.nodes), self._world.network, self._world.now
+        for server in [node for node in nodes if node.startswith("server")]:
+            network.clog(SCHEDULER, server, now + 0.05)  # until they have done something
+            for worker in [node for node in nodes if node.startswith("worker")]:
+                network.clog(server, worker, now + 0.4)
+        self._count("answers late as rows move")
 
     def _half_advanced(self, node: NodeId, message: Message) -> bool:
         if not isinstance(message, Request) or message.advance < 0:

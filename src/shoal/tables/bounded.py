@@ -123,7 +123,7 @@ class BoundedIndex:
         return int(self._state.view(np.int64)[3])
 
     def recall(self, keys: np.ndarray, uses: np.ndarray, drawn: int) -> None:
-        """The uses that keys had elsewhere, of those that are here now; and go on with its draws."""
+        """The uses that keys had elsewhere, of those that are here now, and its draws."""
         places = self.find(keys)
         here = places != MISSING
         if here.any():

@@ -110,11 +110,10 @@ class BoundedShard(SparseShard):
         (evicted, requests), uses = (each.numpy() for each in staged.tensors[3:])
         self._index.remember(first, uses, int(evicted), int(requests))
 
-    def state(self, copied: bool = False) -> dict[str, Tensor]:
+    def _counts(self) -> dict[str, Tensor]:
         """... and `uses` (n, 2): how often each row was used, and when last; and `drawn`."""
         uses = torch.from_numpy(self._index.uses(0, len(self)))
-        drawn = torch.tensor([self._index.drawn])
-        return {**super().state(copied), "uses": uses, "drawn": drawn}
+        return {**super()._counts(), "uses": uses, "drawn": torch.tensor([self._index.drawn])}
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         super().restore(held, state, same)

@@ -161,6 +161,10 @@ class DenseShard:
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
 
+    def changes(self) -> dict[str, Tensor] | None:
+        """A step changes all rows: it is written whole."""
+        return None
+
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Take over the rows of another shard that belong here, and where it had the `same` access
         method their slots; then all fragments have had as many updates as the one with most."""

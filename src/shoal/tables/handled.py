@@ -226,6 +226,10 @@ class HandledShard:
 
     # ------------------------------------------------------------------ disk
 
+    def changes(self) -> dict[str, torch.Tensor] | None:
+        """Only its handler knows: it is written whole."""
+        return None
+
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
         """`keys` (int64 bits), `values`, `lens`; nothing of a handler that does not save."""
         save = getattr(self.handler, "save", None)

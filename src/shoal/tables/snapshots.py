@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -52,6 +52,29 @@ class StagedSnapshot:
 
     def problem(self) -> str:
         return ""
+
+
+BY_PLACE = ("keys", "records")  # what `changes` of a shard has of some rows only
+
+
+def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A shard's state with what has changed since.
+
+    >>> state = {"keys": torch.tensor([7, 8]), "updates": torch.tensor([1])}
+    >>> later = {"places": torch.tensor([1, 2]), "keys": torch.tensor([9, 5])}
+    >>> overlaid(state, {**later, "updates": torch.tensor([2])})
+    {'keys': tensor([7, 9, 5]), 'updates': tensor([2])}
+    """
+    places = changes["places"]
+    found = {name: each for name, each in changes.items() if name != "places"}
+    for name in BY_PLACE:
+        if name in found:
+            before, some = state[name], found[name]
+            count = max(len(before), int(places.max()) + 1 if len(places) else 0)
+            found[name] = some.new_empty((count, *some.shape[1:]))
+            found[name][: len(before)] = before
+            found[name][places] = some
+    return found
 
 
 def copied(tensors: Sequence[Tensor]) -> tuple[memoryview, ...]:

@@ -28,6 +28,7 @@ from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc
 from shoal.tables.spec import TableSpec
 from shoal.tables.staged_keys import MergedKeys, StagedKeys
 from shoal.tables.staging import ALIGN, Staging
+from shoal.tables.touched import Touched
 
 
 class SparseShard:
@@ -51,6 +52,7 @@ class SparseShard:
         self._index = self._new_index()
         self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
+        self._touched = Touched()
         self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # read with the latest change
         self._load_loops()
 
@@ -125,6 +127,7 @@ class SparseShard:
         """Set rows to the pushed values; their state stays."""
         self._fresh = None
         for some, places in self._placed(staged):
+            self._touched.mark(places, len(self))
             scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
@@ -170,6 +173,7 @@ class SparseShard:
         self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
     ) -> None:
         """... block by block where they are read as well: a block stays in the cache."""
+        self._touched.mark(places, len(self))
         together = len(places) if out is None else self.method.at_once
         for start in range(0, len(places), max(together, 1)):
             some = slice(start, start + together)
@@ -262,6 +266,7 @@ class SparseShard:
         keys = sent.view(np.uint64)
         self._records.reserve(len(self) + len(keys))
         places = self._places_to_learn(keys)
+        self._touched.mark(places, len(self))
         scatter(self.records, places, records, U(self.stride))
         self.updates = int(updates[0])
 
@@ -271,15 +276,32 @@ class SparseShard:
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """What is written of it: `keys` (int64 bits), `records` (n, stride), `updates`."""
+        """What is written of it: `keys` (int64 bits), `records` (n, stride), `updates`.
+
+        copied: it is; from now on `changes` tells what has changed since
+        """
+        if copied:
+            self._touched.begin(len(self))
+        return {**self._rows_at(slice(len(self))), **self._counts()}
+
+    def changes(self) -> dict[str, torch.Tensor] | None:
+        """... of the rows that have changed since this or `state` was called, with their `places`;
+        None where all of it is to be written."""
+        places = self._touched.since(len(self))
+        if not self._touched.begun or 2 * len(places) > len(self):
+            return None
+        self._touched.begin(len(self))
+        return {"places": torch.from_numpy(places), **self._rows_at(places), **self._counts()}
+
+    def _rows_at(self, places: slice | np.ndarray) -> dict[str, torch.Tensor]:
         count = len(self)
-        return {
-            "keys": torch.from_numpy(self.keys[:count].view(np.int64).copy()),
-            "records": torch.from_numpy(
-                self.records[: count * self.stride].reshape(count, self.stride).copy()
-            ),
-            "updates": torch.tensor([self.updates]),
-        }
+        rows = self.records[: count * self.stride].reshape(count, self.stride)
+        found = {"keys": self.keys[:count].view(np.int64)[places], "records": rows[places]}
+        return {name: torch.from_numpy(each.copy()) for name, each in found.items()}
+
+    def _counts(self) -> dict[str, torch.Tensor]:
+        """What is written besides rows."""
+        return {"updates": torch.tensor([self.updates])}
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Take over the rows of another shard that belong here, and where it had the `same` access
@@ -295,6 +317,7 @@ class SparseShard:
 
     def _put(self, keys: np.ndarray, records: np.ndarray) -> None:
         places = self._places(keys)
+        self._touched.mark(places, len(self))
         scatter(self.records, places, records, U(self.stride))
 
     # ------------------------------------------------------------------ places

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.moving import Moves, next_arcs, settled
 from shoal.protocol.placement import place
+from shoal.protocol.relocating import Relocating
 from shoal.protocol.views import Arc, Member, View
 from shoal.tables.spec import Access, TableSpec
 
@@ -122,6 +123,19 @@ def test_a_server_that_wants_to_go_is_left_with_nothing():
     cluster.settle()
     assert cluster.loads()[1] == 0
     assert all(len(arc.full) == 2 for arc in cluster.view.arcs[0])
+
+
+def test_whoever_wanted_to_go_stays_where_the_others_have_died():
+    """Two are asked to go while there is a third; it dies. One of them has to stay, and counts."""
+    cluster = Cluster(map(member, range(3)), [table()], replicas=2)
+    relocating = Relocating(())
+    ids = [each.id for each in cluster.servers]
+    assert relocating.wants_to_go(cluster.view, cluster.servers[0], ids) == ""
+    assert relocating.wants_to_go(cluster.view, cluster.servers[1], ids) == ""
+    left = ids[:2]
+    assert relocating.wants_to_go(cluster.view, cluster.servers[1], left) == "it is the last server"
+    assert relocating.wants_to_go(cluster.view, cluster.servers[0], left) == ""
+    assert relocating.moves(2, drained=True).leaving == {"s0"}
 
 
 def test_rows_that_cannot_be_moved_stay():

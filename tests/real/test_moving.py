@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,17 +105,44 @@ def test_a_server_with_rows_that_cannot_be_moved_stays(cluster):
 
 def test_chaos_loses_nothing(tmp_path):
     """Of a server, a worker and the scheduler, each of which is killed."""
-    arguments = ["chaos", "digits", "--kills", "3", "--out", str(tmp_path), "--json"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout.splitlines()[-1])
+    report = chaos("--kills", 3, out=tmp_path)
     assert report["faults"] == {"kill-server": 1, "kill-worker": 1, "kill-scheduler": 1}
-    assert report["acknowledged"] > 100
-    assert (report["acknowledged_lost"], report["acknowledged_doubled"]) == (0, 0)
-    assert report["strange"] == 0
-    assert abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005
+    assert nothing_is_lost(report)
     assert report["scheduler_back_s_max"] is not None
     assert report["takeover_s_max"] is not None
+
+
+def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
+    menu = "kill-server-1@10,restart-server-2@20,stop-worker-0@30,restart-worker@35"
+    report = chaos("--menu", menu, "--epochs", 5, out=tmp_path)
+    kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
+    assert report["faults"] == dict.fromkeys(kinds, 1)
+    struck = [(each["name"], each["step"]) for each in report["struck"]]
+    assert [name for name, _ in struck[:3]] == ["server-1", "server-2", "worker-0"]
+    assert all(step >= asked for (_, step), asked in zip(struck, (10, 20, 30, 35), strict=True))
+    assert nothing_is_lost(report)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces")
+def test_nothing_is_lost_where_links_are_cut_or_slow(tmp_path):
+    menu = "partition-server,slow-worker,partition-scheduler"
+    report = chaos("--menu", menu, "--kills", 3, out=tmp_path)
+    assert report["faults"] == dict.fromkeys(menu.split(","), 1)
+    assert nothing_is_lost(report)
+    assert not list(Path("/run/netns").glob(f"shoal-{os.getpid()}-*"))
+
+
+def chaos(*arguments, out):
+    words = ["chaos", "digits", *map(str, arguments), "--out", str(out), "--json"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def nothing_is_lost(report):
+    wrong = ("acknowledged_lost", "acknowledged_doubled", "strange")
+    same = abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005
+    return same and report["acknowledged"] > 100 and not any(report[each] for each in wrong)
 
 
 def test_chaos_needs_replicas(tmp_path):

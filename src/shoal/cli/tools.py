@@ -46,7 +46,8 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
     "--menu",
     default="kill-server,kill-worker,kill-scheduler",
     show_default=True,
-    help="what is done, by turns; also stop-server, stop-worker, stop-scheduler",
+    help="what is done, by turns: kill, stop, restart, slow or partition, and a role; perhaps a "
+    "rank, and a step: stop-worker-1@40",
 )
 @click.option("--early", is_flag=True, help="strike before rows have all their replicas again")
 @options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"))
@@ -56,6 +57,9 @@ def chaos(
 ) -> None:
     """Train twice: undisturbed, and while processes are killed with SIGKILL, one after the other.
 
+    They may also be stopped for a second, told to end (SIGTERM), and, as root, have links that are
+    slow or cut for two seconds: then each is in a network namespace of its own.
+
     Every worker also pushes 1 to keys of its own, and writes down what it sends and what is
     acknowledged; a prober pushes to all servers all the time. At the end: what was lost, what was
     counted twice, and how long nobody could push.
@@ -64,6 +68,8 @@ def chaos(
     shoal chaos digits --kills 6
     shoal chaos mnist --kills 50 --strategy ssp --staleness 2
     shoal chaos digits --menu kill-server,stop-server
+    shoal chaos digits --menu kill-server-1@20,restart-server@40,kill-worker-0@60
+    sudo shoal chaos digits --menu slow-server,partition-server,partition-worker
     """
     from shoal.apps.chaos.command import UNLAWFUL, run_chaos, show_report
     from shoal.apps.places import search_path

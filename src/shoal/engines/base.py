@@ -15,6 +15,7 @@ class Task:
 
     preload:  modules to import, and functions to call ("module:function"), before it is forked;
               once, for it and all that come later
+    network:  a network namespace's file, where it is not to be in this process's
     """
 
     name: str
@@ -23,6 +24,7 @@ class Task:
     preload: tuple[str, ...] = DENSE
     env: dict[str, str] = field(default_factory=dict)
     inherit_output: bool = False
+    network: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,23 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 
 
 def die_with_parent(number: int) -> None:
     """Ask Linux for a signal when the parent ends, however it ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def move_to(network: str) -> None:
+    """Be in that network namespace."""
+    file = os.open(network, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(file, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot enter the network namespace", network)
+    finally:
+        os.close(file)
 
 
 def entry_point(name: str) -> Callable[..., object]:
@@ -117,6 +128,8 @@ class Launcher:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(command.get("env", {}))
+        if command.get("network"):
+            move_to(command["network"])
 
     def _reap(self, pidfd: int) -> None:
         name, pid = self._children.pop(pidfd)

@@ -83,6 +83,7 @@ class LocalEngine:
             "preload": task.preload,
             "env": task.env,
             "inherit_output": task.inherit_output,
+            "network": task.network,
             "log": str(self.folder.log(task.name)),
             "error": str(self.folder.error(task.name)),
         }
@@ -163,6 +164,10 @@ class LocalEngine:
             if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
                 return True
         return isinstance(report, Dropped)
+
+    def start_again(self, name: str) -> None:
+        """The same once more, after it has ended."""
+        self._start_again(name)
 
     def _start_again(self, name: str) -> bool:
         """Unless it has been too often lately."""

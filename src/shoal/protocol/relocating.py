@@ -38,13 +38,23 @@ class Relocating:
         self._learned = {k: v for k, v in self._learned.items() if learners.get(k) == v > 0}
 
     def wants_to_go(self, view: View | None, member: Member, servers: Collection[NodeId]) -> str:
-        """Why a server cannot go; it is let go where nothing is against it."""
+        """Why a server cannot go; it is let go where nothing is against it.
+
+        It may be asked again: whoever was to go stays where the others have died meanwhile.
+        """
+        against = self._against(view, member, servers)
+        if against:
+            self._leaving.discard(member.id)
+        else:
+            self._leaving.add(member.id)
+        return against
+
+    def _against(self, view: View | None, member: Member, servers: Collection[NodeId]) -> str:
         if view is None or all(node == member.id or node in self._leaving for node in servers):
             return "it is the last server"
         for spec, arcs in zip(view.tables, view.arcs, strict=True):
             if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
                 return f"table {spec.name!r} is handled, and cannot be moved"
-        self._leaving.add(member.id)
         return ""
 
     def gone(self, view: View) -> list[NodeId]:

@@ -35,7 +35,7 @@ class Harvest:
             merge="sum",
         )
         self._exact = consistency.settles == "close"
-        self._patient = consistency.name == "asp"
+        self.patient = consistency.name == "asp"
         self._held: dict[int, list[int]] = {}  # rows that are still to be done, by incarnation
         self._unsure: set[int] = set()
 
@@ -43,7 +43,7 @@ class Harvest:
         """The push of this clock's batch, if there is one."""
         held = self._held.setdefault(machine.session.incarnation, [])
         if not held:
-            outcome: Outcome = yield TakeLease(EPOCHS, BATCHES, self._patient)
+            outcome: Outcome = yield TakeLease(EPOCHS, BATCHES, self.patient)
             lease = outcome.value
             if not isinstance(lease, Leased):
                 return None

@@ -118,8 +118,8 @@ class Workload:
             self.harvest.leave(session.incarnation)
         while not session.ended and not self.may_end():
             yield Sleep(0.1)
-        if not session.ended:
-            yield EnterBarrier("end")
+        if not session.ended and (self.harvest is None or not self.harvest.patient):
+            yield EnterBarrier("end")  # others may wait for what this worker has leased
         if not session.ended:
             yield FinishWork()
         self.done[node] = None

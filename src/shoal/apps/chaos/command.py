@@ -3,66 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from shoal.apps.chaos.faults import Fault, Striker, Struck, fault_of
 from shoal.apps.chaos.marks import TABLE, Verdict, judge
 from shoal.apps.chaos.processes import PROBE, PROBES
 from shoal.apps.train import check_job, resumed_at, run_job, summarise, tasks_of
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
-from shoal.registry import Registry
 from shoal.reports.events import write_tables
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
-What = Literal["kill", "stop"]
 SECONDS_A_FAULT = 2.0  # the job is to last so long for each
-STOPPED_S = 1.0
-SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
-EARLY_S = 0.1  # ... and it is not waited for, where what must not be lost may be
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
-PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """What is done to a process of a role: killed, or stopped for a second."""
-
-    what: What
-    role: str
-
-
-MENU: Registry[Fault] = Registry("fault")
-for each in ("kill", "stop"):
-    for role in ("server", "worker", "scheduler"):
-        MENU.add(f"{each}-{role}", Fault(each, role))
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
-
-
-class Struck(msgspec.Struct):
-    """A fault, and when it was: by both clocks."""
-
-    fault: Fault
-    name: str
-    at: float
-    clock: float
-    back_s: float = -1.0
 
 
 def run_chaos(
@@ -75,14 +49,19 @@ def run_chaos(
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
-    menu:   names of `MENU`, by turns
+    faults: how many, but where the menu says at which step each is
+    menu:   what is done, by turns: `fault_of` reads them
     early:  do not wait until all rows have all their replicas again: the last one of some may be
             killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
 
     Raises:
-        InvalidValue: a job whose rows have one replica, or a strategy without servers
+        InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
+            are to be disturbed where that cannot be done
+        UnknownName: a fault that there is not
     """
-    chosen = [MENU[name] for name in menu]
+    chosen = [fault_of(name) for name in menu]
+    if all(each.step >= 0 for each in chosen):
+        faults = len(chosen)
     if job.replicas < 2:
         raise InvalidValue("rows with one replica die with their server: add --replicas 2")
     job = msgspec.structs.replace(job, on_worker_loss="replace")
@@ -96,10 +75,14 @@ def run_chaos(
     marks = folder.path / "marks"
     marks.mkdir()
     started_at = time.time()
-    with LocalEngine(folder) as engine, Progress(console=console, transient=True) as bar:
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(_names(job))) if _need_hosts(chosen) else None
+        made = HostsEngine(folder, hosts) if hosts is not None else LocalEngine(folder)
+        engine, bar = stack.enter_context(made), Progress(console=console, transient=True)
+        stack.enter_context(bar)
         for task in _tasks(job, engine, data_dirs, started_at, marks, faults * SECONDS_A_FAULT):
             engine.start(task)
-        striker = Striker(engine, job, chosen, faults, early)
+        striker = Striker(engine, job, chosen, faults, early, hosts)
         shown = bar.add_task("faults", total=faults)
 
         def tick() -> None:
@@ -160,13 +143,15 @@ def _tasks(
     seconds: float,
 ) -> Iterable[Task]:
     """The job's, but that workers leave marks, and with a prober."""
-    where = str(marks.resolve())
+    where, token = str(marks.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
-            task = replace(task, preload=SPARSE)
+            task = replace(task, preload=SPARSE, args={**task.args, **token})
         elif task.name.startswith("worker"):
-            arguments = {**task.args, "marks": where, "seconds": seconds}
+            arguments = {**task.args, **token, "marks": where, "seconds": seconds}
             task = Task(task.name, "shoal.apps.chaos.processes:run_worker", arguments)
+        else:
+            task = replace(task, args={**task.args, **token})
         yield task
     yield Task(
         "prober",
@@ -176,87 +161,19 @@ def _tasks(
             "rank": job.workers,
             "marks": where,
             "prefix": StrategyOptions().prefix,
+            **token,
         },
     )
 
 
-class Striker:
-    """Strikes when the cluster is whole. `tick` is called all the time."""
+def _names(job: JobSpec) -> list[str]:
+    """Of all processes."""
+    servers = [f"server-{rank}" for rank in range(job.servers)]
+    return ["scheduler", *servers, *(f"worker-{rank}" for rank in range(job.workers)), "prober"]
 
-    def __init__(
-        self, engine: LocalEngine, job: JobSpec, menu: Sequence[Fault], faults: int, early: bool
-    ) -> None:
-        self.struck: list[Struck] = []
-        self._engine = engine
-        self._sizes = {"servers": job.servers, "workers": job.workers + 1}
-        self._menu = menu
-        self._faults = faults
-        self._patience_s = EARLY_S if early else SETTLE_S
-        self._random = Random(job.seed)
-        self._next_at = float("inf")
-        self._go_on_at: tuple[float, int] | None = None  # when, and whom that was stopped
-        self._offset = 0
-        self._views = 0
-        self._whole = False
 
-    def tick(self) -> None:
-        now = time.monotonic()
-        self._read()
-        if self._go_on_at is not None:
-            if now >= self._go_on_at[0]:
-                os.kill(self._go_on_at[1], signal.SIGCONT)
-                self._go_on_at = None
-            return
-        last = self.struck[-1] if self.struck else None
-        if self._next_at == float("inf"):
-            if self._whole and all(self._engine.running.values()):
-                self._next_at = now + self._random.uniform(*PAUSE_S)
-            elif last is not None and now > last.clock + self._patience_s:
-                self._next_at = now
-        elif now >= self._next_at and len(self.struck) < self._faults:
-            self._next_at = float("inf")
-            self._strike(self._menu[len(self.struck) % len(self._menu)])
-
-    def _strike(self, fault: Fault) -> None:
-        """One of that role; not the same as last, where there is another."""
-        running = self._engine.running.items()
-        names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
-        last = self.struck[-1].name if self.struck else ""
-        names = [name for name in names if name != last] or names
-        if not names:
-            return
-        name = self._random.choice(names)
-        pid = self._engine.running[name]
-        self.struck.append(Struck(fault, name, time.time(), time.monotonic()))
-        if fault.what == "kill":
-            self._whole = False
-            self._engine.running[name] = 0  # until the one that takes its place is there
-            os.kill(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGSTOP)
-            self._go_on_at = time.monotonic() + STOPPED_S, pid
-
-    def _read(self) -> None:
-        """What the scheduler has noted since."""
-        path = self._engine.folder.events
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        *lines, rest = data.split(b"\n")
-        self._offset += len(data) - len(rest)
-        for line in lines:
-            event = json.loads(line)
-            if event["kind"] == "view":
-                self._seen(event)
-
-    def _seen(self, view: dict[str, Any]) -> None:
-        """A view: the cluster is whole when all are in it again, and all rows on all replicas."""
-        last = self.struck[-1] if self.struck else None
-        self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())
-        if last is not None and last.back_s < 0 and last.fault.role == "scheduler":
-            last.back_s = time.time() - last.at
+def _need_hosts(menu: Sequence[Fault]) -> bool:
+    return any(each.what in ("slow", "partition") for each in menu)
 
 
 def _report(
@@ -270,12 +187,16 @@ def _report(
     takeovers = [
         min(end for begin, end in probes if begin >= each.clock) - each.clock
         for each in struck
-        if each.fault == MENU["kill-server"] and any(begin >= each.clock for begin, _ in probes)
+        if (each.fault.what, each.fault.role) == ("kill", "server")
+        and any(begin >= each.clock for begin, _ in probes)
     ]
     back = [each.back_s for each in struck if each.back_s >= 0]
     return {
         "kills": sum(each.fault.what == "kill" for each in struck),
         "faults": dict(counts),
+        "struck": [
+            {"what": each.fault.what, "name": each.name, "step": each.step} for each in struck
+        ],
         "intended": verdict.intended,
         "acknowledged": verdict.acknowledged,
         "acknowledged_lost": verdict.lost,
@@ -296,6 +217,8 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     """The figures as a table, and what they mean."""
     table = Table(show_header=False)
     for name, value in report.items():
+        if name == "struck":
+            continue
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
     console.print(table)

@@ -54,10 +54,10 @@ def run_worker(marks: str, seconds: float, **arguments: Any) -> None:
     training.run_worker(**arguments, watched=marked)
 
 
-def run_prober(scheduler: str, rank: int, marks: str, prefix: str) -> None:
+def run_prober(scheduler: str, rank: int, marks: str, prefix: str, token: str) -> None:
     """Push to all servers, time and again, until the others are done with their training."""
     configure_log()
-    options = ClientOptions(rank=rank)
+    options = ClientOptions(rank=rank, token=token)
     table = TableSpec(
         "chaos.probes", FRAGMENTS, (), access=Access("sum"), consistency=asp(), fragment_rows=1
     )

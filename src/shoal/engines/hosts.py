@@ -1,0 +1,144 @@
+"""Hosts: several on one machine, each a network namespace of its own, whose links can be disturbed.
+
+    hub: a bridge  --veth-- [server-0 10.77.0.1]  --veth-- [worker-0 10.77.0.2]  ...
+
+Needs Linux, `ip` and `tc`, and to be root. Nothing of it is seen by other programs: the bridge has
+a namespace as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue
+from shoal.runtime.folder import RunFolder
+
+NETWORK = "10.77.0"
+PORT = 4000
+SLOW = ("rate", "1mbit", "burst", "16kb", "latency", "500ms")
+NAMESPACES = Path("/run/netns")
+
+
+class Hosts:
+    """Namespaces by name; leaving the `with` removes them.
+
+    Raises:
+        InvalidValue: this machine or user has no such thing
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._numbers = {name: number for number, name in enumerate(names, 1)}
+        self._prefix = f"shoal-{os.getpid()}"
+        self._hub = f"{self._prefix}-hub"
+
+    def __enter__(self) -> Hosts:
+        missing = [each for each in ("ip", "tc") if shutil.which(each) is None]
+        if missing or os.geteuid() != 0:
+            what = f"{' and '.join(missing)} (package iproute2)" if missing else "to be root"
+            raise InvalidValue(f"links between hosts on one machine need {what}")
+        try:
+            _do("ip", "netns", "add", self._hub)
+            self._ip(self._hub, "link", "add", "br0", "type", "bridge")
+            self._ip(self._hub, "link", "set", "br0", "up")
+            for name in self._numbers:
+                self._add(name)
+        except InvalidValue:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def address(self, name: str) -> str:
+        """Where a process on that host listens."""
+        return f"tcp://{NETWORK}.{self._numbers[name]}:{PORT}"
+
+    def namespace(self, name: str) -> str:
+        """The file that stands for it."""
+        return str(NAMESPACES / self._name(name))
+
+    # ------------------------------------------------------------------ links
+
+    def cut(self, name: str) -> None:
+        """Nothing comes there or goes from there. No connection is told."""
+        self._ip(self._hub, "link", "set", self._port(name), "down")
+
+    def slow(self, name: str) -> None:
+        """It comes and goes slowly."""
+        for namespace, device in self._ends(name):
+            _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *SLOW)
+
+    def mend(self, name: str) -> None:
+        """As it was at first."""
+        self._ip(self._hub, "link", "set", self._port(name), "up")
+        for namespace, device in self._ends(name):
+            subprocess.run(  # there may be nothing to take away
+                ["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"],
+                capture_output=True,
+                check=False,
+            )
+
+    # ------------------------------------------------------------------ names
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}-{self._numbers[name]}"
+
+    def _port(self, name: str) -> str:
+        return f"port{self._numbers[name]}"
+
+    def _ends(self, name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (self._hub, self._port(name)), (self._name(name), "eth0")
+
+    def _ip(self, namespace: str, *words: str) -> None:
+        _do("ip", "-n", namespace, *words)
+
+    def _add(self, name: str) -> None:
+        own, port = self._name(name), self._port(name)
+        _do("ip", "netns", "add", own)
+        inside = ("peer", "name", "eth0", "netns", own)
+        self._ip(self._hub, "link", "add", port, "type", "veth", *inside)
+        self._ip(self._hub, "link", "set", port, "master", "br0", "up")
+        self._ip(own, "address", "add", f"{NETWORK}.{self._numbers[name]}/24", "dev", "eth0")
+        self._ip(own, "link", "set", "eth0", "up")
+        self._ip(own, "link", "set", "lo", "up")
+
+    def _remove(self) -> None:
+        for namespace in [self._hub, *map(self._name, self._numbers)]:
+            if (NAMESPACES / namespace).exists():
+                subprocess.run(
+                    ["ip", "netns", "delete", namespace], capture_output=True, check=False
+                )
+
+
+class HostsEngine(LocalEngine):
+    """Starts each process on a host of its own."""
+
+    def __init__(self, folder: RunFolder, hosts: Hosts) -> None:
+        super().__init__(folder)
+        self._hosts = hosts
+
+    def address(self, name: str) -> str:
+        return self._hosts.address(name)
+
+    def start(self, task: Task) -> None:
+        super().start(replace(task, network=self._hosts.namespace(task.name)))
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InvalidValue(f"`{' '.join(words)}` failed: {done.stderr.strip()}")

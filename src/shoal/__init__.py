@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.runtime.context import Context
     from shoal.runtime.data import Sampler
     from shoal.runtime.driver import Future
+    from shoal.runtime.leasing import Lease, leases
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
     from shoal.tables.calls import Pairs
@@ -38,6 +39,7 @@ _HOME = {
     "Future": "shoal.runtime.driver",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
+    "Lease": "shoal.runtime.leasing",
     "Optimizer": "shoal.runtime.optimizer",
     "Pairs": "shoal.tables.calls",
     "Run": "shoal.reports.events",
@@ -50,6 +52,7 @@ _HOME = {
     "connect": "shoal.runtime.connecting",
     "handler": "shoal.tables.handled",
     "init": "shoal.engines.joining",
+    "leases": "shoal.runtime.leasing",
     "load_run": "shoal.reports.events",
     "ssp": "shoal.tables.spec",
     "train": "shoal.apps.train",
@@ -63,6 +66,7 @@ __all__ = [
     "Future",
     "Init",
     "KeyRange",
+    "Lease",
     "Optimizer",
     "Pairs",
     "Run",
@@ -75,6 +79,7 @@ __all__ = [
     "connect",
     "handler",
     "init",
+    "leases",
     "load_run",
     "nn",
     "ssp",

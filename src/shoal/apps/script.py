@@ -25,12 +25,14 @@ def run_script(
     imports: Sequence[str] = (),
     replicas: int = 1,
     slow_share: float = 0.0,
+    on_worker_loss: str = "stop",
 ) -> Path:
     """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
 
     Rank 0 writes to this terminal, the others to their logs.
 
     slow_share: a worker is dropped that the others wait for in so much of the time; 0 for none
+    on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
     """
     folder = RunFolder.create(out, title or script.stem)
     with LocalEngine(folder) as engine:
@@ -53,7 +55,9 @@ def run_script(
                     inherit_output=rank == 0,
                 )
             )
-        engine.join(spare=spare_processes(servers, replicas))
+        names = [f"worker-{rank}" for rank in range(workers)]
+        given_up = names if on_worker_loss == "drop" else ()
+        engine.join(spare=spare_processes(servers, replicas), given_up=given_up)
     return folder.path
 
 

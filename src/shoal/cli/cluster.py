@@ -46,6 +46,13 @@ _init_timeout = click.option(
 @click.option("--servers", type=click.IntRange(0), default=1, show_default=True)
 @_replicas
 @_slow_workers
+@click.option(
+    "--on-worker-loss",
+    type=click.Choice(["stop", "drop"]),
+    default="stop",
+    show_default=True,
+    help="where one is killed: end the run, or go on without it",
+)
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
 @_imports
@@ -56,6 +63,7 @@ def run(
     servers: int,
     replicas: int,
     slow_workers: str,
+    on_worker_loss: str,
     out: str,
     title: str,
     imports: tuple[str, ...],
@@ -82,6 +90,7 @@ def run(
             found,
             replicas,
             SLOW_SHARE[slow_workers],
+            on_worker_loss,
         )
     click.echo(f"run: {folder}", err=True)
 

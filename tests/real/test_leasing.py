@@ -1,0 +1,88 @@
+"""shoal.leases in scripts of one's own."""
+
+import json
+from collections import Counter
+from textwrap import dedent
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import shoal
+from shoal.cli import main
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.errors import Refused, UsageError
+from shoal.runtime.folder import RunFolder
+
+pytestmark = pytest.mark.real
+
+SCRIPT = """
+    import json, os, signal, sys, time
+    import torch, shoal
+
+    context = shoal.init()
+    model = torch.nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = shoal.Optimizer(inner, strategy=sys.argv[2])
+    done = []
+    for epoch, batch in shoal.leases(epochs=2, batches=20):
+        optimizer.zero_grad()
+        if batch is not None:
+            if context.rank == 1 and len(done) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(torch.ones(1, 4)).sum().backward()
+            done.append((epoch, batch))
+            time.sleep(0.01)
+        optimizer.step(weight=0.0 if batch is None else 1.0)
+    with open(f"{sys.argv[1]}/{context.rank}.json", "w") as file:
+        json.dump(done, file)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["sync", "asgd"])
+def test_what_a_dead_worker_had_not_done_the_others_do(tmp_path, strategy):
+    script = tmp_path / "script.py"
+    script.write_text(dedent(SCRIPT))
+    words = ["run", "--workers", "3", "--on-worker-loss", "drop", "--out", str(tmp_path / "runs")]
+    result = CliRunner().invoke(main, [*words, str(script), str(tmp_path), strategy])
+    assert result.exit_code == 0, result.output
+    files = sorted(tmp_path.glob("*.json"))
+    assert [each.name for each in files] == ["0.json", "2.json"]
+    told = Counter(tuple(each) for file in files for each in json.loads(file.read_text()))
+    both = {(epoch, batch) for epoch in range(2) for batch in range(20)}
+    assert told.keys() <= both
+    assert len(both - told.keys()) in (4, 5)  # the dead one's, done and told by nobody else
+    if strategy == "sync":
+        assert set(told.values()) == {1}
+
+
+@pytest.fixture
+def client(tmp_path):
+    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
+        address = start_cluster(engine, 1, 1)
+        with shoal.connect(address) as client:
+            client.create_table(shoal.TableSpec("w", 2, access=shoal.Access("sum")))
+            yield client
+
+
+def test_each_lease_is_one_clock(client):
+    ones = torch.ones(2)
+    some = shoal.leases(1, 4, client=client)
+    next(some)
+    client.push("w", ones).wait()
+    with pytest.raises(UsageError, match="gone from 0 to 0: take one step for each"):
+        next(some)
+    found = []
+    for each in shoal.leases(1, 4, client=client):  # nobody has come further: it is done again
+        client.push("w", ones).wait()
+        client.advance().wait()
+        found.append(each)
+    assert [each.batch for each in found if each.batch is not None] == [0, 1, 2, 3]
+    assert client.blocking.pull("w").tolist() == [5.0, 5.0]
+
+
+def test_all_workers_have_the_same_data(client):
+    next(shoal.leases(1, 4, client=client))
+    with pytest.raises(Refused, match="have to have the same data"):
+        next(shoal.leases(1, 5, client=client))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.runtime.leasing import Lease, leases
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
+    from shoal.runtime.table_state import TableState
     from shoal.tables.calls import Pairs
     from shoal.tables.custom import access_method
     from shoal.tables.handled import handler
@@ -45,6 +46,7 @@ _HOME = {
     "Run": "shoal.reports.events",
     "Sampler": "shoal.runtime.data",
     "TableSpec": "shoal.tables.spec",
+    "TableState": "shoal.runtime.table_state",
     "TrainResult": "shoal.apps.train",
     "access_method": "shoal.tables.custom",
     "asp": "shoal.tables.spec",
@@ -72,6 +74,7 @@ __all__ = [
     "Run",
     "Sampler",
     "TableSpec",
+    "TableState",
     "TrainResult",
     "access_method",
     "asp",

@@ -156,21 +156,17 @@ class LocalEngine:
     def _may_go(self, each: Exit, spare: Collection[str], given_up: Collection[str]) -> bool:
         """Whether the run goes on without a process, or with another in its place."""
         if each.code < 0:
-            return each.name in given_up or (each.name in spare and self._start_again(each.name))
+            return each.name in given_up or (each.name in spare and self.start_again(each.name))
         report = self._report(each) if each.code else None
         if each.name in self._started_again:
             if isinstance(report, ClusterFull):  # its former self is still taken to be alive
-                return self._start_again(each.name)
+                return self.start_again(each.name)
             if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
                 return True
         return isinstance(report, Dropped)
 
-    def start_again(self, name: str) -> None:
-        """The same once more, after it has ended."""
-        self._start_again(name)
-
-    def _start_again(self, name: str) -> bool:
-        """Unless it has been too often lately."""
+    def start_again(self, name: str) -> bool:
+        """The same once more, after it has ended, unless that has been too often lately."""
         now = monotonic()
         lately = [at for at in self._started_again.get(name, ()) if at > now - OFTEN_S]
         if len(lately) >= OFTEN:

@@ -113,13 +113,13 @@ def test_chaos_loses_nothing(tmp_path):
 
 
 def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
-    menu = "kill-server-1@10,restart-server-2@20,stop-worker-0@30,restart-worker@35"
-    report = chaos("--menu", menu, "--epochs", 5, out=tmp_path)
+    menu = "kill-server-1@5,restart-server-2@10,stop-worker-0@15,restart-worker@20"
+    report = chaos("--menu", menu, "--epochs", 8, out=tmp_path)
     kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
     assert report["faults"] == dict.fromkeys(kinds, 1)
     struck = [(each["name"], each["step"]) for each in report["struck"]]
     assert [name for name, _ in struck[:3]] == ["server-1", "server-2", "worker-0"]
-    assert all(step >= asked for (_, step), asked in zip(struck, (10, 20, 30, 35), strict=True))
+    assert all(step >= asked for (_, step), asked in zip(struck, (5, 10, 15, 20), strict=True))
     assert nothing_is_lost(report)
 
 

@@ -145,3 +145,39 @@ def test_after_a_file_that_was_not_written_all_rows_are(rigs):
             staged.keys[:], staged.values[:] = range(10), 1
         shard.apply(staged, None)
     assert since == [-1, -1, 2, -1, *range(4, 19), -1, 20]  # and not too many in a row
+
+
+def test_a_failure_while_rows_are_taken_is_not_forgotten():
+    spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
+    shard = open_shard(spec, spec.keys)
+    replication = Replication({0: Copy(0, 0, Arc(spec.keys, (0,)))})
+    replication.rank = 0
+    saving = Saving(1, {0: shard}, VectorClock(), replication)
+    staged = shard.stage(spec.keys, 10)
+    staged.keys[:], staged.values[:] = range(10), 1
+    shard.apply(staged, None)
+    right, since = shard.changes, []
+
+    def changes():
+        if len(since) == 1:
+            saving.begin_anew()
+        return right()
+
+    shard.changes = changes
+    for clock in (1, 2, 3):
+        out = []
+        saving.reached(clock, out)
+        since += [each.since for each in out]
+    assert since == [-1, 1, -1]
+
+
+def test_a_marker_is_not_taken_once_more_when_later_pushes_are_in_the_rows(ahead):
+    chain = ahead(length=2)
+    chain.ask(0, 1, 1, advance=2)
+    chain.deliver()
+    assert chain.saved == [(1, "w0", 2, [0] * 4)]
+    saving = chain.servers[1].saving
+    saving._taken.clear()  # as of a copy that is a piece of another
+    out = []
+    saving.before(0, 2, out)
+    assert out == []

@@ -47,7 +47,8 @@ def both(clients, call):
 def test_rows_come_back_as_they_were_saved(clients, tmp_path):
     for name, rows in (("w", 5), ("v", 3)):
         spec = shoal.TableSpec(name, rows, (2,), access=shoal.Access("sgd", {"lr": 1.0}))
-        clients[0].create_table(spec)
+        for each in clients.values():
+            each.create_table(spec)
     clients[0].push("w", torch.arange(10.0).view(5, 2)).wait()
     clients[0].push("v", torch.ones(3, 2)).wait()
     tables = shoal.TableState("w", "v", client=clients[0])

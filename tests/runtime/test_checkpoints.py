@@ -134,10 +134,10 @@ def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, cap
 def test_a_disk_that_is_too_slow_costs_checkpoints_and_no_time(tmp_path, caplog, monkeypatch):
     slow, begun = threading.Event(), threading.Event()
 
-    def write(folder, save, offset):
+    def write(*arguments):
         begun.set()
         slow.wait()
-        right(folder, save, offset)
+        return right(*arguments)
 
     right = checkpoints._write
     monkeypatch.setattr(checkpoints, "_write", write)
@@ -276,3 +276,15 @@ def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
     writer.put(save)
     writer.close()
     assert heard == [True]
+
+
+def test_a_file_goes_on_from_the_one_that_its_server_has_written(chain):
+    """Another server may have written the same rows since, at other places."""
+    found = Checkpoints(chain)
+    shard, other = open_shard(SPARSE, SPARSE.keys), Writer(chain, offset=100)
+    push_to(shard, 1, 2, 3)
+    other.put(Save(10, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",)))
+    other.close()
+    with pytest.raises(DataCorrupt, match="goes on from another 0000000110"):
+        found.choose(120)
+    assert found.choose(110) == 110

@@ -50,7 +50,7 @@ class Hosts:
             self._ip(self._hub, "link", "set", "br0", "up")
             for name in self._numbers:
                 self._add(name)
-        except InvalidValue:
+        except BaseException:
             self._remove()
             raise
         return self

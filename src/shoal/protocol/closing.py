@@ -108,6 +108,7 @@ class Closing:
         made, problems = self._made(), []
         for number, staged in entry.parts:
             self._saving.before(number, entry.clock + 1, out)
+            self._saving.past(number, entry.clock + 1)
             if made is not None:
                 made.about_to(number, staged)
             try:
@@ -118,7 +119,7 @@ class Closing:
             if made is not None:
                 made.applied(entry, number, staged)
         if made is not None:
-            made.all_applied(entry)
+            made.all_applied(entry)  # or refused
             origin = entry.window.incarnation, entry.seq, entry.window.settled_below
             path, clock = (self._replication.rank,), entry.clock
             operation = Operation("push", path, clock, made.changes, (origin,), made.release, clock)
@@ -131,6 +132,9 @@ class Closing:
         if self._gate.windows.get(entry.sender) is not window:
             return  # it has left
         key = window.incarnation, entry.seq
+        open_ = self._rounds.entries()
+        if any(each.window is window and each.seq == entry.seq for each in open_) and not problems:
+            return  # other parts of it still wait
         if problems:
             self._forget(key)
         elif code != "accepted" or self._gate.replicated:

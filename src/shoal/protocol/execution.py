@@ -223,6 +223,8 @@ class Execution:
                     if made is not None:
                         made.in_round(number, request.pushes[at])
                 else:
+                    if not request.assign:
+                        self.saving.past(number, self._clocks.minimum)
                     if made is not None:
                         made.about_to(number, staged)
                     if request.assign:

@@ -99,10 +99,15 @@ class Handover:
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
-                if copies[number].arc.head == rank and copies[number].closed <= entry.clock
+                if copies[number].arc.head == rank
+                and (self._waits_for_marker(number) or copies[number].closed <= entry.clock)
             ]
             if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
                 self._rounds.add(entry.clock, entry)
                 takings = entry.window.taken.setdefault(entry.seq, [])
                 takings += [copies[number].taking(staged.rows) for number, staged in mine]
+
+    def _waits_for_marker(self, number: int) -> bool:
+        """What is no longer to wait for one was taken out when it was done."""
+        return self._shards[number].spec.consistency.settles == "now"

@@ -87,6 +87,9 @@ def decide_view(
     return True, " and ".join(words)
 
 
+IN_FLIGHT = 2  # clocks whose pushes a worker has not heard of, at most, before it goes on
+
+
 def next_view(
     number: tuple[int, int],
     members: Iterable[Member],
@@ -134,7 +137,7 @@ def next_view(
         elif member.id not in alive:
             clocks = reached.get(member.incarnation, [member.first_clock])
             last = max(*clocks, first_clock)
-            done = last if closes else min(clocks)
+            done = last if closes else max(min(clocks), last - IN_FLIGHT)
             gone.append(msgspec.structs.replace(member, last_clock=last, done_clock=done))
     servers = tuple(m for m in present if m.role == "server")
     arcs: tuple[Arcs, ...] = ()

@@ -71,8 +71,8 @@ class Made:
 
     def all_applied(self, entry: Contribution) -> None:
         """All parts of it have been."""
-        for change in self.changes:
-            _settled(entry, change.copy)
+        for number, _ in entry.parts:
+            _settled(entry, self._replication.copies[number])
 
     def release(self) -> None:
         """They have it."""
@@ -150,6 +150,7 @@ class Replay:
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
                 self._execution.saving.before(copy.number, message.round + 1, out)
+                self._execution.saving.past(copy.number, message.round + 1)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)

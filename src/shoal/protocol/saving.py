@@ -41,6 +41,7 @@ class Saving:
         self._clocks = clocks
         self._replication = replication
         self._tables: tuple[str, ...] = ()
+        self._failures = 0
         self._taken: dict[int, int] = {}  # by copy: the latest clock that was passed
         self._latest: dict[int, tuple[int, int]] = {}  # ... that was taken here; since all was: n
 
@@ -70,6 +71,12 @@ class Saving:
         """Whether a push of `clock` has to wait for a marker."""
         return self.marker(spec, clock) > self._clocks.minimum
 
+    def past(self, number: int, clock: int) -> None:
+        """A push is applied that may be of `clock` or later: that is in no earlier checkpoint."""
+        if self._every:
+            copy = self._replication.copies[number]
+            copy.closed = max(copy.closed, self.latest(clock) + 1)
+
     def before(self, number: int, clock: int, out: Effects) -> None:
         """All rounds below `clock` are in a shard's rows, and it may be changed next.
 
@@ -86,16 +93,20 @@ class Saving:
     def _taken_of(self, number: int, clock: int) -> Save:
         """Rows as they are now: all, or what has changed since they were taken last."""
         shard, copy = self._shards[number], self._replication.copies[number]
+        failures = self._failures
         since, in_a_row = self._latest.get(number, (-1, 0))
         changes = shard.changes() if 0 < in_a_row < IN_A_ROW else None
         if changes is None:
             since, in_a_row = -1, 0
         state = shard.state(copied=True) if changes is None else changes
         self._latest[number] = clock, in_a_row + 1
+        if self._failures != failures:  # perhaps of the file that this one goes on from
+            self._latest.clear()
         return Save(clock, copy.table, shard.spec, copy.rows, state, self._tables, since)
 
     def begin_anew(self) -> None:
         """A file was not written: the next ones have all rows. (Called from any thread.)"""
+        self._failures += 1
         self._latest.clear()
 
     def reached(self, clock: int, out: Effects) -> None:

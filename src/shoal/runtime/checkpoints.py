@@ -24,7 +24,7 @@ from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
 from shoal.runtime.folder import folder_of
-from shoal.runtime.shards import SINCE, Tables, with_earlier
+from shoal.runtime.shards import SINCE, SINCE_CRC, Tables, with_earlier
 from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 
@@ -56,6 +56,7 @@ class Writer:
         self._left_out = left_out
         self._lock = Lock()
         self._bytes = 0
+        self._wrote: dict[tuple[int, int], tuple[str, int]] = {}  # by arc: checksum, clock
         self._waiting: SimpleQueue[Save | None] = SimpleQueue()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -79,7 +80,11 @@ class Writer:
     def _run(self) -> None:
         while (save := self._waiting.get()) is not None:
             try:
-                _write(self._folder, save, self._offset)
+                key = save.table, save.rows.start
+                if save.since >= 0 and self._wrote.get(key, ("", 0))[1] != save.since:
+                    raise ValueError("the file that it goes on from was not written")
+                crc = _write(self._folder, save, self._offset, self._wrote.get(key, ("", 0))[0])
+                self._wrote[key] = crc, save.clock
             except Exception as error:  # whatever it is: the server goes on, and the next is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
                 self._left_out()
@@ -91,7 +96,8 @@ def _size(save: Save) -> int:
     return sum(tensor.nbytes for tensor in save.state.values())
 
 
-def _write(folder: Path, save: Save, offset: int) -> None:
+def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
+    """A file; `before` is the checksum of the one that it goes on from. Returns its own."""
     tensors = {f"0.{name}": tensor.contiguous() for name, tensor in save.state.items()}
     described: Tables = [(save.spec, (save.rows.start, save.rows.stop))]
     metadata = {
@@ -100,12 +106,17 @@ def _write(folder: Path, save: Save, offset: int) -> None:
     }
     if save.since >= 0:
         metadata[SINCE] = folder_of(save.since + offset)
+        metadata[SINCE_CRC] = before
     folder = folder / folder_of(save.clock + offset)
-    write_verified(folder / f"arc-{save.table}-{save.rows.start}.safetensors", tensors, metadata)
+    path = folder / f"arc-{save.table}-{save.rows.start}.safetensors"
+    return write_verified(path, tensors, metadata)
 
 
-def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
-    """Write a file whole or not at all, with checksums of its tensors and of what it says."""
+def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> str:
+    """Write a file whole or not at all, with checksums of its tensors and of what it says.
+
+    Returns the first of them.
+    """
     metadata = {**told, "crc32": str(_checksum(tensors))}
     metadata["told"] = str(_told(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +125,7 @@ def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str,
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
     fresh.rename(path)
+    return metadata["crc32"]
 
 
 def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -199,7 +211,7 @@ class Checkpoints:
                     return True
                 tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
                 wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
-            except (SafetensorError, OSError, msgspec.DecodeError):
+            except (SafetensorError, OSError, ValueError):
                 return True
             for spec, rows in tables:
                 specs[spec.name] = spec

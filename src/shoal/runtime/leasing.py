@@ -49,7 +49,8 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
     ...     optimizer.step(weight=0.0 if loss is None else 1.0)
     """
     asked = client if client is not None else current().client
-    alone = all(spec.consistency.name == "asp" for spec in asked.view.tables)
+    rules = [spec.consistency.name for spec in asked.view.tables]
+    alone = bool(rules) and set(rules) == {"asp"}
     while not (lease := _ask(asked, TakeLease(epochs, batches, alone))).over:
         first = lease.first if lease.count else None
         for at in range(max(lease.count, 1)):

@@ -27,6 +27,7 @@ from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
+SINCE_CRC = "since_crc32"  # ... and that file's checksum
 SINCE = "since"  # in a file's metadata: the folder with that of which it has the changes
 
 
@@ -126,11 +127,15 @@ def with_earlier(path: Path) -> list[Path]:
 
     Raises:
         SafetensorError, OSError: one cannot be read
+        ValueError: one is not the file that was gone on from
     """
-    found = [path]
+    found, crc = [path], ""
     while found[-1].exists():
         with safe_open(found[-1], "pt") as file:
-            since = (file.metadata() or {}).get(SINCE, "")
+            metadata = file.metadata() or {}
+        if crc and metadata.get("crc32") != crc:  # another server has written its own
+            raise ValueError(f"it goes on from another {found[-1].parent.name}/{path.name}")
+        since, crc = metadata.get(SINCE, ""), metadata.get(SINCE_CRC, "")
         earlier = path.parent.parent / since / path.name
         if not since.isdigit() or earlier in found:
             break
@@ -142,7 +147,7 @@ def _read(path: Path, number: int) -> dict[str, Any]:
     """What a file has, on top of what it goes on from."""
     try:
         *later, whole = with_earlier(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
     state = _tensors(whole, number)
     for each in reversed(later):

@@ -6,6 +6,7 @@ is resumed draws the random numbers that the first would have drawn: dropout's, 
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from shoal.runtime.checkpoints import read_verified, write_verified
 from shoal.runtime.folder import folder_of
 
 _BUFFER = "buffer."
+
+log = logging.getLogger("shoal.worker")
 
 
 class WorkerStates:
@@ -40,8 +43,11 @@ class WorkerStates:
         if self._every and clock % self._every == 0:
             tensors, python = _random_state()
             buffers = dict(module.named_buffers())
-            tensors |= {_BUFFER + name: each.detach().clone() for name, each in buffers.items()}
-            write_verified(self._path(clock + self._offset), tensors, {"python": python})
+            tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}
+            try:
+                write_verified(self._path(clock + self._offset), tensors, {"python": python})
+            except (OSError, SafetensorError, ValueError) as error:  # training goes on
+                log.warning("state at clock %d could not be written: %s", clock, error)
 
     def take_up(self, clock: int, module: nn.Module) -> bool:
         """Go on from the state at a checkpoint; False where this worker has left none there.

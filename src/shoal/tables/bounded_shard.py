@@ -118,7 +118,7 @@ class BoundedShard(SparseShard):
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         super().restore(held, state, same)
         if "uses" in state:
-            keys, drawn = state["keys"].numpy().view(np.uint64), int(state["drawn"][0])
+            keys, drawn = state["keys"].numpy().view(np.uint64), int(state.get("drawn", [1])[0])
             self._index.recall(keys, state["uses"].numpy(), drawn)
 
     def _put(self, keys: np.ndarray, records: np.ndarray) -> None:

@@ -47,7 +47,7 @@ def test_it_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 5, "stop": 2}))
     started, exited = read_reports(ours, 2)
     assert started["started"] == "a"
-    assert exited == {"exited": "a", "code": 1}
+    assert exited == {"exited": "a", "pid": started["pid"], "code": 1}
     assert json.loads((tmp_path / "error").read_text())["type"] == "InvalidValue"
     ours.close()
     assert process.communicate(timeout=10)[1] == ""

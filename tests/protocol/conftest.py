@@ -19,6 +19,7 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
+from shoal.protocol.markers import Markers
 from shoal.protocol.messages import (
     SCHEDULER,
     Because,
@@ -233,7 +234,7 @@ class Chain:
         arc = Arc(KeyRange(0, ROWS), tuple(range(length)))
         self.view = replace(view, arcs=((arc,),) * len(tables))
         self.servers = [
-            ServerMachine(Session(f"server-{r}", "server"), DenseShard, save_every=save_every)
+            ServerMachine(Session(f"server-{r}", "server"), DenseShard, markers=Markers(save_every))
             for r in range(length)
         ]
         self.under_way = []  # (from, effect) between servers

@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.protocol.consistency import VectorClock
+from shoal.protocol.markers import Markers
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.replication import Replication
 from shoal.protocol.saving import Saving
@@ -130,7 +131,7 @@ def test_after_a_file_that_was_not_written_all_rows_are(rigs):
     copies = {0: Copy(0, 0, Arc(spec.keys, (0,)))}
     replication = Replication(copies)
     replication.rank = 0
-    saving = Saving(1, {0: shard}, VectorClock(), replication)
+    saving = Saving(Markers(1), {0: shard}, VectorClock(), replication)
     since = []
     for clock in range(1, 22):
         if clock == 4:
@@ -152,7 +153,7 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
     shard = open_shard(spec, spec.keys)
     replication = Replication({0: Copy(0, 0, Arc(spec.keys, (0,)))})
     replication.rank = 0
-    saving = Saving(1, {0: shard}, VectorClock(), replication)
+    saving = Saving(Markers(1), {0: shard}, VectorClock(), replication)
     staged = shard.stage(spec.keys, 10)
     staged.keys[:], staged.values[:] = range(10), 1
     shard.apply(staged, None)

@@ -130,7 +130,7 @@ def test_somebody_is_lost_again_before_the_first_view(make):
     for node in ("server-0", "worker-0"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
     rig.at(10.0)  # server-1 was silent
-    assert rig.notes("lost") == [{"name": "server-1", "node": "server-1"}]
+    assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
     rig.receive("server-0", Frozen((1, 1), (), 0))
     assert rig.view is None
     rig.join("server-1")
@@ -248,7 +248,7 @@ def test_what_a_former_self_says_does_not_count(make):
     rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
     rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
     rig.at(20.0)  # the new self was never heard of
-    assert rig.notes("lost") == [{"name": "worker-0", "node": "worker-0"}]
+    assert [note["name"] for note in rig.notes("lost")] == ["worker-0"]
 
 
 def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
@@ -272,7 +272,7 @@ def test_a_silent_worker_leaves_with_its_last_clock(make):
     for node, incarnation in (("server-0", 1), ("worker-0", 2)):
         rig.receive(node, Heartbeat(incarnation, 0, (1, 1)))
     rig.at(10.0)
-    assert rig.notes("lost") == [{"name": "worker-1", "node": "worker-1"}]
+    assert [note["name"] for note in rig.notes("lost")] == ["worker-1"]
     rig.promise(clocks=((2, 9), (3, 7)), open_round=7)
     assert rig.view.reason == "worker-1 left"
     assert [(m.name, m.last_clock) for m in rig.view.departed] == [("worker-1", 7)]

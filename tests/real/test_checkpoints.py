@@ -45,6 +45,19 @@ def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_pat
     assert clocks == [40, 60]  # it goes on with them
 
 
+def test_checkpoints_by_the_clock_on_the_wall_are_cuts_as_well(tmp_path):
+    more = ["--lr", "0.01", "--epochs", "60", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
+    whole = train("digits", "--servers", 2, "--replicas", 2, *more, "--out", tmp_path)
+    clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
+    assert len(clocks) > 2
+    at = clocks[len(clocks) // 2]
+    assert len(list((whole.path / "checkpoints" / f"{at:010}").glob("worker-*"))) == 2
+    resumed = train("--resume", whole.path, "--resume-at", at, "--servers", 3, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert 60 < len(after) < len(before)
+    assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
+
+
 def test_dropout_and_batch_norm_go_on_as_they_would_have(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.apps.why import explain
 from shoal.cli import main
 from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
+from shoal.reports.events import read_events
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
@@ -177,6 +179,28 @@ def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_pat
         with Client(address, ClientOptions(init_timeout_s=30.0)) as client:
             assert len(client.view.servers) == 2
         watching.join()
+
+
+def test_whoever_has_started_a_process_knows_when_it_has_ended(tmp_path):
+    """Over TCP a connection that breaks proves nothing for 3 s: one that the engine has does."""
+    folder = RunFolder.create(tmp_path, "run")
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    more = {"replicas": 2, "token": "secret", "events": str(folder.events)}
+    with LocalEngine(folder) as engine:
+        start_cluster(engine, 2, 1, listen, server_listen="tcp://127.0.0.1:0", **more)
+        options = ClientOptions(init_timeout_s=30.0, token="secret")
+        with Client(listen, options) as client:
+            os.kill(engine.pid("server-1"), signal.SIGKILL)
+            until(lambda: engine.exits(0.01), "the engine sees it")
+            until(lambda: len(client.view.servers) == 1, "the others are told")
+    lost = [each for each in read_events(folder.events) if each["kind"] == "lost"]
+    assert [(each["name"], each["how"]) for each in lost] == [("server-1", "its process has ended")]
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):

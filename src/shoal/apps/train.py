@@ -127,7 +127,7 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
-    if (job.checkpoint_every or job.resume) and not traits.uses_servers:
+    if (job.saves or job.resume) and not traits.uses_servers:
         raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
     if job.slow_workers == "drop" and not traits.uses_servers:
         raise InvalidValue(f"strategy {job.strategy!r} sums over all workers, and can drop none")
@@ -181,6 +181,7 @@ def cluster_tasks(
     elastic: bool = False,
     slow_share: float = 0.0,
     checkpoint_every: int = 0,
+    checkpoint_every_s: float = 0.0,
     passed: int = 0,
     ledger: dict[str, Any] | None = None,
 ) -> list[Task]:
@@ -199,11 +200,13 @@ def cluster_tasks(
     scheduler = engine.address("scheduler")
     common = {"events": str(engine.folder.events), "started_at": started_at}
     policy = {"elastic": elastic, "slow_share": slow_share, "ledger": ledger, "passed": passed}
+    policy["checkpoint_s"] = checkpoint_every_s
+    saves = checkpoint_every > 0 or checkpoint_every_s > 0
     tasks = [scheduler_task(engine, scheduler, servers, workers, replicas, **policy, **common)]
     more = {
         "save": str(engine.folder.shards.resolve()) if save else "",
         "init": init,
-        "checkpoints": str(engine.folder.checkpoints.resolve()),
+        "checkpoints": str(engine.folder.checkpoints.resolve()) if saves else "",
         "checkpoint_every": checkpoint_every,
         "passed": passed,
         **common,
@@ -239,6 +242,7 @@ def tasks_of(
         slow_share=SLOW_SHARE[job.slow_workers],
         init=begun_with(job.resume, passed),
         checkpoint_every=job.checkpoint_every,
+        checkpoint_every_s=job.checkpoint_every_s,
         passed=passed,
         ledger=_ledger(job, passed),
     )

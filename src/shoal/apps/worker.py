@@ -23,6 +23,7 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
+from shoal.protocol.markers import Markers
 from shoal.protocol.messages import Leased
 from shoal.runtime import imports
 from shoal.runtime.client import Client, ClientOptions
@@ -81,10 +82,11 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
-        states = WorkerStates(paths.checkpoints, rank, spec.checkpoint_every, passed)
+        markers = Markers(spec.checkpoint_every)
+        states = WorkerStates(paths.checkpoints, rank, markers, passed)
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
-            if not WorkerStates(resumed, rank, 0).take_up(passed, learner.module):
+            if not WorkerStates(resumed, rank, Markers()).take_up(passed, learner.module):
                 log_to.info("this worker left no random state at clock %d: it begins anew", passed)
         progress = Progress(
             spec, client, learner, dataset, log, len(batches), strategy.in_step, states
@@ -158,13 +160,16 @@ class Progress:
                 samples=int(result.weight),
                 staleness=result.staleness,
             )
-        self._states.reached(self._client.clock, self._learner.module)
+        self._reached()
         if step % self._every == 0:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
-        self._states.reached(self._client.clock, self._learner.module)  # it may end with a round
+        self._reached()  # it may end with a round
         self.evaluate(epoch, step)
+
+    def _reached(self) -> None:
+        self._states.reached(self._client.view, self._client.clock, self._learner.module)
 
     def evaluate(self, epoch: int, step: int) -> None:
         if step == self._evaluated_at:

@@ -136,7 +136,7 @@ class Launcher:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._report({"exited": name, "code": os.waitstatus_to_exitcode(status)})
+        self._report({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _report(self, report: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

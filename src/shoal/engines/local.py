@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import shutil
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from types import TracebackType
 
@@ -34,10 +36,16 @@ from shoal.errors import (
     ShoalError,
     by_name,
 )
+from shoal.protocol.obituary import Obituary
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.node import Node
+from shoal.transport import Identity
+
+log = logging.getLogger("shoal.engine")
 
 OFTEN, OFTEN_S = 20, 10.0  # a process that is killed so often in so many seconds is given up
 LATE_S = 20.0  # when all others have ended, for those that were started again
+TELL_S = 5.0  # for the scheduler to hear of a death; it may be starting again
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
 
 
@@ -115,7 +123,24 @@ class LocalEngine:
             else:
                 self.running.pop(report["exited"], None)
                 ended.append(Exit(report["exited"], report["code"]))
+                if report["code"] and "scheduler" in self.running:
+                    Thread(target=self.report_death, args=(report["pid"],), daemon=True).start()
         return ended
+
+    def report_death(self, pid: int) -> None:
+        """Tell the scheduler, which would otherwise wait until that process has been silent."""
+        task = self._tasks["scheduler"]
+        obituary = Obituary(socket.gethostname(), pid, TELL_S)
+        me = Identity(
+            f"engine-{pid}-{os.urandom(4).hex()}", "worker", token=task.args.get("token", "")
+        )
+        node = Node(obituary, me, scheduler=task.args["listen"])
+        try:
+            node.run()
+        except ShoalError as error:
+            log.warning("the scheduler could not be told that process %d has ended: %s", pid, error)
+        finally:
+            node.close()
 
     def join(
         self,

@@ -56,6 +56,7 @@ def run_scheduler(
     elastic: bool = False,
     slow_share: float = 0.0,
     slow_s: float = 5.0,
+    checkpoint_s: float = 0.0,
     ledger: dict[str, Any] | None = None,
     passed: int = 0,
 ) -> None:
@@ -71,6 +72,7 @@ def run_scheduler(
         elastic=elastic,
         slow_share=slow_share,
         slow_s=slow_s,
+        checkpoint_s=checkpoint_s,
     )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)
@@ -130,10 +132,12 @@ def run_server(
     imports:  modules of the user's, which define access methods
     save:     the folder that gets its shards when the run has ended in order
     init:     the folder of a run whose rows tables begin with
-    checkpoints:  the folder that gets one every so many clocks; `passed` are before the first
+    checkpoints:  the folder that gets one every so many clocks, and where views name one; `passed`
+                  clocks are before the first
     """
     import torch
 
+    from shoal.protocol.markers import Markers
     from shoal.protocol.server import ServerMachine
     from shoal.protocol.shards import OpenShard
     from shoal.runtime.checkpoints import Writer
@@ -147,7 +151,7 @@ def run_server(
     torch.set_num_threads(threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
     options = SessionOptions(join_timeout_s=init_timeout_s)
-    session = Session(name, "server", host=socket.gethostname(), rank=rank, options=options)
+    session = Session(name, "server", "", socket.gethostname(), rank, options, process=os.getpid())
     log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
 
     def note(each: Note) -> None:
@@ -166,9 +170,9 @@ def run_server(
     opened: OpenShard = open_shard
     if init:
         opened = SavedShards(Path(init)).beginning(open_shard)
-    machine = ServerMachine(session, opened, save_every=checkpoint_every)
+    machine = ServerMachine(session, opened, markers=Markers(checkpoint_every))
     writer = None
-    if checkpoint_every:
+    if checkpoints:
         writer = Writer(Path(checkpoints), passed, left_out=machine.saving.begin_anew)
     node = Node(
         machine,

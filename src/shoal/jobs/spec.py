@@ -44,6 +44,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], Meta(description="where a worker is killed: end the run, go on without it, start another in its place, or have the others do its data")] = "stop"
     slow_workers: Annotated[Literal["wait", "drop"], Meta(description="a worker that the others wait for more than half of the time: wait, or go on without it")] = "wait"
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
+    checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
     resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3
@@ -66,6 +67,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
     out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
     # fmt: on
+
+    @property
+    def saves(self) -> bool:
+        """Whether there are to be checkpoints."""
+        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.servers)

@@ -45,10 +45,9 @@ def join_refusal(
     return None
 
 
-def range_lost(dead: Member, rows: Sequence[str], silence_s: float) -> RangeLost:
+def range_lost(dead: Member, rows: Sequence[str], how: str) -> RangeLost:
     """The end of a run: a server has died, and nobody else has these rows."""
     where = f" on {dead.host}" if dead.host else ""
-    how = f"not heard of for {silence_s:g} s, or its connection broke"
     all_of = ", ".join(rows) or "everything"
     return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
@@ -159,4 +158,5 @@ def next_view(
         arcs=arcs,
         departed=(*earlier, *gone),
         reason=reason,
+        markers=previous.markers if previous is not None else (),
     )

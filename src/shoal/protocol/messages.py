@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import msgspec
-
 from shoal.protocol.chain_messages import Past, Replicate, Replicated, Seen, State
+from shoal.protocol.outside_messages import Because, Died, Heard, Waiting, Why
 from shoal.protocol.parts import KEY_BYTES, SAME, Body, Part
 from shoal.protocol.views import NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -20,7 +19,10 @@ Group = Literal["scheduler", "servers", "workers"]
 PROTOCOL_VERSION = 1
 SCHEDULER: NodeId = "scheduler"
 
-__all__ = ["KEY_BYTES", "SAME", "Body", "Part", "Past", "Replicate", "Replicated", "Seen", "State"]
+__all__ = [
+    "KEY_BYTES", "SAME", "Because", "Body", "Died", "Heard", "Part", "Past", "Replicate",
+    "Replicated", "Seen", "State", "Waiting", "Why",
+]  # fmt: skip
 
 
 # ---------------------------------------------------------------------------- handshake
@@ -65,6 +67,7 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     address: str
     host: str
     rank: int = -1  # a wish; -1 for any
+    process: int = 0  # its number on that host
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):
@@ -135,37 +138,6 @@ class Waited(Body, frozen=True, array_like=True, tag=True):
 
     incarnation: int
     seconds: tuple[tuple[int, float], ...]
-
-
-class Why(Body, frozen=True, array_like=True, tag=True):
-    """Ask who waits for whom. Also people may, who are no members."""
-
-
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody waits.
-
-    who, what:  waits with which request
-    reason:     for whom
-    seconds:    since when
-    """
-
-    who: str
-    what: str
-    reason: str
-    seconds: float
-
-
-class Because(Body, frozen=True, array_like=True, tag=True):
-    """Who waits at `name`.
-
-    slow: of the scheduler, workers by the part of the last `over_s` in which others waited for them
-    """
-
-    name: str
-    waits: tuple[Waiting, ...]
-    view: View | None = None
-    slow: tuple[tuple[str, float], ...] = ()
-    over_s: float = 0.0
 
 
 class Leave(Body, frozen=True, array_like=True, tag=True):
@@ -389,7 +361,7 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
     | Drain | Drained | Freeze | Frozen | NewView | Learned | Leave | Stays
-    | Waited | Why | Because
+    | Waited | Why | Because | Died | Heard
     | Declare | NotDeclared | Enter | Released | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Replicate | Replicated | State

@@ -28,6 +28,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     replicas:          servers that have a copy of each row, where there are as many
     slow_share:        a worker is dropped that others have waited for in so much of the last
                        slow_s; 0 for nobody
+    checkpoint_s:      a view names a clock for a checkpoint as often as that; 0 for never
     elastic:           workers may join and leave while the run goes on
     """
 
@@ -44,6 +45,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     pause_s: float = 10.0
     slow_share: float = 0.0
     slow_s: float = 5.0
+    checkpoint_s: float = 0.0
 
 
 def check_options(options: SchedulerOptions) -> None:

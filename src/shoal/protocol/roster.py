@@ -31,7 +31,8 @@ class Roster:
         taken = {m.rank for m in self.members.values() if m.role == asked.role}
         free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
         rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
-        member = Member(node, asked.role, rank, self.next_incarnation, asked.address, asked.host)
+        incarnation, at = self.next_incarnation, asked.address
+        member = Member(node, asked.role, rank, incarnation, at, asked.host, asked.process)
         self.next_incarnation += 1
         self.members[node] = member
         return member
@@ -44,6 +45,11 @@ class Roster:
     def finish(self, node: NodeId) -> None:
         self.finished.add(node)
         self._silent_at.pop(node, None)
+
+    def of(self, process: int, host: str) -> list[NodeId]:
+        """The members that this process is, if it is any."""
+        here = [m for m in self.members.values() if m.process == process and m.host == host]
+        return [member.id for member in here if process]
 
     def at_work(self) -> list[NodeId]:
         """Workers that have not finished."""

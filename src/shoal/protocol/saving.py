@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.machine import Effects, Save
+from shoal.protocol.markers import Markers
 from shoal.protocol.replication import Replication
 from shoal.protocol.shards import Shard
 from shoal.protocol.views import FOREVER, View
@@ -26,17 +27,17 @@ IN_A_ROW = 16  # a file with all rows, and those of what has changed since, one 
 class Saving:
     """Which checkpoints have been taken of the copies here.
 
-    every:  clocks from one to the next; 0 for none
+    markers:  the clocks that have one
     """
 
     def __init__(
         self,
-        every: int,
+        markers: Markers,
         shards: Mapping[int, Shard],
         clocks: VectorClock,
         replication: Replication,
     ) -> None:
-        self._every = every
+        self._markers = markers
         self._shards = shards
         self._clocks = clocks
         self._replication = replication
@@ -48,24 +49,24 @@ class Saving:
     def adopt(self, view: View, clock: int) -> None:
         """Copies that have come here go on where those before them stopped."""
         self._tables = tuple(spec.name for spec in view.tables)
-        if self._every:
+        self._markers.adopt(view)
+        if self._markers:
             copies = self._replication.copies
             reached = {n: self._replication.reached(n, clock) for n in copies}
             self._taken = {
-                n: self._taken.get(n, min(at, FOREVER - 1) // self._every * self._every)
-                for n, at in reached.items()
+                n: self._taken.get(n, self._markers.latest(at)) for n, at in reached.items()
             }
 
     def marker(self, spec: TableSpec, clock: int) -> int:
         """The latest marker that is passed at `clock`; 0 where the table has none."""
         rule = spec.consistency
-        if not self._every or rule.name != "ssp" or rule.settles == "close":
+        if rule.name != "ssp" or rule.settles == "close" or spec.kind == "handled":
             return 0
-        return 0 if spec.kind == "handled" else self.latest(clock)
+        return self._markers.latest(clock)
 
     def latest(self, clock: int) -> int:
         """The latest clock of a checkpoint that is passed at `clock`."""
-        return clock // self._every * self._every if self._every and clock < FOREVER else 0
+        return self._markers.latest(clock)
 
     def holds(self, spec: TableSpec, clock: int) -> bool:
         """Whether a push of `clock` has to wait for a marker."""
@@ -73,7 +74,7 @@ class Saving:
 
     def past(self, number: int, clock: int) -> None:
         """A push is applied that may be of `clock` or later: that is in no earlier checkpoint."""
-        if self._every:
+        if self._markers:
             copy = self._replication.copies[number]
             copy.closed = max(copy.closed, self.latest(clock) + 1)
 
@@ -82,11 +83,11 @@ class Saving:
 
         Where later ones are as well, the server that was the tail before has taken it, or nobody.
         """
-        if not self._every or clock >= FOREVER:
+        if not self._markers or clock >= FOREVER:
             return
         copy = self._replication.copies[number]
-        while self._taken.get(number, 0) + self._every <= clock:
-            due = self._taken[number] = self._taken.get(number, 0) + self._every
+        while (due := self._markers.following(self._taken.get(number, 0))) <= clock:
+            self._taken[number] = due
             if copy.arc.tail == self._replication.rank and copy.closed <= due:
                 out.append(self._taken_of(number, due))
 
@@ -111,6 +112,6 @@ class Saving:
 
     def reached(self, clock: int, out: Effects) -> None:
         """This server has come to that clock, as a head; others' rows to what it was told."""
-        if self._every:
+        if self._markers:
             for number in self._shards:
                 self.before(number, self._replication.reached(number, clock), out)

@@ -40,12 +40,14 @@ from shoal.protocol.messages import (
     Abort,
     Because,
     Declare,
+    Died,
     Drained,
     End,
     Enter,
     Finish,
     Finished,
     Frozen,
+    Heard,
     Heartbeat,
     HeartbeatSeen,
     Join,
@@ -171,19 +173,20 @@ class SchedulerMachine:
             self._end(JoinTimeout(reason), now, out)
             return
         for node in self.roster.silent(now):
-            self._lost(node, now, out)
+            how = f"not heard of for {self.options.silence_s:g} s, or its connection broke"
+            self._lost(node, how, now, out)
         self._views.tick(now, out)
 
-    def _lost(self, node: NodeId, now: float, out: Effects) -> None:
+    def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
         member = None if self.ended else self.roster.remove(node)
         if member is None:  # the one before has ended the run, in the same tick
             return
         self._stragglers.forget(member)
         self.leases.withdraw(member.incarnation)
-        out.append(Note("lost", {"name": member.name, "node": node}))
+        out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
         rows = self._views.bereaved(member)
         if rows is not None:
-            self._end(range_lost(member, rows, self.options.silence_s), now, out)
+            self._end(range_lost(member, rows, how), now, out)
             return
         self._views.hurry(now, out)
         self._views.consider(now, out)
@@ -194,8 +197,8 @@ class SchedulerMachine:
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.roster.members.get(sender)
-        if isinstance(message, Why):
-            out.append(Send(sender, self._because(now)))
+        if isinstance(message, Why | Died):
+            self._told_from_outside(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
@@ -235,7 +238,7 @@ class SchedulerMachine:
                 for slow, reason in self._stragglers.slow(self.roster, now):
                     out.append(Note("dropped", {"name": slow.name, "reason": reason}))
                     out.append(Send(slow.id, End(reason, "dropped")))
-                    self._lost(slow.id, now, out)
+                    self._lost(slow.id, "dropped", now, out)
             case Leave():
                 against = self._relocating.wants_to_go(self.view, member, self.roster.servers())
                 if against:
@@ -248,7 +251,7 @@ class SchedulerMachine:
             case Lease():
                 self.leases.ask(sender, message)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
-                self._lost(sender, now, out)
+                self._lost(sender, "it was told of an end", now, out)
             case Finish():
                 self.roster.finish(sender)
                 self.leases.gone(member.incarnation, FOREVER)
@@ -260,6 +263,18 @@ class SchedulerMachine:
                 self._end(RunAborted(f"{member.name}: {reason}"), now, out)
             case _:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def _told_from_outside(
+        self, sender: NodeId, message: Why | Died, now: float, out: Effects
+    ) -> None:
+        """Somebody asks, or has seen a process end, who may be no member."""
+        if isinstance(message, Why):
+            out.append(Send(sender, self._because(now)))
+            return
+        out.append(Send(sender, Heard(message.process)))
+        for node in self.roster.of(message.process, message.host):
+            if node not in self.roster.finished:
+                self._lost(node, "its process has ended", now, out)
 
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.roster.members.get(sender)

@@ -33,6 +33,7 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
+from shoal.protocol.markers import Markers
 from shoal.protocol.messages import (
     SCHEDULER,
     Drain,
@@ -72,7 +73,7 @@ class ServerMachine:
         session: Session,
         open_shard: OpenShard,
         replication: ReplicationOptions | None = None,
-        save_every: int = 0,
+        markers: Markers | None = None,
     ) -> None:
         self.session = session
         self._holding = Holding(open_shard)
@@ -81,7 +82,7 @@ class ServerMachine:
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
         self.replication = Replication(self._holding.copies, replication)
-        self.saving = Saving(save_every, self.shards, self.clocks, self.replication)
+        self.saving = Saving(markers or Markers(), self.shards, self.clocks, self.replication)
         self.intake = Intake(self.gate, self.shards, self.saving)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)

@@ -94,6 +94,7 @@ class Session:
         host: str = "",
         rank: int = -1,
         options: SessionOptions | None = None,
+        process: int = 0,
     ) -> None:
         self.me = me
         self.role: Role = role
@@ -104,7 +105,7 @@ class Session:
         self.view_id: ViewId = NO_VIEW
         self.progress = 0
         self.ended = False
-        self._join = Join(me, role, address, host, rank)
+        self._join = Join(me, role, address, host, rank, process)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
@@ -119,6 +120,11 @@ class Session:
     @property
     def name(self) -> str:
         return f"{self.role}-{self.rank}" if self.rank >= 0 else self.role
+
+    @property
+    def process(self) -> int:
+        """Its number on its host."""
+        return self._join.process
 
     @property
     def address(self) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from shoal.protocol.declared import Declared
 from shoal.protocol.leases import Leases
 from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.markers import marked
 from shoal.protocol.membership import closed_up, decide_view, next_view
 from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
 from shoal.protocol.moving import settled
@@ -57,16 +58,24 @@ class Succession:
         self._over = False
         self._still_until = inf  # no rows move before, because they could not
         self._crowded: list[str] = []
+        self._mark_at = inf  # when a view for a checkpoint is due
+        self._to_mark = False  # ... and is being made
 
     def end(self) -> None:
         """No more are made."""
         self._over, self._proposal = True, None
 
     def wakes_at(self) -> float:
-        return self._proposal.again_at if self._proposal is not None else self._still_until
+        waiting = self._proposal.again_at if self._proposal is not None else self._still_until
+        return min(waiting, self._mark_at)
 
     def tick(self, now: float, out: Effects) -> None:
         """Ask again whoever has not answered; give up what takes too long."""
+        if now >= self._mark_at:
+            self._mark_at = now + self._options.checkpoint_s
+            if self._roster.at_work():
+                self._to_mark = True
+                self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
             if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
                 self.hurry(now, out)
@@ -173,7 +182,13 @@ class Succession:
         drained = drained and all(member.id in self._roster.members for member in before)
         if proposal.drains and not drained:
             self._still_until = now + self._options.pause_s
-        self._adopt(self._next(proposal.number, drained, promises, reason), out)
+        view = self._next(proposal.number, drained, promises, reason)
+        if self._to_mark:
+            self._to_mark = False
+            view = msgspec.structs.replace(view, markers=marked(view, promises))
+        if self._options.checkpoint_s and self._mark_at == inf:
+            self._mark_at = now + self._options.checkpoint_s
+        self._adopt(view, out)
         self.consider(now, out)
 
     def _adopt(self, view: View, out: Effects) -> None:

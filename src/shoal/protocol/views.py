@@ -22,6 +22,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     A worker counts in the rounds `[first_clock, last_clock)`.
 
+    process:     its number on its host; 0 where nobody could say that it has ended
     done_clock:  of one that is gone: what it did below this is on all servers
     """
 
@@ -31,6 +32,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int
     address: str = ""
     host: str = ""
+    process: int = 0
     first_clock: int = 0
     last_clock: int = FOREVER
     done_clock: int = FOREVER
@@ -71,6 +73,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     arcs:      of each table, in order; `protocol.placement` makes them
     departed:  workers that left with a last clock which some server may still have ahead
+    markers:   the latest clocks that are to have a checkpoint, where views name them
     """
 
     term: int
@@ -81,6 +84,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     arcs: tuple[tuple[Arc, ...], ...] = ()
     departed: tuple[Member, ...] = ()
     reason: str = ""
+    markers: tuple[int, ...] = ()
 
     @property
     def id(self) -> ViewId:

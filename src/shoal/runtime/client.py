@@ -74,6 +74,7 @@ class Client:
             host=socket.gethostname(),
             rank=self.options.rank,
             options=SessionOptions(join_timeout_s=self.options.init_timeout_s),
+            process=os.getpid(),
         )
         patience = WorkerOptions(sync_timeout_s=self.options.sync_timeout_s)
         machine = CollectiveWorker(session, patience)

@@ -17,6 +17,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from shoal.errors import DataCorrupt
+from shoal.protocol.markers import Markers
+from shoal.protocol.views import View
 from shoal.runtime.checkpoints import read_verified, write_verified
 from shoal.runtime.folder import folder_of
 
@@ -28,19 +30,20 @@ log = logging.getLogger("shoal.worker")
 class WorkerStates:
     """Those of one worker, in a run's folder of checkpoints.
 
-    every:   clocks from one to the next; 0 for none
+    markers: the clocks that have one
     offset:  the clock of the checkpoint that the run goes on from
     """
 
-    def __init__(self, folder: Path, rank: int, every: int, offset: int = 0) -> None:
+    def __init__(self, folder: Path, rank: int, markers: Markers, offset: int = 0) -> None:
         self._folder = folder
         self._rank = rank
-        self._every = every
+        self._markers = markers
         self._offset = offset
 
-    def reached(self, clock: int, module: nn.Module) -> None:
+    def reached(self, view: View, clock: int, module: nn.Module) -> None:
         """Write the state down, if that clock of this run has a checkpoint."""
-        if self._every and clock % self._every == 0:
+        self._markers.adopt(view)
+        if self._markers.at(clock):
             tensors, python = _random_state()
             buffers = dict(module.named_buffers())
             tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}

@@ -56,6 +56,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "note installed",
     "checkpoint",
     "marked checkpoint",
+    "checkpoint by time",
     "slow worker",
     "taken for dead alive",
     "restart worker",

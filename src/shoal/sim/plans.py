@@ -11,7 +11,9 @@ from shoal.sim.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
-SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that in most seeds
+SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
+CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
+PROVEN = 0.3  # in which deaths are seen by who started the process
 LEASED, BATCH_BYTES = 0.25, 60
 
 
@@ -30,6 +32,8 @@ class Plan(msgspec.Struct, frozen=True):
     bounded: bool
     leased: bool
     save_every: int
+    checkpoint_s: float
+    proves_death: bool
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -40,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
         replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
         rule = random.choice(rules)
         bounded = Random(seed * 19 + 7).random() < BOUNDED
+        by_time = seed % 4 == 0
         leased = Random(seed * 37 + 5).random() < LEASED
         return Plan(
             seed,
@@ -62,7 +67,9 @@ class Plan(msgspec.Struct, frozen=True):
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
             leased=leased,
-            save_every=SAVE_EVERY if rule.settles == "close" else 2 * SAVE_EVERY * (seed % 4 > 0),
+            save_every=0 if by_time else SAVE_EVERY * (1 if rule.settles == "close" else 2),
+            checkpoint_s=CHECKPOINT_S * by_time,
+            proves_death=Random(seed * 41 + 3).random() < PROVEN,
         )
 
     def phases(self) -> tuple[str, ...]:

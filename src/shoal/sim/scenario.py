@@ -11,7 +11,9 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import Note
+from shoal.protocol.markers import Markers
 from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.obituary import Obituary
 from shoal.protocol.placement import copies_of, lost
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import GoAway
@@ -86,6 +88,7 @@ class Scenario:
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
         self.world.on_save = self._cuts.add
+        self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
         self._scheduler_options = SchedulerOptions(
             servers=plan.servers,
@@ -99,6 +102,7 @@ class Scenario:
             pause_s=0.5,
             slow_share=SLOW_SHARE if Random(seed * 29 + 3).random() < DROPPING else 0.0,
             slow_s=0.5,
+            checkpoint_s=plan.checkpoint_s,
         )
         self._session_options = SessionOptions(
             join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
@@ -120,7 +124,7 @@ class Scenario:
             return None
         node = f"worker-{self._workers_made}"
         self._workers_made += 1
-        session = Session(node, "worker", options=self._session_options)
+        session = Session(node, "worker", options=self._session_options, process=self._made)
         options = WorkerOptions(
             sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=200
         )
@@ -132,8 +136,9 @@ class Scenario:
         """Start another server."""
         if self._full():
             return None
-        session = Session(f"server-{self._servers_made}", "server", options=self._session_options)
+        node = f"server-{self._servers_made}"
         self._servers_made += 1
+        session = Session(node, "server", options=self._session_options, process=self._made)
         replication = ReplicationOptions(
             credit_bytes=200,
             resend_s=0.05,
@@ -144,13 +149,17 @@ class Scenario:
             compare_bytes=200,
         )
         self._servers[session.me] = ServerMachine(
-            session, open_shard, replication, self.plan.save_every
+            session, open_shard, replication, Markers(self.plan.save_every)
         )
         self.world.add(session.me, self._servers[session.me])
         return session.me
 
+    @property
+    def _made(self) -> int:
+        return self._workers_made + self._servers_made
+
     def _full(self) -> bool:
-        return self._workers_made + self._servers_made >= INCARNATIONS - 4
+        return self._made >= INCARNATIONS - 4
 
     def send_away(self, server: NodeId) -> None:
         """Somebody wants a server to go."""
@@ -255,6 +264,16 @@ class Scenario:
             self.world.coverage["taken for dead alive"] += 1
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
 
+    def _on_crash(self, node: NodeId) -> None:
+        """In some seeds somebody has started it, who sees it end and says so."""
+        machine = self.world.nodes[node].machine
+        if self.plan.proves_death and isinstance(machine, ServerMachine | WorkerMachine):
+            process = machine.session.process
+            self.world.at(self.world.now, lambda: self._report_death(process))
+
+    def _report_death(self, process: int) -> None:
+        self.world.add(f"engine-{process}", Obituary("", process, 1.0))
+
     def _on_event(self, sim: SimNode) -> None:
         if sim.node in self._servers:
             check_parked(sim.node, self._servers[sim.node])
@@ -317,6 +336,8 @@ class Scenario:
         atomic = whole and (closes or not ledger.crashed)
         found = self._cuts.check(self.plan.clocks, acknowledged, atomic)
         self.world.coverage["checkpoint" if closes else "marked checkpoint"] += found
+        if self.plan.checkpoint_s:
+            self.world.coverage["checkpoint by time"] += found
 
     def _never_in(self, sim: SimNode) -> bool:
         """Whether it came too late for any view."""

@@ -101,6 +101,7 @@ class World:
         self.lines: list[str] | None = [] if keep_lines else None
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
         self.on_save: Callable[[Save], None] = lambda save: None
+        self.on_crash: Callable[[NodeId], None] = lambda node: None
         self.on_event: Callable[[SimNode], None] = lambda node: None
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
@@ -138,6 +139,7 @@ class World:
         if sim.program is not None:
             sim.program.close()
         self._connections.died(node)
+        self.on_crash(node)
         if tell:
             for other in list(self.nodes.values()):
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]

@@ -19,14 +19,16 @@ _SPEC = TableSpec(
     consistency=ssp(3),
 )
 _ARC = Arc(KeyRange(0, 10), (0, 2), 5)
-_VIEW = View(2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died")
+_VIEW = View(
+    2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died", (9, 1 << 40)
+)
 
 EXAMPLES: list[m.Message] = [
     m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),
     m.Hello(m.PROTOCOL_VERSION, "job", "node-b", "worker", 0, b"", b"proof"),
     m.Welcome("node-a", b"", True),
     m.Denied("wrong token"),
-    m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a"),
+    m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a", 2, 1 << 22),
     m.Joined(7, 0),
     m.NotJoined("the run is complete"),
     m.NotJoined("too many", True),
@@ -41,6 +43,8 @@ EXAMPLES: list[m.Message] = [
     m.Why(),
     m.Because("server-0", (m.Waiting("worker-1", "pull w[0:9)", "waits for worker-0", 2.5),)),
     m.Because("scheduler", (), _VIEW, (("worker-0", 0.75),), 5.0),
+    m.Died("host-a", 1 << 22),
+    m.Heard(1 << 22),
     m.Leave(7),
     m.Stays("it is the last server"),
     m.NewView(_VIEW),

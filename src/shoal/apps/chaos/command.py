@@ -70,7 +70,7 @@ def run_chaos(
         undisturbed = run_job(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
     folder.job.write_text(dump_job(job))
-    if early and not job.checkpoint_every:
+    if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
     marks = folder.path / "marks"
     marks.mkdir()

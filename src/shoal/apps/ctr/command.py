@@ -86,6 +86,7 @@ def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -
         preload=SPARSE,
         replicas=spec.replicas,
         checkpoint_every=spec.checkpoint_every,
+        checkpoint_every_s=spec.checkpoint_every_s,
         passed=passed,
     )
     for rank in range(spec.workers):

@@ -42,6 +42,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
+    checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
     resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     seed: Annotated[int, Meta(ge=0, description="of factors, layers and the order of rows")] = 0
@@ -60,7 +61,12 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def clocked(self) -> bool:
         """Whether workers tell servers when a step is over."""
-        return self.strategy != "asgd" or self.checkpoint_every > 0
+        return self.strategy != "asgd" or self.saves
+
+    @property
+    def saves(self) -> bool:
+        """Whether there are to be checkpoints."""
+        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
 
     @property
     def consistency(self) -> Consistency:

@@ -1,0 +1,75 @@
+"""Markers: the clocks that have a checkpoint. Every so many, or those that views name.
+
+A view that is made for a checkpoint names a clock that no worker can have come to, so that servers
+and workers know of it in time. Seconds are the scheduler's: nobody else's clock counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.protocol.messages import Frozen
+from shoal.protocol.views import FOREVER, View
+from shoal.tables.spec import TableSpec
+
+AHEAD = 4  # clocks, beyond what servers have seen: workers may be ahead of that
+KEPT = 16  # the latest ones, in a view
+
+
+class Markers:
+    """Which clocks have one.
+
+    every:  clocks from one to the next; 0 where views name them
+
+    >>> markers = Markers(10)
+    >>> markers.latest(25), markers.following(25), markers.at(30)
+    (20, 30, True)
+    """
+
+    def __init__(self, every: int = 0) -> None:
+        self._every = every
+        self._named: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._every or self._named)
+
+    def adopt(self, view: View) -> None:
+        """The clocks that it names."""
+        self._named = view.markers
+
+    def at(self, clock: int) -> bool:
+        return self.latest(clock) == clock > 0
+
+    def latest(self, clock: int) -> int:
+        """The latest one that is passed at `clock`; 0 for none."""
+        if clock >= FOREVER:
+            return 0
+        regular = clock // self._every * self._every if self._every else 0
+        return max(regular, *(each for each in self._named if each <= clock), 0)
+
+    def following(self, clock: int) -> int:
+        """The first after `clock`, of those that are known; FOREVER for none."""
+        named = min((each for each in self._named if each > clock), default=FOREVER)
+        return min(named, (clock // self._every + 1) * self._every) if self._every else named
+
+
+def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
+    """The clocks that a view names, and one more: beyond all that servers have seen or applied.
+
+    view:      the one before
+    promises:  of servers, which do nothing until they have the new one
+    """
+    clocks = [clock for each in promises for _, clock in each.clocks]
+    opened = [each.open_round for each in promises]
+    seen = max((at for at in (*clocks, *opened) if at < FOREVER), default=0)
+    heads = max((each.replayed for each in promises), default=0) + _staleness(view.tables)
+    if view.markers and view.markers[-1] > max(seen, heads):
+        return view.markers  # the last one is still to come
+    return (*view.markers, max(seen, heads) + AHEAD)[-KEPT:]
+
+
+def _staleness(tables: Sequence[TableSpec]) -> int:
+    """How far a worker may be ahead of the clock that its head has told."""
+    rules = [spec.consistency for spec in tables]
+    return max((rule.staleness for rule in rules if rule.name == "ssp"), default=0)

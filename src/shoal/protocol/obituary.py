@@ -1,0 +1,42 @@
+"""Obituary: whoever started a process has seen it end, and tells the scheduler."""
+
+from __future__ import annotations
+
+from math import inf
+
+from shoal.protocol.machine import Arrival, Discard, Effects, Event, Received, Send, Stop
+from shoal.protocol.messages import SCHEDULER, Died, Heard, Message
+from shoal.protocol.views import NodeId
+
+AGAIN_S = 0.1
+
+
+class Obituary:
+    """Says it until the scheduler has heard it, for `limit_s` at most."""
+
+    def __init__(self, host: str, process: int, limit_s: float) -> None:
+        self._told = Died(host, process)
+        self._limit_s = limit_s
+        self._until = inf
+        self._again_at = 0.0
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        return Discard("nothing is asked that comes with a payload")
+
+    def handle(self, event: Event, now: float) -> Effects:
+        self._until = min(self._until, now + self._limit_s)
+        if now >= self._until or (isinstance(event, Received) and isinstance(event.message, Heard)):
+            return [Stop(None)]
+        if now < self._again_at:
+            return []
+        self._again_at = now + AGAIN_S
+        return [Send(SCHEDULER, self._told)]
+
+    def deadline(self) -> float | None:
+        return self._again_at
+
+    def check(self) -> None:
+        """It has nothing that could be wrong."""
+
+    def address_of(self, node: NodeId) -> str | None:
+        return None

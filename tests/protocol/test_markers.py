@@ -1,0 +1,73 @@
+"""Which clocks have a checkpoint: every so many, or those that views name."""
+
+from msgspec.structs import replace
+
+from shoal.protocol.markers import AHEAD, KEPT, Markers, marked
+from shoal.protocol.messages import Freeze, Frozen
+from shoal.protocol.views import FOREVER, View
+from shoal.tables.spec import TableSpec, bsp, ssp
+
+VIEW = View(1, 1, (), (), (TableSpec("w", 8, consistency=bsp()),))
+
+
+def test_those_that_views_name_and_every_so_many():
+    markers = Markers()
+    assert not markers
+    assert (markers.latest(100), markers.following(0)) == (0, FOREVER)
+    markers.adopt(replace(VIEW, markers=(7, 30)))
+    assert [markers.latest(at) for at in (6, 7, 29, 30, FOREVER)] == [0, 7, 7, 30, 0]
+    assert [markers.following(at) for at in (0, 7, 30)] == [7, 30, FOREVER]
+    assert [at for at in range(40) if markers.at(at)] == [7, 30]
+    both = Markers(10)
+    both.adopt(replace(VIEW, markers=(7,)))
+    assert [at for at in range(35) if both.at(at)] == [7, 10, 20, 30]
+    assert [both.following(at) for at in (0, 7, 10)] == [7, 10, 20]
+
+
+def test_a_marker_is_after_all_that_any_server_has_seen():
+    promises = [Frozen((1, 2), ((11, 4), (12, FOREVER)), 3), Frozen((1, 2), ((11, 5),), FOREVER)]
+    assert marked(VIEW, promises) == (5 + AHEAD,)
+    heads = [Frozen((1, 2), ((11, 4),), 3, replayed=9)]
+    assert marked(VIEW, heads) == (9 + AHEAD,)
+    ahead = replace(VIEW, tables=(TableSpec("w", 8, consistency=ssp(3)),))
+    assert marked(ahead, heads) == (9 + 3 + AHEAD,)  # its head may let a worker be so far ahead
+
+
+def test_the_last_one_is_still_to_come():
+    before = replace(VIEW, markers=(3, 9))
+    assert marked(before, [Frozen((1, 2), ((11, 8),), 8)]) == (3, 9)
+    assert marked(before, [Frozen((1, 2), ((11, 9),), 9)]) == (3, 9, 9 + AHEAD)
+
+
+def test_only_the_latest_are_kept():
+    view = VIEW
+    for clock in range(0, 20 * KEPT, 20):
+        view = replace(view, markers=marked(view, [Frozen((1, 2), ((11, clock),), clock)]))
+    assert len(view.markers) == KEPT
+    assert view.markers[-1] == 20 * (KEPT - 1) + AHEAD
+
+
+def test_views_name_them_as_often_as_the_scheduler_is_told_to(rigs):
+    rig = rigs.SchedulerRig(checkpoint_s=5.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    assert rig.view.markers == ()
+    rig.at(4.9)
+    assert rig.sent(Freeze) == []
+    rig.at(5.0)
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 2))}
+    rig.promise(clocks=((2, 30), (3, 28)), open_round=28)
+    assert rig.view.markers == (30 + AHEAD,)
+    assert rig.view.reason == "a checkpoint is due"
+    again = rig.restart()  # it goes on naming them, and remembers those it has named
+    again.at(6.0)
+    again.promise()
+    assert again.view.markers == (30 + AHEAD,)
+    again.at(11.0)
+    again.promise(clocks=((2, 50),), open_round=50)
+    assert again.view.markers == (30 + AHEAD, 50 + AHEAD)
+
+
+def test_without_seconds_none_are_named(rigs):
+    rig = rigs.SchedulerRig()
+    rig.join("server-0", "worker-0", "worker-1")
+    assert rig.machine.deadline() == 10.0  # silence

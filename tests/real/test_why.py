@@ -1,7 +1,9 @@
 """`shoal why`, and workers that are dropped because the others wait for them."""
 
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +16,7 @@ from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.jobs.spec import from_mapping
+from shoal.reports.events import read_events
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import TableSpec, bsp
@@ -124,3 +127,44 @@ def test_a_script_goes_on_without_a_worker_that_is_too_slow(tmp_path):
     told = json.loads((folder / "logs" / "worker-2.error").read_text())
     assert told["type"] == "Dropped"
     assert "the others waited for worker-2" in told["message"]
+
+
+MODEL = """
+import os, time, torch
+
+class Model(torch.nn.Sequential):
+    def __init__(self, slow):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        self.slow = slow
+
+    def forward(self, x):
+        if self.slow and self.training:
+            time.sleep(0.3)
+        return super().forward(x)
+
+def make():  # one worker is slow, until it is started again
+    try:
+        os.close(os.open(os.path.join(os.path.dirname(__file__), "taken"), os.O_CREAT | os.O_EXCL))
+        return Model(True)
+    except FileExistsError:
+        return Model(False)
+"""
+
+
+def test_others_do_what_a_slow_worker_had_and_it_comes_again(tmp_path, monkeypatch):
+    (tmp_path / "slow_model.py").write_text(MODEL)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)
+    epochs = 150
+    words = ["--model", "slow_model:make", "--workers", 3, "--epochs", epochs, "--batch-size", 32]
+    words += ["--on-worker-loss", "reassign", "--slow-workers", "backup", "--out", tmp_path]
+    done = CliRunner().invoke(main, ["train", "digits", *map(str, words), "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    [slow] = summary["dropped"]
+    events = list(read_events(Path(summary["run_dir"]) / "events.jsonl"))
+    views = [each["reason"] for each in events if each["kind"] == "view"]
+    assert [reason for reason in views if slow in reason] == [f"{slow} left", f"{slow} joined"]
+    assert summary["reassigned"] > 0
+    counted = sum(each["samples"] for each in events if each["kind"] == "step")
+    assert epochs * 1438 - 32 <= counted <= epochs * 1438  # its last counted, or another's did

@@ -80,8 +80,9 @@ def run_job(
             spare = spare_processes(job.servers, job.replicas)
             spare += workers if job.on_worker_loss == "replace" else []
             given_up = workers if job.on_worker_loss in ("drop", "reassign") else ()
+            returning = workers if job.slow_workers == "backup" else ()
             with resumable(folder, "train"):
-                engine.join(tick, spare=spare, given_up=given_up)
+                engine.join(tick, spare=spare, given_up=given_up, returning=returning)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -129,11 +130,16 @@ def check_job(job: JobSpec) -> None:
         )
     if (job.saves or job.resume) and not traits.uses_servers:
         raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
-    if job.slow_workers == "drop" and not traits.uses_servers:
+    if job.slow_workers != "wait" and not traits.uses_servers:
         raise InvalidValue(f"strategy {job.strategy!r} sums over all workers, and can drop none")
     if job.on_worker_loss != "stop" and not traits.uses_servers:
         raise InvalidValue(
             f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
+        )
+    if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
+        raise InvalidValue(
+            "slow_workers 'backup' has others do what a slow worker had: add --on-worker-loss "
+            "reassign"
         )
     if job.on_worker_loss == "reassign":
         _check_leases(job)
@@ -238,7 +244,7 @@ def tasks_of(
         job.transport,
         started_at,
         replicas=job.replicas if servers else 1,
-        elastic=job.on_worker_loss == "replace",
+        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
         slow_share=SLOW_SHARE[job.slow_workers],
         init=begun_with(job.resume, passed),
         checkpoint_every=job.checkpoint_every,

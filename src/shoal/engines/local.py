@@ -148,18 +148,20 @@ class LocalEngine:
         tick_s: float = 0.1,
         spare: Collection[str] = (),
         given_up: Collection[str] = (),
+        returning: Collection[str] = (),
     ) -> None:
         """Wait for every process; raises for the first that did not end well.
 
         tick:   called every `tick_s` meanwhile, for progress displays
         spare:  who is started again where it is killed, unless that happens too often
         given_up:  whom the others do without
+        returning: who is started again where it was dropped because it was slow
         """
         failed: list[Exit] = []
         give_up_at = float("inf")
         while self.running and monotonic() < give_up_at:
             for each in self.exits(tick_s):
-                if self._may_go(each, spare, given_up):
+                if self._may_go(each, spare, given_up, returning):
                     continue
                 if each.code:
                     failed.append(each)
@@ -178,7 +180,13 @@ class LocalEngine:
         at_work = any(name.startswith("worker") for name in names)
         return not at_work and names <= self._started_again.keys()
 
-    def _may_go(self, each: Exit, spare: Collection[str], given_up: Collection[str]) -> bool:
+    def _may_go(
+        self,
+        each: Exit,
+        spare: Collection[str],
+        given_up: Collection[str],
+        returning: Collection[str],
+    ) -> bool:
         """Whether the run goes on without a process, or with another in its place."""
         if each.code < 0:
             return each.name in given_up or (each.name in spare and self.start_again(each.name))
@@ -188,6 +196,8 @@ class LocalEngine:
                 return self.start_again(each.name)
             if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
                 return True
+        if isinstance(report, Dropped) and each.name in returning:
+            self.start_again(each.name)
         return isinstance(report, Dropped)
 
     def start_again(self, name: str) -> bool:

@@ -42,7 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], Meta(description="where a worker is killed: end the run, go on without it, start another in its place, or have the others do its data")] = "stop"
-    slow_workers: Annotated[Literal["wait", "drop"], Meta(description="a worker that the others wait for more than half of the time: wait, or go on without it")] = "wait"
+    slow_workers: Annotated[Literal["wait", "drop", "backup"], Meta(description="a worker that the others wait for more than half of the time: wait, go on without it, or have others do what it had and let it come again (with --on-worker-loss reassign)")] = "wait"
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
     checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""

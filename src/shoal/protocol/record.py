@@ -12,7 +12,7 @@ from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.views import Member, NodeId, View
 
 # By what becomes of slow workers: the part of the time after which one is dropped, 0 for never.
-SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5})
+SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):

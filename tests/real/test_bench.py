@@ -106,3 +106,15 @@ def test_sides_take_turns():
     ours, theirs = by_turns(sides, count=2, rounds=3, warm_up=0)
     assert calls == ["a", "a", "b", "b"] * 3
     assert [len(batch) for batch in ours] == [len(batch) for batch in theirs] == [2, 2, 2]
+
+
+def test_replicas_are_measured_beside_one_and_beside_bare_processes():
+    words = ["bench", "dense", "--replicas", "2", "--rounds", "1", "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "shoal.cli", *words], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    small, large = json.loads(ended.stdout.splitlines()[-1])["rows"]
+    assert isclose(small["ratio"], small["value"] / small["ceiling"])
+    assert large["peer_name"] == "bare processes"
+    assert isclose(large["peer_ratio"], large["value"] / large["peer"])

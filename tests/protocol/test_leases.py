@@ -236,7 +236,7 @@ def logged(grants, returned=()):
 )
 def test_what_was_done_at_a_clock(clock, left):
     """Of three batches each, from the first clock on; and one worker has gone on to the next."""
-    record = as_of(clock, 2, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
+    record = as_of(clock, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
     assert list(record.returned) == left
     assert (record.epochs, record.batches, record.untouched) == (2, 6, (2, 0))
     assert Leases(record).over == (not left)
@@ -245,18 +245,18 @@ def test_what_was_done_at_a_clock(clock, left):
 def test_what_was_returned_is_done_by_whoever_had_it_next():
     grants = [(0, 0, 0, 6)]
     events = [*logged(grants, [(0, 4, 2)]), *logged([(7, 0, 4, 2)])]
-    assert [span.count for span in as_of(6, 1, events).returned] == [2]
-    assert as_of(9, 1, events).returned == ()
+    assert [span.count for span in as_of(6, events, 1).returned] == [2]
+    assert as_of(9, events, 1).returned == ()
 
 
 def test_a_run_that_went_on_with_another_goes_on():
     """Its clocks are counted from where it began, and more epochs are asked for by now."""
-    first = as_of(2, 2, logged([(0, 0, 0, 6)]))
+    first = as_of(2, logged([(0, 0, 0, 6)]))
     begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}
-    again = as_of(5, 3, [begun, *logged([(0, 0, 2, 4)])])
+    again = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 3)
     assert again.returned == (Span(0, 5, 1), Span(1, 0, 6))
     assert (again.epochs, again.untouched) == (3, (2, 0))
     assert len(list(Leases(again).undone())) == 1 + 6 + 6
-    fewer = as_of(5, 1, [begun, *logged([(0, 0, 2, 4)])])
+    fewer = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 1)
     assert fewer.returned == (Span(0, 5, 1),)
     assert (fewer.epochs, fewer.untouched) == (1, (1, 0))

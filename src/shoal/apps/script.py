@@ -2,63 +2,118 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from shoal.apps.train import begun_with, cluster_tasks, resumable, resumed_at
 from shoal.engines.base import Task
-from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import UsageError
+from shoal.errors import InvalidValue, UsageError
+from shoal.protocol.leases import LedgerRecord, as_of
+from shoal.reports.events import read_events
 from shoal.runtime.folder import RunFolder
 
 
-def run_script(
-    script: Path,
-    args: list[str],
-    workers: int,
-    servers: int,
-    out: Path,
-    title: str,
-    imports: Sequence[str] = (),
-    replicas: int = 1,
-    slow_share: float = 0.0,
-    on_worker_loss: str = "stop",
-) -> Path:
-    """Run `script` on `workers` processes with `servers` servers; returns the run's folder.
+@dataclass(frozen=True)
+class ScriptRun:
+    """How a script is run.
+
+    imports:         modules of the user's, which define access methods
+    slow_share:      a worker is dropped that the others wait for in so much of the time; 0 for none
+    on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
+    checkpoint_every, checkpoint_every_s:  clocks or seconds from one checkpoint to the next
+    resume:          the folder of a run, whose checkpoint of clock `resume_at` (-1: the last) this
+                     one goes on from
+    """
+
+    workers: int
+    servers: int
+    out: Path
+    title: str = ""
+    imports: Sequence[str] = ()
+    replicas: int = 1
+    slow_share: float = 0.0
+    on_worker_loss: str = "stop"
+    checkpoint_every: int = 0
+    checkpoint_every_s: float = 0.0
+    resume: str = ""
+    resume_at: int = -1
+
+
+def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
+    """Run `script` on workers of its own with servers; returns the run's folder.
 
     Rank 0 writes to this terminal, the others to their logs.
 
-    slow_share: a worker is dropped that the others wait for in so much of the time; 0 for none
-    on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
+    Raises:
+        DataMissing, DataCorrupt: there is no checkpoint to go on from, or it is damaged
+        ProcessDied, RangeLost: the run could not go on
     """
-    folder = RunFolder.create(out, title or script.stem)
+    if not how.servers and (how.checkpoint_every or how.checkpoint_every_s or how.resume):
+        raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
+    passed = resumed_at(how.resume, how.resume_at)
+    begun = begun_with(how.resume, passed)
+    folder = RunFolder.create(how.out, how.title or script.stem)
     with LocalEngine(folder) as engine:
-        scheduler = start_cluster(
-            engine, servers, workers, imports=imports, replicas=replicas, slow_share=slow_share
-        )
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        for rank in range(workers):
-            env = {
-                "SHOAL_SCHEDULER": scheduler,
-                "SHOAL_RANK": str(rank),
-                "OMP_NUM_THREADS": str(threads),
-            }
+        for task in cluster_tasks(
+            engine,
+            how.servers,
+            how.workers,
+            "unix",
+            time.time(),
+            init=begun,
+            save=False,
+            replicas=how.replicas,
+            slow_share=how.slow_share,
+            checkpoint_every=how.checkpoint_every,
+            checkpoint_every_s=how.checkpoint_every_s,
+            passed=passed,
+            ledger=_ledger(how.resume, passed),
+            imports=how.imports,
+        ):
+            engine.start(task)
+        threads = max(1, (os.cpu_count() or 1) // how.workers)
+        env = {"SHOAL_SCHEDULER": engine.address("scheduler"), "OMP_NUM_THREADS": str(threads)}
+        if passed:
+            env |= {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": _tables(begun)}
+        names = [f"worker-{rank}" for rank in range(how.workers)]
+        for rank, name in enumerate(names):
             engine.start(
                 Task(
-                    f"worker-{rank}",
+                    name,
                     "shoal.apps.script:worker_main",
                     {"script": str(script.resolve()), "args": args, "threads": threads},
-                    env=env,
+                    env={**env, "SHOAL_RANK": str(rank)},
                     inherit_output=rank == 0,
                 )
             )
-        names = [f"worker-{rank}" for rank in range(workers)]
-        given_up = names if on_worker_loss == "drop" else ()
-        engine.join(spare=spare_processes(servers, replicas), given_up=given_up)
+        given_up = names if how.on_worker_loss == "drop" else ()
+        with resumable(folder, "run", str(script)):
+            engine.join(spare=spare_processes(how.servers, how.replicas), given_up=given_up)
     return folder.path
+
+
+def _ledger(resume: str, passed: int) -> dict[str, Any] | None:
+    """What was done when the checkpoint was taken, where the script has leased its data."""
+    events = RunFolder(Path(resume)).events
+    record = as_of(passed, read_events(events)) if passed and events.exists() else LedgerRecord()
+    return msgspec.to_builtins(record) if record.batches else None
+
+
+def _tables(folder: str) -> str:
+    """The names of those that a checkpoint has."""
+    from shoal.runtime.shards import SavedShards
+
+    return json.dumps(list(SavedShards(Path(folder)).tables))
 
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:

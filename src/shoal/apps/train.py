@@ -90,14 +90,14 @@ def run_job(
 
 
 @contextmanager
-def resumable(folder: RunFolder, command: str) -> Iterator[None]:
-    """Where rows are lost, say how to go on."""
+def resumable(folder: RunFolder, command: str, words: str = "") -> Iterator[None]:
+    """Where rows are lost, say how to go on: by this command, with these words behind it."""
     try:
         yield
     except RangeLost as lost:
         if not folder.checkpoints.exists():
             raise
-        how = f"shoal {command} --resume {folder.path}"
+        how = f"shoal {command} --resume {folder.path} {words}".rstrip()
         raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
 
 
@@ -164,7 +164,7 @@ def _ledger(job: JobSpec, clock: int) -> dict[str, Any] | None:
     if job.on_worker_loss != "reassign" or not clock:
         return None
     events = read_events(RunFolder(Path(job.resume)).events)
-    record = as_of(clock, job.epochs, events)
+    record = as_of(clock, events, job.epochs)
     if not record.batches:
         raise InvalidValue(
             f"{job.resume} was trained without leases: resume it without on_worker_loss 'reassign'"
@@ -190,6 +190,7 @@ def cluster_tasks(
     checkpoint_every_s: float = 0.0,
     passed: int = 0,
     ledger: dict[str, Any] | None = None,
+    imports: Sequence[str] = (),
 ) -> list[Task]:
     """A run's processes but for its workers: a scheduler, and servers.
 
@@ -200,6 +201,7 @@ def cluster_tasks(
     save:     whether servers leave their shards
     ledger:   which of the data are done, where workers are leased them
     preload:  modules that servers and workers share
+    imports:  ... of the user's, that servers import as well
     """
     if init:
         shard_files(Path(init))  # or nothing is started
@@ -215,6 +217,7 @@ def cluster_tasks(
         "checkpoints": str(engine.folder.checkpoints.resolve()) if saves else "",
         "checkpoint_every": checkpoint_every,
         "passed": passed,
+        "imports": list(imports),
         **common,
     }
     listen = "" if transport == "unix" else "tcp://127.0.0.1:0"

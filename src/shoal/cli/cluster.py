@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -53,45 +54,37 @@ _init_timeout = click.option(
     show_default=True,
     help="where one is killed: end the run, or go on without it",
 )
+@click.option(
+    "--checkpoint-every", type=click.IntRange(0), default=0, help="clocks between checkpoints"
+)
+@click.option("--checkpoint-every-s", type=click.FloatRange(0), default=0.0, help="... or seconds")
+@click.option("--resume", default="", help="go on with the run in this folder, from a checkpoint")
+@click.option("--resume-at", type=click.IntRange(-1), default=-1, help="... of this clock")
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
 @_imports
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    workers: int,
-    servers: int,
-    replicas: int,
     slow_workers: str,
-    on_worker_loss: str,
     out: str,
-    title: str,
     imports: tuple[str, ...],
     script: str,
     args: tuple[str, ...],
+    **how: Any,
 ) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster.
     """
-    from shoal.apps.script import run_script
+    from shoal.apps.script import ScriptRun, run_script
     from shoal.protocol.record import SLOW_SHARE
     from shoal.runtime.imports import importable
 
-    found = [importable(each) for each in imports]
+    found, share = [importable(each) for each in imports], SLOW_SHARE[slow_workers]
+    asked = ScriptRun(out=Path(out), imports=found, slow_share=share, **how)
     with ended_by_signals():
-        folder = run_script(
-            Path(script),
-            list(args),
-            workers,
-            servers,
-            Path(out),
-            title,
-            found,
-            replicas,
-            SLOW_SHARE[slow_workers],
-            on_worker_loss,
-        )
+        folder = run_script(Path(script), list(args), asked)
     click.echo(f"run: {folder}", err=True)
 
 

@@ -8,6 +8,7 @@ python script.py  a scheduler and servers start here, for this only worker
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import secrets
 import shutil
@@ -44,7 +45,8 @@ def init(
     imports:     modules, or files, that define access methods; this process imports them, and so
                  do the servers that are started here
 
-    Returns the context: `rank`, `world_size`, `client`. It is closed when the process ends.
+    Returns the context: `rank`, `world_size`, `client`, and `resumed_at` where the run goes on with
+    another one's checkpoint. It is closed when the process ends.
 
     >>> context = shoal.init()                      # doctest: +SKIP
     >>> context.rank, context.world_size            # doctest: +SKIP
@@ -81,7 +83,9 @@ def init(
         if engine is not None:
             engine.stop()
         raise
-    context = Context(client.rank, client.world_size, client)
+    tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
+    passed = _number(env, "SHOAL_RESUMED_AT", 0)
+    context = Context(client.rank, client.world_size, client, passed, tables)
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)

@@ -197,11 +197,11 @@ class Leases:
             yield from ((each, at) for at in range(self._batches))
 
 
-def as_of(clock: int, epochs: int, events: Iterable[Mapping[str, Any]]) -> LedgerRecord:
+def as_of(clock: int, events: Iterable[Mapping[str, Any]], epochs: int = 0) -> LedgerRecord:
     """The ledger when all workers had finished so many clocks, from what a scheduler has logged.
 
-    epochs:  of the run that goes on with it
     events:  `ledger`, what the run began with; `leased`, `returned`
+    epochs:  of the run that goes on with it, if these are others
     """
     began, passed, done_at = LedgerRecord(), 0, dict[tuple[int, int], int]()
     for each in events:
@@ -215,6 +215,7 @@ def as_of(clock: int, epochs: int, events: Iterable[Mapping[str, Any]]) -> Ledge
         elif each["kind"] == "returned":
             for at in range(each["count"]):
                 done_at.pop((each["epoch"], each["first"] + at), None)
+    epochs = epochs or began.epochs
     left = [b for b in Leases(began).undone() if done_at.get(b, clock) >= clock and b[0] < epochs]
     spans: list[Span] = []
     for epoch, batch in left:

@@ -16,11 +16,15 @@ class Context:
     """
     rank, world_size:  of this worker; they do not change during the run
     client:            pushes, pulls, advances and barriers
+    resumed_at:        the clocks that are over, in the run that this one goes on with; 0 in others
+    resumed_tables:    ... and the tables that begin with the rows that they had then
     """
 
     rank: int
     world_size: int
     client: Client
+    resumed_at: int = 0
+    resumed_tables: frozenset[str] = frozenset()
     models: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False

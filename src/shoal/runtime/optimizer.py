@@ -42,8 +42,9 @@ class Optimizer(torch.optim.Optimizer):
     staleness: the bound of ssp
 
     Parameters and gradients become views of flat buffers. All workers start from rank 0's
-    parameters. Call `step(weight=len(batch))` where batches differ in size; a worker whose data
-    end first just ends, and the others go on.
+    parameters, or from a checkpoint's where the run goes on with one. Call
+    `step(weight=len(batch))` where batches differ in size; a worker whose data end first just ends,
+    and the others go on.
 
     `step` refuses what the servers would not hear of. InvalidValue: a hyper-parameter other than
     the rate has changed, or the groups' rates differ. UsageError: the parameters were written to
@@ -80,9 +81,11 @@ class Optimizer(torch.optim.Optimizer):
         self._wrapped = True
 
     def _begin(self) -> Any:
-        for spec in self._strategy.tables(self._model):
+        specs = self._strategy.tables(self._model)
+        for spec in specs:
             yield DeclareTable(spec)
-        yield from self._strategy.begin(self._model, self._context.rank)
+        there = bool(specs) and {spec.name for spec in specs} <= self._context.resumed_tables
+        yield from self._strategy.begin(self._model, -1 if there else self._context.rank)
 
     @overload
     def step(self, closure: None = None, *, weight: float = 1.0) -> None: ...

@@ -1,0 +1,100 @@
+"""`shoal run`: checkpoints of a user's own script, and runs that go on with them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli import main
+
+pytestmark = pytest.mark.real
+
+SCRIPT = """
+import json, sys, torch, shoal
+
+STEPS = 40
+with shoal.init() as context:
+    torch.manual_seed(7)
+    model = torch.nn.Linear(6, 1)
+    if context.resumed_at:
+        torch.nn.init.zeros_(model.weight)  # whatever is here, the checkpoint has the parameters
+    optimizer = shoal.Optimizer(torch.optim.Adam(model.parameters(), lr=0.05))
+    data = torch.randn(STEPS, 16, 6, generator=torch.Generator().manual_seed(context.rank))
+    losses = {}
+    for step in range(context.resumed_at, STEPS):
+        optimizer.zero_grad()
+        loss = (model(data[step]) - data[step].sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses[step] = loss.item()
+    if context.rank == 0:
+        print(json.dumps(losses))
+"""
+
+LEASES = """
+import json, sys, torch, shoal
+
+with shoal.init() as context:
+    client = context.client
+    rule = {"access": shoal.Access("sum"), "merge": "sum", "consistency": shoal.bsp()}
+    client.create_table(shoal.TableSpec("done", 60, **rule))
+    for epoch, batch in shoal.leases(epochs=2, batches=30):
+        if batch is not None:
+            client.push("done", torch.ones(1), torch.tensor([30 * epoch + batch]))
+        client.advance().wait()
+        if client.clock == int(sys.argv[1]):
+            sys.exit("enough")
+    client.advance(last=True).wait()
+    client.barrier("done")
+    out = torch.empty(60)
+    client.blocking.pull("done", out=out)
+    if context.rank == 0:
+        print(json.dumps(out.tolist()))
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    """Runs a script; its exit code, what rank 0 has printed, and the folder."""
+
+    def ran(script, *words, args=()):
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        options = ["run", "--out", str(tmp_path), *map(str, words), str(path), *args]
+        result = CliRunner().invoke(main, options)
+        folder = max(tmp_path.glob("script-*"), default=None)
+        return result, capfd.readouterr().out, folder
+
+    return ran
+
+
+def test_a_script_goes_on_with_the_parameters_of_a_checkpoint(run):
+    result, printed, folder = run(SCRIPT, "--servers", 2, "--checkpoint-every", 15)
+    assert result.exit_code == 0, result.output
+    before = json.loads(printed)
+    assert sorted(int(each.name) for each in (folder / "checkpoints").iterdir()) == [15, 30]
+    result, printed, _ = run(SCRIPT, "--servers", 3, "--resume", folder, "--resume-at", 15)
+    assert result.exit_code == 0, result.output
+    after = json.loads(printed)
+    assert list(after) == [str(step) for step in range(15, 40)]
+    assert all(abs(before[step] - loss) < 1e-6 for step, loss in after.items())
+
+
+def test_leases_go_on_where_the_checkpoint_was_taken(run):
+    result, _, folder = run(LEASES, "--checkpoint-every", 5, args=["17"])
+    assert result.exit_code != 0
+    result, printed, _ = run(LEASES, "--resume", folder, args=["-1"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(printed) == [1.0] * 60
+
+
+def test_checkpoints_need_servers(run):
+    result, _, _ = run(SCRIPT, "--servers", 0, "--checkpoint-every-s", 1)
+    assert result.exit_code != 0
+    assert "add --servers 1" in result.output
+
+
+def test_a_run_without_checkpoints_cannot_be_gone_on_with(run, tmp_path):
+    result, _, _ = run(SCRIPT, "--resume", tmp_path)
+    assert result.exit_code != 0
+    assert "no complete checkpoint" in result.output

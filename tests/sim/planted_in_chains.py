@@ -24,6 +24,7 @@ from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Taking, Window
 from shoal.tables.bounded_shard import BoundedShard
+from shoal.tables.handled import HandledShard
 from shoal.tables.sparse import SparseShard
 
 
@@ -348,4 +349,38 @@ def replica_takes_no_marker():
         return right(self, message, copies, loads, out)
 
     with patch.object(Replay, "do", do):
+        yield
+
+
+@contextmanager
+def call_stays_at_its_head():
+    """What handlers do is told to nobody."""
+    with patch.object(Execution, "_call", lambda self, taken, out: None):
+        yield
+
+
+@contextmanager
+def call_answered_at_its_head():
+    """... or it is, and the answer does not wait until all have it."""
+    right = Execution._carry
+
+    def carry(self, taken, made, out, what):
+        if what == "call":
+            made.takings.clear()
+        right(self, taken, made, out, what)
+
+    with patch.object(Execution, "_carry", carry):
+        yield
+
+
+@contextmanager
+def answers_stay_behind():
+    """A server that learns what a handler has does not learn what was answered."""
+    right = HandledShard.install
+
+    def install(self, staged):
+        right(self, staged)
+        self._answered.clear()
+
+    with patch.object(HandledShard, "install", install):
         yield

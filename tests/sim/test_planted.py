@@ -77,6 +77,9 @@ IN_CHAINS = [
     ("checkpoint_without_marker", "cut", 13),
     ("held_push_is_forgotten_by_its_reader", "own writes", 13),
     ("replica_takes_no_marker", "cut", 35),
+    ("call_stays_at_its_head", "replicas called once", 8),
+    ("call_answered_at_its_head", "called once", 32),
+    ("answers_stay_behind", "called once", 183),
 ]
 
 

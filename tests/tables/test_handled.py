@@ -9,7 +9,7 @@ from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.tables.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
 from shoal.tables.handled import HandledShard, handler, made
-from shoal.tables.opening import check
+from shoal.tables.opening import checked
 from shoal.tables.spec import Access, TableSpec, bsp
 
 SPEC = TableSpec("kv", kind="handled", access=Access("lists"))
@@ -131,7 +131,7 @@ def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
     shard.keep({2, 3})
     assert not shard._answered
     with pytest.raises(InvalidValue, match="numpy's, which has no bfloat16"):
-        check(TableSpec("t", kind="handled", dtype="bfloat16", access=Access("lists")))
+        checked(TableSpec("t", kind="handled", dtype="bfloat16", access=Access("lists")))
 
 
 class Picky:
@@ -151,7 +151,7 @@ class Picky:
 def test_a_handler_of_ones_own_and_what_it_does_wrong():
     handler("picky", Picky)
     spec = TableSpec("own", kind="handled", access=Access("picky", {"least": 3}))
-    check(spec)
+    checked(spec)
     shard = HandledShard(spec, EVERYTHING)
     assert shard.handler.least == 3
     assert asked(shard, 1, "pull", [5]) == ([1], [1])
@@ -172,7 +172,7 @@ def test_what_is_refused():
     with pytest.raises(UnknownName, match=r"unknown handler 'list'.*did you mean 'lists'"):
         made(TableSpec("t", kind="handled", access=Access("list")))
     with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be made: TypeError.*size"):
-        check(TableSpec("t", kind="handled", access=Access("lists", {"size": 1})))
+        checked(TableSpec("t", kind="handled", access=Access("lists", {"size": 1})))
     for options in ({"row_shape": (3,)}, {"consistency": bsp()}, {"rows": 3}, {"max_rows": 3}):
         with pytest.raises(InvalidValue, match="table 't'"):
             TableSpec("t", kind="handled", access=Access("lists"), **options)

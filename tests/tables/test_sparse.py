@@ -10,7 +10,7 @@ from shoal.tables.dense import DTYPES, DenseShard
 from shoal.tables.index import Growing
 from shoal.tables.initial import fill
 from shoal.tables.methods import make
-from shoal.tables.opening import check, open_shard
+from shoal.tables.opening import checked, open_shard
 from shoal.tables.row_methods import row_methods
 from shoal.tables.segments import Segments
 from shoal.tables.sparse import SparseShard
@@ -334,7 +334,7 @@ def test_what_no_server_could_open(access, dtype, error, says):
     merge = "sum" if "int" in dtype else "mean"
     init = Init("normal") if says == "zeros" else Init()
     with pytest.raises(error, match=says):
-        check(TableSpec("e", 0, (), dtype, init, access, merge=merge, kind="sparse"))
+        checked(TableSpec("e", 0, (), dtype, init, access, merge=merge, kind="sparse"))
 
 
 def test_slots_are_spread_over_servers():

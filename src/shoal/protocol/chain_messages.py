@@ -17,8 +17,9 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     path:      the ranks of the servers that have done it, from its head to the one that says so
     clock:     of the head: all rounds below it are in this one or in earlier ones, of the arcs
                whose chains begin with that path
-    what:      a push or a write, as its worker sent it, what a round came to, or a push that waits
-               for its round, as its head has accepted it; or nothing: a check of what is there
+    what:      a push, a write or a call of a handler, as its worker sent it, what a round came to,
+               or a push that waits for its round, as its head has accepted it; or nothing: a check
+               of what is there
     parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
                and the learning rate that overrides the table's
     origins:   the pushes in it: (incarnation, seq, settled_below)
@@ -30,7 +31,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     number: int
     path: tuple[int, ...]
     clock: int
-    what: Literal["push", "write", "round", "accept", "check"] = "round"
+    what: Literal["push", "write", "round", "accept", "call", "check"] = "round"
     parts: tuple[Part, ...] = ()
     versions: tuple[int, ...] = ()
     rates: tuple[float | None, ...] = ()

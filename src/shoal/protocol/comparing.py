@@ -51,7 +51,12 @@ class Comparing:
         """The arcs of which this server is the head of several."""
         rank, found = self._replication.rank, self._replication.copies.values()
         shared = [c for c in found if c.chain[0] == rank and len(c.chain) > 1]
-        return sorted((c for c in shared if not c.arc.learning), key=lambda copy: copy.number)
+        shared = [c for c in shared if not c.arc.learning and self._has_rows(c)]
+        return sorted(shared, key=lambda copy: copy.number)
+
+    def _has_rows(self, copy: Copy) -> bool:
+        """A handler would have to write down all that it has."""
+        return self._shards[copy.number].spec.kind != "handled"
 
     def _check(self, copy: Copy, nbytes: int, out: Effects) -> None:
         shard = cast(MovableShard, self._shards[copy.number])

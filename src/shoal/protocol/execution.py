@@ -8,6 +8,7 @@ reached what its tables' rules ask.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -180,6 +181,7 @@ class Execution:
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
         if request.pulls:
+            self._call(taken, out)
             self._pull(taken, accepted, out)
         elif not accepted and taken.window.complete(request.seq):
             codes[request.seq] = "applied"
@@ -235,7 +237,7 @@ class Execution:
                         made.changed(number, request.pushes[at], request.lr, tuple(staged.views))
         finally:
             if made is not None:
-                self._carry(taken, made, out)
+                self._carry(taken, made, out, "write" if request.assign else "push")
         accepted = bool(kept) or any(each.version < 0 for each in window.taken.get(request.seq, ()))
         code: Code = "accepted" if accepted else "applied"
         if request.pulls:
@@ -252,6 +254,25 @@ class Execution:
             self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
         return accepted
 
+    def _call(self, taken: Taken, out: Effects) -> None:
+        """Have handlers do what they are called for, here and on other servers; their answers are
+        remembered, and said when all have done it."""
+        if not self._gate.replicated:
+            return  # each is done when it is answered
+        request, window = taken.request, taken.window
+        made = Made(self._replication, self._shards)
+        keyed = iter(taken.loads[len(request.pushes) :])
+        for (number, _, keys), part in zip(taken.footprint.pulls, request.pulls, strict=True):
+            staged = next(keyed) if keys >= 0 else None
+            shard = self._shards[number]
+            if staged is None or shard.spec.kind != "handled" or window.covers(request.seq, part):
+                continue
+            made.about_to(number, staged)
+            with suppress(AccessFailed):  # which is its answer
+                shard.read_keys(staged)
+            made.changed(number, part, None, tuple(staged.views))
+        self._carry(taken, made, out, "call")
+
     def _due(self, number: int, request: Request) -> int:
         """The clock that is to be reached before a push is in a shard's rows; 0 for at once."""
         if request.assign:
@@ -262,14 +283,13 @@ class Execution:
     def _parked(self, taken: Taken, clock: int) -> Parked:
         return Parked(taken, clock, self._replication.now)
 
-    def _carry(self, taken: Taken, made: Made, out: Effects) -> None:
-        """What a push has done here is to be done on other servers as well."""
+    def _carry(self, taken: Taken, made: Made, out: Effects, what: What) -> None:
+        """What a push or a call has done here is to be done on other servers as well."""
         request, window = taken.request, taken.window
         if made.takings:
             window.taken.setdefault(request.seq, []).extend(made.takings)
         if made.changes:
             origin = request.incarnation, request.seq, window.settled_below
-            what: What = "write" if request.assign else "push"
             clock = self._clocks.minimum
             path = (self._replication.rank,)
             before = self.saving.latest(clock) - 1

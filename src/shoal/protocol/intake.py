@@ -18,6 +18,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
 from shoal.protocol.messages import KEY_BYTES, SAME, Message, Request
+from shoal.protocol.parts import SIZE_BYTES
 from shoal.protocol.saving import Saving
 from shoal.protocol.shards import Loads, RowShard, Shard, Staged
 from shoal.protocol.views import NodeId, ViewId
@@ -98,14 +99,17 @@ class Intake:
     def read(self, taken: Taken) -> tuple[memoryview, ...]:
         """The rows that a request pulls: those of whole ranges are live, and on loan."""
         keyed = iter(taken.loads[len(taken.request.pushes) :])
-        found = []
+        found: list[memoryview] = []
         for number, rows, keys in taken.footprint.pulls:
             shard = self._shards[number]
             if keys == SAME:
                 load = _pushed_to(number, rows, taken.footprint, taken.loads)
                 found.append(shard.read_keys(load))
             elif keys >= 0:
-                found.append(shard.read_keys(next(keyed)))
+                rows_of = shard.read_keys(next(keyed))
+                if shard.spec.kind == "handled" and len(taken.footprint.pulls) > 1:
+                    found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
+                found.append(rows_of)
             else:
                 found.append(cast(RowShard, shard).read(rows))
         return tuple(found)

@@ -16,7 +16,7 @@ from shoal.protocol.views import NodeId, ViewId
 from shoal.protocol.windows import Copy
 
 Origin = tuple[int, int, int]  # incarnation, seq, settled_below
-What = Literal["push", "write", "round", "accept", "check"]
+What = Literal["push", "write", "round", "accept", "call", "check"]
 
 
 class ReplicationOptions(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.placement import Arcs, copies_of, movable
+from shoal.protocol.placement import Arcs, copies_of, divisible, movable
 from shoal.protocol.views import Arc, Member, NodeId, View
 
 UNEVEN = 0.05  # of the mean: what the servers' loads may differ by, or by one fragment
@@ -156,7 +156,7 @@ class _Plan:
 
     def balance(self, table: int) -> None:
         """Rows of a table go from the servers that have most to those that have fewest."""
-        if table in self._busy or not movable(self._tables[table]):
+        if table in self._busy or not divisible(self._tables[table]):
             return
         loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
         while (move := self._move(table, loads)) is not None:

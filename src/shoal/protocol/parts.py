@@ -11,6 +11,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 SAME = -2
 KEY_BYTES = 8
+SIZE_BYTES = 8  # of an answer's, ahead of it, where one request calls several handlers
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

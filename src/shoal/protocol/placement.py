@@ -25,10 +25,13 @@ def copies_of(spec: TableSpec, replicas: int) -> int:
 
 
 def movable(spec: TableSpec) -> bool:
-    """Whether rows can be on several servers, or go to others.
+    """Whether rows can be on several servers, or go to others."""
+    return spec.kind != "handled" or spec.saves
 
-    What handlers do is not told to other servers yet.
-    """
+
+def divisible(spec: TableSpec) -> bool:
+    """Whether its arcs can be cut: a call names one, and whoever cut it for the view before would
+    name two."""
     return spec.kind != "handled"
 
 

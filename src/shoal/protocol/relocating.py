@@ -54,7 +54,7 @@ class Relocating:
             return "it is the last server"
         for spec, arcs in zip(view.tables, view.arcs, strict=True):
             if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
-                return f"table {spec.name!r} is handled, and cannot be moved"
+                return f"table {spec.name!r} is handled, and its handler cannot save and load"
         return ""
 
     def gone(self, view: View) -> list[NodeId]:

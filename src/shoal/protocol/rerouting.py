@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.flight import Flight, Leg
 from shoal.protocol.messages import SAME, Part
-from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.routing import LegPlan, Router, Share
 from shoal.protocol.views import Arc, View
 
@@ -99,7 +99,8 @@ def _cut(
 
 def _asked(share: Share, view: View) -> tuple[list[PushOp], list[PullOp]]:
     """A share as what a caller would ask."""
-    sent, outs = iter(share.buffers), iter(share.outs)
+    sent = iter(share.buffers)
+    outs: Iterator[memoryview | Answer] = iter(share.answers or share.outs)
     pushes: list[PushOp] = []
     pulls = []
 
@@ -118,7 +119,7 @@ def _asked(share: Share, view: View) -> tuple[list[PushOp], list[PullOp]]:
             keys = next(op.keys for op in pushes if (op.table, op.rows) == (name, rows))
         else:
             keys = keys_of(part)
-        out = share.answer if share.answer is not None else next(outs, None)
+        out = next(outs, None)
         if out is not None:  # somebody waits for it
             pulls.append(PullOp(name, rows, out, keys))
     return pushes, pulls

@@ -16,6 +16,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, Part
+from shoal.protocol.parts import SIZE_BYTES
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
 
@@ -28,7 +29,7 @@ class Share(msgspec.Struct, frozen=True):
 
     buffers:  what is pushed, then the keys of keyed pulls
     outs:     where the rows that are pulled go
-    answer:   ... or what comes, of any size; `nbytes_out` is -1 then
+    answers:  ... or what comes, of any sizes; `nbytes_out` is -1 then
     """
 
     server: NodeId
@@ -38,7 +39,7 @@ class Share(msgspec.Struct, frozen=True):
     outs: list[memoryview]
     nbytes: int
     nbytes_out: int
-    answer: Answer | None = None
+    answers: tuple[Answer, ...] = ()
 
     def without_push(self) -> Share:
         """The same pulls, of the same keys."""
@@ -60,12 +61,17 @@ class Share(msgspec.Struct, frozen=True):
 
     def destination(self, nbytes: int) -> list[memoryview]:
         """Where an answer of so many bytes goes."""
-        return self.outs if self.answer is None else [memoryview(bytearray(nbytes))]
+        return [memoryview(bytearray(nbytes))] if self.answers else self.outs
 
     def answered(self, views: list[memoryview]) -> None:
-        """It has come there."""
-        if self.answer is not None:
-            self.answer.data = views[0]
+        """It has come there. Of several answers the size of each is ahead of it."""
+        start, several = 0, len(self.answers) > 1
+        for answer in self.answers:
+            stop = views[0].nbytes
+            if several:
+                start += SIZE_BYTES
+                stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
+            answer.data, start = views[0][start:stop], stop
 
     def emptied(self) -> Share:
         """A message to the same server that pushes and pulls nothing."""
@@ -76,7 +82,7 @@ class Share(msgspec.Struct, frozen=True):
         buffers = self.buffers
         if copied:
             buffers = tuple(memoryview(bytes(each)) for each in buffers)
-        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answer=None)
+        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answers=())
 
 
 class LegPlan(msgspec.Struct, frozen=True):
@@ -198,8 +204,8 @@ class Router:
                 keys = pulls[index].keys
                 assert keys is not None
                 buffers.append(keys[first:last].cast("B"))
-            outs, answer = self._pulled(pulls, each)
-            nbytes, nbytes_out = 0, 0 if answer is None else -1
+            outs, answers = self._pulled(pulls, each)
+            nbytes, nbytes_out = 0, -1 if answers else 0
             for buffer in buffers:
                 nbytes += buffer.nbytes
             for out in outs:
@@ -213,25 +219,25 @@ class Router:
                     outs,
                     nbytes,
                     nbytes_out,
-                    answer,
+                    answers,
                 )
             )
         return plan, shares
 
     def _pulled(
         self, pulls: Sequence[PullOp], share: _Server
-    ) -> tuple[list[memoryview], Answer | None]:
+    ) -> tuple[list[memoryview], tuple[Answer, ...]]:
         outs: list[memoryview] = []
-        answer: Answer | None = None
+        answers: list[Answer] = []
         for index, first, last in share.pull_cuts:
             out = pulls[index].out
             if not isinstance(out, Answer):
                 outs.append(out[first:last])
-            elif len(share.pull_cuts) > 1:
-                raise InvalidValue("a call travels without other pulls from its server")
             else:
-                answer = out
-        return outs, answer
+                answers.append(out)
+        if answers and outs:
+            raise InvalidValue("a call travels without pulls of rows from its server")
+        return outs, tuple(answers)
 
     def _pushed(self, pushes: Sequence[PushOp], share: _Server) -> list[memoryview]:
         buffers: list[memoryview] = []

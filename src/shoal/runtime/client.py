@@ -33,7 +33,7 @@ from shoal.runtime.blocking import Blocking
 from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
 from shoal.runtime.reducing import reduce_of
-from shoal.tables.opening import check
+from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
 
@@ -162,7 +162,7 @@ class Client:
             InvalidValue: an option's value, or rows that the access method cannot work on
             Refused: there is another table of that name
         """
-        check(spec)  # what no server could open is refused here
+        spec = checked(spec)  # what no server could open is refused here
         self._driver.ask(DeclareTable(spec)).wait()
         return self.table(spec.name)
 

@@ -16,7 +16,7 @@ from shoal.tables.calls import Call, What, read_answer
 from shoal.tables.handled import HandledShard
 from shoal.tables.spec import Access, TableSpec
 
-SPEC = TableSpec("calls", kind="handled", access=Access("lists"))
+SPEC = TableSpec("calls", kind="handled", access=Access("lists"), saves=True)
 
 
 class Calls:
@@ -47,7 +47,10 @@ class Calls:
                 raise violated("called once", f"key {key} reads {read} after its call")
 
     def check_end(self, shards: Iterable[HandledShard]) -> None:
-        """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing."""
+        """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing.
+
+        shards:  of all servers at one place of their chains
+        """
         found = {key: row.tolist() for each in shards for key, row in each.handler.rows.items()}
         for key in sorted(self.acknowledged - found.keys()):
             raise violated("called once", f"the acknowledged call of key {key} is lost")

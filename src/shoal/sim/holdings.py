@@ -29,21 +29,24 @@ def check_holdings(
     whole: bool,
 ) -> None:
     """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, and `replicas`."""
-    handled, stamps = [], []
+    stamps = []
     harvest = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
+    handled: list[list[HandledShard]] = [[] for _ in range(longest)]  # likewise
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
     for machine in servers.values():
         for copy, shard in _held(machine):
-            if isinstance(shard, HandledShard):
-                handled.append(shard)
-                continue
             at = copy.arc.full.index(machine.session.rank)
+            last = at == len(copy.arc.full) - 1
+            if isinstance(shard, HandledShard):
+                for each in handled[at : None if last else at + 1]:
+                    each.append(shard)
+                continue
             if shard.spec.name == "stamp":
                 assert isinstance(shard, DenseShard)
                 rows = shard.rows.numpy()
                 check_untorn(rows.ravel(), STAMP_FRAGMENT)
-                if at == len(copy.arc.full) - 1:
+                if last:
                     stamps.append(rows)
                 continue
             if shard.spec.name == "visits":
@@ -53,14 +56,14 @@ def check_holdings(
                 if copy.arc.tail == machine.session.rank:
                     harvest[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
                 continue
-            last = at == len(copy.arc.full) - 1
             for ledger in ledgers[at : None if last else at + 1]:
                 _add(ledger, shard)
     for ledger in ledgers:
         work.ledger.check_end(ledger)
     check_replicas(servers)
     if work.calls is not None:
-        work.calls.check_end(handled)
+        for shards in handled:
+            work.calls.check_end(shards)
     if work.harvest is not None:
         work.harvest.check_end(harvest, leases, whole)
     if one_round:
@@ -78,8 +81,6 @@ def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
     seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
     for node, machine in servers.items():
         for copy, shard in _held(machine):
-            if isinstance(shard, HandledShard):
-                continue
             key, data = (copy.table, copy.rows.start, copy.version), _content(shard)
             other, expected = seen.setdefault(key, (node, data))
             if data != expected:
@@ -94,6 +95,8 @@ def _held(machine: ServerMachine) -> list[tuple[Copy, Shard]]:
 
 
 def _content(shard: Shard) -> bytes:
+    if isinstance(shard, HandledShard):
+        return b"".join(each.numpy().tobytes() for each in shard.state().values())
     if isinstance(shard, BoundedShard):  # the same keys at the same places, used last as long ago
         state = shard.state()
         parts = state["keys"], state["records"], state["uses"][:, 1]

@@ -4,12 +4,15 @@
         def push(self, pairs: Pairs, cmd: int) -> None
         def pull(self, keys, cmd: int) -> list of arrays, one a key, of any lengths
         def request(self, head: int, body: bytes) -> bytes
-        def save(self) -> Pairs            what a run's end leaves of it
-        def load(self, pairs: Pairs)       ... and another run begins with
+        def save(self) -> Pairs            all that it has: what a run's end leaves of it
+        def load(self, pairs: Pairs)       ... and another run, or server, begins with
 
 A handler has those of them that it needs. Each server has one of its own, for the keys whose hash
 slots it holds; each call is done once, however often it is sent. What a handler does before it
 raises stays done: a table cannot put back what it does not know.
+
+One whose class has `save` and `load` can be on several servers. Then each of them does every call,
+in the same order, before it is answered; what a handler does has to follow from its calls alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence, Sized
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -24,10 +28,12 @@ from shoal.errors import AccessFailed, InvalidValue
 from shoal.keys import KeyRange
 from shoal.registry import Registry
 from shoal.tables.calls import Call, Pairs, answer_of
+from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged
 
 SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
+
 
 NO_LENS = np.empty(0, np.int64)
 NOTHING = answer_of(NO_LENS, memoryview(b""))
@@ -96,6 +102,21 @@ class Lists:
 handlers.add("lists", Lists)
 
 
+class Told(msgspec.Struct, array_like=True):
+    """What a client was answered, by the numbers of its calls, on its way to another server."""
+
+    below: int
+    answers: dict[int, bytes]
+    errors: dict[int, str]
+
+
+class Everything(msgspec.Struct, array_like=True):
+    """Its handler's `keys`, `values` and `lens`, and what clients were told."""
+
+    state: dict[str, bytes]
+    told: dict[int, Told]
+
+
 class StagedCall:
     """A call as it comes in."""
 
@@ -124,6 +145,19 @@ class Answered:
         self.below = 0  # all of its calls below this number are settled
         self.answers: dict[int, bytes | AccessFailed] = {}
 
+    @classmethod
+    def of(cls, told: Told) -> Answered:
+        """As `told` somewhere else."""
+        found = cls()
+        found.below, found.answers = told.below, {**told.answers}
+        found.answers |= {number: AccessFailed(text) for number, text in told.errors.items()}
+        return found
+
+    def told(self) -> Told:
+        answers = {n: each for n, each in self.answers.items() if isinstance(each, bytes)}
+        errors = {n: e.message for n, e in self.answers.items() if isinstance(e, AccessFailed)}
+        return Told(self.below, answers, errors)
+
     def settle(self, below: int) -> None:
         if below > self.below:
             self.below = below
@@ -139,6 +173,7 @@ class HandledShard:
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
         self.held = held
+        self.learning = False
         self.handler = made(spec)
         self._answered: dict[int, Answered] = {}  # by client
 
@@ -224,6 +259,49 @@ class HandledShard:
     def release(self, staged: StagedCall) -> None:
         """Nothing is pooled."""
 
+    # ------------------------------------------------------------------ other servers
+
+    def stage_told(self, rows: KeyRange, keys: int) -> StagedCall:
+        """Nothing is told but calls, which are staged as they come from clients."""
+        raise InvalidValue("a handled table has no rounds")
+
+    def part_of(self, staged: StagedCall) -> StagedCall:
+        raise InvalidValue("a handled table has no rounds")
+
+    def split(self, ranges: Sequence[KeyRange]) -> Sequence[HandledShard]:
+        raise InvalidValue("a handled table's arcs are not cut")
+
+    def snapshot(self, at: int, nbytes: int) -> Snapshot:
+        """All that its handler has, and what was answered: one piece, however large."""
+        del at, nbytes
+        state = {name: each.numpy().tobytes() for name, each in self.state().items()}
+        told = {client: each.told() for client, each in self._answered.items()}
+        data = msgspec.msgpack.encode(Everything(state, told))
+        words = np.zeros(1 + -(-len(data) // 8), np.uint64)
+        words[0] = len(data)
+        words[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        return Snapshot(self.held, len(words), (words.view(np.uint8).data,), 1, True)
+
+    def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedCall:
+        """Room for such a piece."""
+        return StagedCall(keys)
+
+    def install(self, staged: StagedCall) -> None:
+        """What another copy has sent: a fresh handler takes it over."""
+        data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
+        sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
+        dtypes = (("keys", "int64"), ("values", self.spec.dtype), ("lens", "int64"))
+        state = {name: np.frombuffer(sent.state[name], kind).copy() for name, kind in dtypes}
+        self.handler = made(self.spec)
+        self.restore(self.held, {n: torch.from_numpy(each) for n, each in state.items()}, True)
+        self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
+
+    def sample(self, at: int, nbytes: int) -> Sample:
+        raise InvalidValue("a handled table's copies are not compared")
+
+    def digest(self, rows: KeyRange, keys: np.ndarray | None) -> int:
+        raise InvalidValue("a handled table's copies are not compared")
+
     # ------------------------------------------------------------------ disk
 
     def changes(self) -> dict[str, torch.Tensor] | None:
@@ -251,6 +329,16 @@ class HandledShard:
         load = getattr(self.handler, "load", None)
         if load is not None and len(mine):
             load(pairs)
+
+
+def described(spec: TableSpec) -> TableSpec:
+    """A table's specification, with whether its handler saves and loads.
+
+    Raises what `made` does.
+    """
+    one = made(spec)
+    saves = all(callable(getattr(one, what, None)) for what in ("save", "load"))
+    return msgspec.structs.replace(spec, saves=saves)
 
 
 def made(spec: TableSpec) -> Any:

@@ -42,8 +42,8 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Ha
         raise InvalidValue(f"table {spec.name!r} does not fit a server's memory: {error}") from None
 
 
-def check(spec: TableSpec) -> None:
-    """Refuse what no server could open.
+def checked(spec: TableSpec) -> TableSpec:
+    """What servers are to open; what none could is refused.
 
     Raises:
         UnknownName: no such access method or handler, or it has no such option.
@@ -51,12 +51,12 @@ def check(spec: TableSpec) -> None:
     """
     if spec.kind == "dense":
         method_of(spec)
-        return
+        return spec
     if spec.kind == "handled":
-        from shoal.tables.handled import made
+        from shoal.tables.handled import described
 
-        made(spec)
-        return
+        return described(spec)
     from shoal.tables.row_methods import row_method_of
 
     row_method_of(spec)
+    return spec

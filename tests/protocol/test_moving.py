@@ -147,6 +147,20 @@ def test_rows_that_cannot_be_moved_stay():
     assert cluster.view.arcs == before
 
 
+def test_what_handlers_have_goes_to_others_whole():
+    """A call names an arc: where that was cut, it would be for two."""
+    spec = TableSpec("s", 0, kind="handled", access=Access("lists"), saves=True).cut(2)
+    cluster = Cluster(map(member, range(2)), [spec], replicas=2)
+    ranges = [arc.rows for arc in cluster.view.arcs[0]]
+    cluster.servers.append(member(2))
+    cluster.settle()
+    assert [arc.chain for arc in cluster.view.arcs[0]] == [(0, 1), (1, 0)]
+    cluster.servers.pop(0)
+    cluster.settle()
+    assert [set(arc.chain) for arc in cluster.view.arcs[0]] == [{1, 2}, {1, 2}]
+    assert [arc.rows for arc in cluster.view.arcs[0]] == ranges
+
+
 def test_replicas_go_to_another_host():
     hosts = ["a", "a", "b", "b"]
     servers = [member(rank, host=host) for rank, host in enumerate(hosts)]

@@ -20,6 +20,7 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.reports.events import read_events
 from shoal.runtime.client import Client, ClientOptions
 from shoal.runtime.folder import RunFolder
+from shoal.runtime.imports import importable
 from shoal.tables.spec import Access, TableSpec, bsp
 
 ROWS = 600
@@ -93,16 +94,62 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
     assert out.unique().tolist() == [pushed]
 
 
-def test_a_server_with_rows_that_cannot_be_moved_stays(cluster):
-    engine, _, client = cluster
-    client.create_table(TableSpec("b", kind="handled", access=Access("lists")))
+HANDLER = """
+import shoal
+
+class Counter:  # neither saves nor loads
+    rows = {}
+
+    def push(self, pairs, cmd):
+        for key, values in pairs:
+            self.rows[key] = values
+
+    def pull(self, keys, cmd):
+        return [self.rows[key] for key in keys.tolist()]
+
+shoal.handler("unmovable", Counter)
+"""
+
+
+def test_a_server_with_rows_that_cannot_be_moved_stays(tmp_path):
+    (tmp_path / "unmovable.py").write_text(HANDLER)
+    module = importable(str(tmp_path / "unmovable.py"))
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        with Client(start_cluster(engine, 2, 1, imports=[module])) as client:
+            client.create_table(TableSpec("b", kind="handled", access=Access("unmovable")))
+            keys = list(range(50))
+            client.push("b", torch.ones(50), keys).wait()
+            os.kill(engine.pid("server-0"), signal.SIGTERM)
+            log = engine.folder.log("server-0")
+            until(lambda: "cannot leave: table 'b' is handled" in log.read_text(), "its log")
+            values, _ = client.pull("b", keys).wait()
+            assert values.tolist() == [1.0] * 50
+        engine.finish()
+
+
+def test_what_handlers_have_survives_one_server_after_the_other(tmp_path):
+    folder = RunFolder.create(tmp_path, "run")
+    spec = TableSpec("b", kind="handled", access=Access("lists"))
     keys = list(range(50))
-    client.push("b", torch.ones(50), keys).wait()
-    os.kill(engine.pid("server-0"), signal.SIGTERM)
-    log = engine.folder.log("server-0")
-    until(lambda: "cannot leave: table 'b' is handled" in log.read_text(), "its log")
-    values, _ = client.pull("b", keys).wait()
-    assert values.tolist() == [1.0] * 50
+    with LocalEngine(folder) as engine:
+        with Client(start_cluster(engine, 3, 1, replicas=2)) as client:
+            assert client.create_table(spec).saves
+            for times, name in enumerate(("server-0", "server-1", "server-0"), start=1):
+                client.push("b", torch.ones(50), keys).wait()
+                os.kill(engine.pid(name), signal.SIGKILL)
+                values, _ = client.pull("b", keys).wait()
+                assert values.tolist() == [times] * 50
+                until(lambda name=name: name not in engine.running or engine.exits(0.1), "it ends")
+                engine.start_again(name)
+                until(lambda: whole(client, 3), "its rows are on two servers again")
+        engine.finish()
+
+
+def whole(client, servers):
+    view = client.view
+    arcs = [arc for arcs in view.arcs for arc in arcs]
+    return len(view.servers) == servers and all(len(arc.full) == 2 for arc in arcs)
 
 
 def test_chaos_loses_nothing(tmp_path):

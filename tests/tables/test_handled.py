@@ -193,3 +193,34 @@ def test_what_is_left_is_taken_over_by_others():
         found |= {key: row.tolist() for key, row in other.handler.rows.items()}
     assert found == {key: [2 * key, 2 * key + 1] for key in keys}
     assert HEAD == 7
+
+
+def test_another_server_learns_rows_answers_and_errors():
+    one, other = HandledShard(SPEC, EVERYTHING), HandledShard(SPEC, EVERYTHING)
+    asked(one, 1, "push", [3, 9], [1.0, 2.0])
+    with pytest.raises(AccessFailed) as failed:
+        asked(one, 2, "push", [3], [1.0, 2.0])
+    assert asked(one, 3, "pull", [3, 9]) == ([1, 1], [1.0, 2.0])
+    asked(other, 1, "push", [4], [7.0], client=5)  # what it had before is of no use
+    piece = one.snapshot(0, 10)
+    assert (piece.rows, piece.last) == (EVERYTHING, True)
+    staged = other.stage_snapshot(piece.rows, piece.keys)
+    staged.views[0][:] = piece.views[0]
+    other.install(staged)
+    assert asked(other, 3, "pull", [3, 9]) == ([1, 1], [1.0, 2.0])
+    assert asked(other, 1, "push", [3, 9], [1.0, 2.0]) == ([], [])  # is not done again
+    with pytest.raises(AccessFailed, match="has 1 values, and 2 came") as again:
+        asked(other, 2, "push", [3], [1.0, 2.0])
+    assert again.value.message == failed.value.message
+    assert asked(other, 4, "pull", [3, 4, 9]) == ([1, 0, 1], [1.0, 2.0])
+
+
+class Forgetful:
+    def push(self, pairs, cmd):
+        pass
+
+
+def test_whether_a_handler_can_be_on_several_servers_is_found_out():
+    handler("forgetful", Forgetful)
+    assert checked(SPEC).saves
+    assert not checked(TableSpec("kv", kind="handled", access=Access("forgetful"))).saves

@@ -1,6 +1,8 @@
 """`shoal run`: checkpoints of a user's own script, and runs that go on with them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -88,6 +90,13 @@ def test_leases_go_on_where_the_checkpoint_was_taken(run):
     assert json.loads(printed) == [1.0] * 60
 
 
+def test_a_token_of_another_cluster_does_not_matter(run, monkeypatch):
+    monkeypatch.setenv("SHOAL_TOKEN", "of another cluster")
+    result, printed, _ = run(SCRIPT)
+    assert result.exit_code == 0, result.output
+    assert json.loads(printed)
+
+
 def test_checkpoints_need_servers(run):
     result, _, _ = run(SCRIPT, "--servers", 0, "--checkpoint-every-s", 1)
     assert result.exit_code != 0
@@ -98,3 +107,29 @@ def test_a_run_without_checkpoints_cannot_be_gone_on_with(run, tmp_path):
     result, _, _ = run(SCRIPT, "--resume", tmp_path)
     assert result.exit_code != 0
     assert "no complete checkpoint" in result.output
+
+
+def test_a_cluster_by_hand_has_them_in_a_folder_that_all_share(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def losses(name, servers, roles=(), workers=()):
+        address = ["--scheduler", f"unix://{tmp_path}/{name}.sock"]
+        listen = ["--listen", address[1], "--workers", "1", "--servers", str(servers)]
+        started = [shoal("scheduler", *listen)]
+        started += [shoal("server", *address, *roles) for _ in range(servers)]
+        started.append(shoal("worker", *address, *workers, str(script)))
+        told = [process.communicate(timeout=60) for process in started]
+        assert not any(process.returncode for process in started), told
+        return json.loads(told[-1][0])
+
+    before = losses("first", 2, ["--out", tmp_path, "--checkpoint-every", "15"])
+    resume = ["--resume", tmp_path, "--resume-at", "15"]
+    after = losses("second", 1, resume, resume)
+    assert list(after) == [str(step) for step in range(15, 40)]
+    assert all(abs(before[step] - loss) < 1e-6 for step, loss in after.items())
+
+
+def shoal(*words):
+    command = [sys.executable, "-m", "shoal.cli", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

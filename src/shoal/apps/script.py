@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import sys
@@ -14,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.train import begun_with, cluster_tasks, resumable, resumed_at
+from shoal.apps.resuming import begun_with, environment, resumable, resumed_at, tables_of
+from shoal.apps.train import cluster_tasks
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, UsageError
@@ -61,7 +61,6 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
     if not how.servers and (how.checkpoint_every or how.checkpoint_every_s or how.resume):
         raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
     passed = resumed_at(how.resume, how.resume_at)
-    begun = begun_with(how.resume, passed)
     folder = RunFolder.create(how.out, how.title or script.stem)
     with LocalEngine(folder) as engine:
         for task in cluster_tasks(
@@ -70,7 +69,7 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
             how.workers,
             "unix",
             time.time(),
-            init=begun,
+            init=begun_with(how.resume, passed),
             save=False,
             replicas=how.replicas,
             slow_share=how.slow_share,
@@ -83,8 +82,8 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
             engine.start(task)
         threads = max(1, (os.cpu_count() or 1) // how.workers)
         env = {"SHOAL_SCHEDULER": engine.address("scheduler"), "OMP_NUM_THREADS": str(threads)}
-        if passed:
-            env |= {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": _tables(begun)}
+        env["SHOAL_TOKEN"] = ""  # of another cluster: this one's sockets are its user's alone
+        env |= environment(how.resume, passed)
         names = [f"worker-{rank}" for rank in range(how.workers)]
         for rank, name in enumerate(names):
             engine.start(
@@ -107,13 +106,6 @@ def _ledger(resume: str, passed: int) -> dict[str, Any] | None:
     events = RunFolder(Path(resume)).events
     record = as_of(passed, read_events(events)) if passed and events.exists() else LedgerRecord()
     return msgspec.to_builtins(record) if record.batches else None
-
-
-def _tables(folder: str) -> str:
-    """The names of those that a checkpoint has."""
-    from shoal.runtime.shards import SavedShards
-
-    return json.dumps(list(SavedShards(Path(folder)).tables))
 
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:
@@ -145,10 +137,21 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
 
 
 def become_worker(
-    scheduler: str, script: str, args: list[str], rank: int, init_timeout_s: float, token: str
+    scheduler: str,
+    script: str,
+    args: list[str],
+    rank: int,
+    init_timeout_s: float,
+    token: str,
+    resume: str = "",
+    passed: int = 0,
 ) -> None:
-    """`shoal worker`: this process joins a cluster and runs the script."""
+    """`shoal worker`: this process joins a cluster and runs the script.
+
+    passed: clocks that are over, in the run `resume` that this one goes on with
+    """
     from shoal.engines.joining import init
 
-    init(scheduler=scheduler, token=token, init_timeout_s=init_timeout_s, rank=rank)
+    context = init(scheduler=scheduler, token=token, init_timeout_s=init_timeout_s, rank=rank)
+    context.resumed_at, context.resumed_tables = passed, frozenset(tables_of(resume, passed))
     worker_main(str(Path(script).resolve()), args)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal.apps.catalogue import find_source
+from shoal.apps.resuming import begun_with, resumable, resumed_at
 from shoal.engines.base import DENSE, Task
 from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import InvalidValue, RangeLost
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.protocol.leases import as_of
 from shoal.protocol.record import SLOW_SHARE
@@ -87,36 +88,6 @@ def run_job(
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-@contextmanager
-def resumable(folder: RunFolder, command: str, words: str = "") -> Iterator[None]:
-    """Where rows are lost, say how to go on: by this command, with these words behind it."""
-    try:
-        yield
-    except RangeLost as lost:
-        if not folder.checkpoints.exists():
-            raise
-        how = f"shoal {command} --resume {folder.path} {words}".rstrip()
-        raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
-
-
-def resumed_at(resume: str, resume_at: int = -1) -> int:
-    """The clock of the checkpoint that a run goes on from; 0 where it begins.
-
-    Raises:
-        DataMissing, DataCorrupt: there is none, or it is damaged
-    """
-    if not resume:
-        return 0
-    from shoal.runtime.checkpoints import Checkpoints
-
-    return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
-
-
-def begun_with(resume: str, passed: int) -> str:
-    """The folder of the checkpoint of that clock; none at clock 0."""
-    return str(RunFolder(Path(resume)).checkpoint(passed).resolve()) if passed else ""
 
 
 def check_job(job: JobSpec) -> None:

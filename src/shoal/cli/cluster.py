@@ -37,6 +37,24 @@ _slow_workers = click.option(
     show_default=True,
     help="what becomes of one that the others wait for more than half of the time",
 )
+_checkpoint_every = click.option(
+    "--checkpoint-every", type=click.IntRange(0), default=0, help="clocks between checkpoints"
+)
+_checkpoint_every_s = click.option(
+    "--checkpoint-every-s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="seconds between checkpoints",
+)
+_resume = click.option(
+    "--resume", default="", metavar="RUN", help="go on with the run in this folder"
+)
+_resume_at = click.option(
+    "--resume-at",
+    type=click.IntRange(-1),
+    default=-1,
+    help="from its checkpoint of this clock; the last one where it is not given",
+)
 _init_timeout = click.option(
     "--init-timeout", type=float, default=60.0, show_default=True, help="seconds to join within"
 )
@@ -54,12 +72,10 @@ _init_timeout = click.option(
     show_default=True,
     help="where one is killed: end the run, or go on without it",
 )
-@click.option(
-    "--checkpoint-every", type=click.IntRange(0), default=0, help="clocks between checkpoints"
-)
-@click.option("--checkpoint-every-s", type=click.FloatRange(0), default=0.0, help="... or seconds")
-@click.option("--resume", default="", help="go on with the run in this folder, from a checkpoint")
-@click.option("--resume-at", type=click.IntRange(-1), default=-1, help="... of this clock")
+@_checkpoint_every
+@_checkpoint_every_s
+@_resume
+@_resume_at
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
 @click.option("--title", default="", help="names the run's folder")
 @_imports
@@ -94,6 +110,7 @@ def run(
 @click.option("--servers", type=click.IntRange(0), required=True)
 @_replicas
 @_slow_workers
+@_checkpoint_every_s
 @click.option("--join-timeout", type=float, default=120.0, show_default=True, help="seconds")
 @click.option("--state", default="", help="a file to restart from after a crash")
 @_token
@@ -103,6 +120,7 @@ def scheduler(
     servers: int,
     replicas: int,
     slow_workers: str,
+    checkpoint_every_s: float,
     join_timeout: float,
     state: str,
     token: str,
@@ -120,6 +138,7 @@ def scheduler(
         state,
         replicas=replicas,
         slow_share=SLOW_SHARE[slow_workers],
+        checkpoint_s=checkpoint_every_s,
     )
 
 
@@ -131,6 +150,10 @@ def scheduler(
 )
 @click.option("--interface", default="", help="network interface to listen on")
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
+@click.option("--out", default="", help="a folder that all servers share: gets their checkpoints")
+@_checkpoint_every
+@_resume
+@_resume_at
 @_init_timeout
 @_token
 @_imports
@@ -140,22 +163,45 @@ def server(
     advertise: str,
     interface: str,
     rank: int,
+    out: str,
+    checkpoint_every: int,
+    resume: str,
+    resume_at: int,
     init_timeout: float,
     token: str,
     imports: tuple[str, ...],
 ) -> None:
     """Be a server of a cluster on several machines."""
+    from shoal.apps.resuming import begun_with, resumed_at
     from shoal.engines.roles import own_address, run_server
+    from shoal.runtime.folder import RunFolder
 
     if not listen and scheduler.startswith("unix://"):
         listen = f"{scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
     listen = listen or own_address(scheduler, interface)
-    run_server(scheduler, listen, rank, advertise, init_timeout, token, imports=imports)
+    if checkpoint_every and not out:
+        raise click.UsageError("--checkpoint-every needs --out: a folder that all servers share")
+    passed = resumed_at(resume, resume_at)
+    run_server(
+        scheduler,
+        listen,
+        rank,
+        advertise,
+        init_timeout,
+        token,
+        imports=imports,
+        init=begun_with(resume, passed),
+        checkpoints=str(RunFolder(Path(out)).checkpoints) if out else "",
+        checkpoint_every=checkpoint_every,
+        passed=passed,
+    )
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_scheduler
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
+@_resume
+@_resume_at
 @_init_timeout
 @_token
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
@@ -163,12 +209,16 @@ def server(
 def worker(
     scheduler: str,
     rank: int,
+    resume: str,
+    resume_at: int,
     init_timeout: float,
     token: str,
     script: str,
     args: tuple[str, ...],
 ) -> None:
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
+    from shoal.apps.resuming import resumed_at
     from shoal.apps.script import become_worker
 
-    become_worker(scheduler, script, list(args), rank, init_timeout, token)
+    passed = resumed_at(resume, resume_at)
+    become_worker(scheduler, script, list(args), rank, init_timeout, token, resume, passed)

@@ -69,7 +69,7 @@ def init(
 
         address, secret, engine, wish = gather(env, count, found)
     elif not address:
-        engine = cluster_here(servers=count, workers=1, imports=found)
+        engine = cluster_here(servers=count, workers=1, imports=found, token=secret)
         address = engine.address("scheduler")
     options = ClientOptions(
         token=secret,

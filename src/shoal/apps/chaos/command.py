@@ -21,7 +21,8 @@ from rich.table import Table
 from shoal.apps.chaos.faults import Fault, Striker, Struck, fault_of
 from shoal.apps.chaos.marks import TABLE, Verdict, judge
 from shoal.apps.chaos.processes import PROBE, PROBES
-from shoal.apps.train import check_job, resumed_at, run_job, summarise, tasks_of
+from shoal.apps.resuming import resumed_at
+from shoal.apps.train import check_job, run_job, summarise, tasks_of
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine, spare_processes

@@ -1,0 +1,58 @@
+"""Going on with a run from one of its checkpoints: which, with what, and how to say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.errors import RangeLost
+from shoal.runtime.folder import RunFolder
+
+
+@contextmanager
+def resumable(folder: RunFolder, command: str, words: str = "") -> Iterator[None]:
+    """Where rows are lost, say how to go on: by this command, with these words behind it."""
+    try:
+        yield
+    except RangeLost as lost:
+        if not folder.checkpoints.exists():
+            raise
+        how = f"shoal {command} --resume {folder.path} {words}".rstrip()
+        raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
+
+
+def resumed_at(resume: str, resume_at: int = -1) -> int:
+    """The clock of the checkpoint that a run goes on from; 0 where it begins.
+
+    Raises:
+        DataMissing, DataCorrupt: there is none, or it is damaged
+    """
+    if not resume:
+        return 0
+    from shoal.runtime.checkpoints import Checkpoints
+
+    return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
+
+
+def begun_with(resume: str, passed: int) -> str:
+    """The folder of the checkpoint of that clock; none at clock 0."""
+    return str(RunFolder(Path(resume)).checkpoint(passed).resolve()) if passed else ""
+
+
+def tables_of(resume: str, passed: int) -> list[str]:
+    """The names of the tables that a checkpoint has; none at clock 0."""
+    if not passed:
+        return []
+    from shoal.runtime.shards import SavedShards
+
+    return list(SavedShards(Path(begun_with(resume, passed))).tables)
+
+
+def environment(resume: str, passed: int) -> Mapping[str, str]:
+    """What tells `shoal.init()` that the run goes on with another, from that clock on."""
+    if not passed:
+        return {}
+    tables = json.dumps(tables_of(resume, passed))
+    return {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": tables}

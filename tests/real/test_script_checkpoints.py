@@ -123,10 +123,14 @@ def test_a_cluster_by_hand_has_them_in_a_folder_that_all_share(tmp_path):
         assert not any(process.returncode for process in started), told
         return json.loads(told[-1][0])
 
-    before = losses("first", 2, ["--out", tmp_path, "--checkpoint-every", "15"])
-    resume = ["--resume", tmp_path, "--resume-at", "15"]
+    roles = ["--out", tmp_path, "--checkpoint-every", "10", "--keep-checkpoints", "2"]
+    before = losses("first", 2, roles)
+    [folder] = tmp_path.glob("run-*")
+    clocks = [int(each.name) for each in (folder / "checkpoints").iterdir()]
+    assert sorted(clocks) == [30, 40]
+    resume = ["--resume", folder, "--resume-at", "30"]
     after = losses("second", 1, resume, resume)
-    assert list(after) == [str(step) for step in range(15, 40)]
+    assert list(after) == [str(step) for step in range(30, 40)]
     assert all(abs(before[step] - loss) < 1e-6 for step, loss in after.items())
 
 

@@ -32,7 +32,7 @@ def shard_of(rows, value):
 
 
 def save(folder, clock, parts=PARTS, tables=("w",), offset=0):
-    writer = Writer(folder, offset)
+    writer = Writer(lambda: folder, offset)
     for rows in parts:
         state = shard_of(rows, clock).state(copied=True)
         writer.put(Save(clock, 0, SPEC, rows, state, tables))
@@ -48,6 +48,36 @@ def test_the_newest_complete_one_is_chosen(tmp_path):
     assert found.choose(10) == 10
     with pytest.raises(DataMissing, match=r"no complete checkpoint 30 \(complete: 10, 20\)"):
         found.choose(30)
+
+
+def test_the_last_complete_ones_are_kept_and_what_is_newer(tmp_path):
+    for clock in (10, 20, 30):
+        save(tmp_path, clock)
+    save(tmp_path, 25, PARTS[:1])
+    save(tmp_path, 40, PARTS[:1])
+    Checkpoints(tmp_path).prune(4)
+    assert len(list(tmp_path.iterdir())) == 5
+    Checkpoints(tmp_path).prune(2)
+    assert sorted(int(each.name) for each in tmp_path.iterdir()) == [20, 25, 30, 40]
+    Checkpoints(tmp_path).prune(1)
+    assert sorted(int(each.name) for each in tmp_path.iterdir()) == [30, 40]
+
+
+def test_what_the_kept_ones_go_on_from_is_kept(tmp_path):
+    shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(lambda: tmp_path, keep=1)
+    since = -1
+    push_to(shard, *range(200))
+    for clock in (10, 20, 30):
+        push_to(shard, clock)
+        state = shard.state(copied=True) if since < 0 else shard.changes()
+        writer.put(Save(clock, 0, SPARSE, SPARSE.keys, state, ("s",), since))
+        since = clock
+    writer.close()
+    assert sorted(int(each.name) for each in tmp_path.iterdir()) == [10, 20, 30]
+    writer = Writer(lambda: tmp_path, keep=1)
+    writer.put(Save(40, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",), -1))
+    writer.close()
+    assert [int(each.name) for each in tmp_path.iterdir()] == [40]
 
 
 def test_one_without_one_of_the_tables_is_not_complete(tmp_path):
@@ -121,7 +151,7 @@ def test_a_changed_byte_is_refused(tmp_path):
 def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, caplog):
     save(tmp_path, 10)
     (tmp_path / "0000000020").write_text("in its way")
-    writer = Writer(tmp_path)
+    writer = Writer(lambda: tmp_path)
     for clock in (20, 30):
         for rows in PARTS:
             writer.put(Save(clock, 0, SPEC, rows, shard_of(rows, clock).state(copied=True), ("w",)))
@@ -141,7 +171,7 @@ def test_a_disk_that_is_too_slow_costs_checkpoints_and_no_time(tmp_path, caplog,
 
     right = checkpoints._write
     monkeypatch.setattr(checkpoints, "_write", write)
-    writer = Writer(tmp_path, most_bytes=1)
+    writer = Writer(lambda: tmp_path, most_bytes=1)
     for clock in (10, 20, 30):
         writer.put(Save(clock, 0, SPEC, PARTS[0], shard_of(PARTS[0], clock).state(copied=True), ()))
         begun.wait()
@@ -207,7 +237,7 @@ if __name__ == "__main__":
 def test_rows_by_key_of_which_there_are_none_are_written_as_well(tmp_path):
     spec = TableSpec("s", kind="sparse", access=Access("adagrad", {"lr": 0.1}))
     rows = spec.keys
-    writer = Writer(tmp_path)
+    writer = Writer(lambda: tmp_path)
     writer.put(Save(10, 0, spec, rows, open_shard(spec, rows).state(copied=True), ("s",)))
     writer.close()
     found = Checkpoints(tmp_path)
@@ -232,7 +262,7 @@ def push_to(shard, *keys):
 @pytest.fixture
 def chain(tmp_path):
     """Three files: all rows, and twice what has changed since."""
-    shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(tmp_path, offset=100)
+    shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(lambda: tmp_path, offset=100)
     push_to(shard, *range(200))
     for clock, since in ((10, -1), (20, 10), (30, 20)):
         state = shard.state(copied=True) if since < 0 else shard.changes()
@@ -270,7 +300,7 @@ def test_where_one_of_those_is_damaged_or_gone_so_is_it(chain):
 
 def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
     heard = []
-    writer = Writer(tmp_path, left_out=lambda: heard.append(True))
+    writer = Writer(lambda: tmp_path, left_out=lambda: heard.append(True))
     (tmp_path / "0000000010").write_text("in its way")
     save = Save(10, 0, SPARSE, SPARSE.keys, open_shard(SPARSE, SPARSE.keys).state(), ("s",))
     writer.put(save)
@@ -281,7 +311,7 @@ def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
 def test_a_file_goes_on_from_the_one_that_its_server_has_written(chain):
     """Another server may have written the same rows since, at other places."""
     found = Checkpoints(chain)
-    shard, other = open_shard(SPARSE, SPARSE.keys), Writer(chain, offset=100)
+    shard, other = open_shard(SPARSE, SPARSE.keys), Writer(lambda: chain, offset=100)
     push_to(shard, 1, 2, 3)
     other.put(Save(10, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",)))
     other.close()

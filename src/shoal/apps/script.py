@@ -31,6 +31,7 @@ class ScriptRun:
     slow_share:      a worker is dropped that the others wait for in so much of the time; 0 for none
     on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
     checkpoint_every, checkpoint_every_s:  clocks or seconds from one checkpoint to the next
+    keep_checkpoints:  how many are kept, the last ones; 0 for all
     resume:          the folder of a run, whose checkpoint of clock `resume_at` (-1: the last) this
                      one goes on from
     """
@@ -45,6 +46,7 @@ class ScriptRun:
     on_worker_loss: str = "stop"
     checkpoint_every: int = 0
     checkpoint_every_s: float = 0.0
+    keep_checkpoints: int = 0
     resume: str = ""
     resume_at: int = -1
 
@@ -75,6 +77,7 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
             slow_share=how.slow_share,
             checkpoint_every=how.checkpoint_every,
             checkpoint_every_s=how.checkpoint_every_s,
+            keep_checkpoints=how.keep_checkpoints,
             passed=passed,
             ledger=_ledger(how.resume, passed),
             imports=how.imports,

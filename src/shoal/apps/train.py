@@ -159,6 +159,7 @@ def cluster_tasks(
     slow_share: float = 0.0,
     checkpoint_every: int = 0,
     checkpoint_every_s: float = 0.0,
+    keep_checkpoints: int = 0,
     passed: int = 0,
     ledger: dict[str, Any] | None = None,
     imports: Sequence[str] = (),
@@ -187,6 +188,7 @@ def cluster_tasks(
         "init": init,
         "checkpoints": str(engine.folder.checkpoints.resolve()) if saves else "",
         "checkpoint_every": checkpoint_every,
+        "keep_checkpoints": keep_checkpoints,
         "passed": passed,
         "imports": list(imports),
         **common,
@@ -223,6 +225,7 @@ def tasks_of(
         init=begun_with(job.resume, passed),
         checkpoint_every=job.checkpoint_every,
         checkpoint_every_s=job.checkpoint_every_s,
+        keep_checkpoints=job.keep_checkpoints,
         passed=passed,
         ledger=_ledger(job, passed),
     )

@@ -46,6 +46,12 @@ _checkpoint_every_s = click.option(
     default=0.0,
     help="seconds between checkpoints",
 )
+_keep_checkpoints = click.option(
+    "--keep-checkpoints",
+    type=click.IntRange(0),
+    default=0,
+    help="how many checkpoints are kept, the last ones; 0 for all",
+)
 _resume = click.option(
     "--resume", default="", metavar="RUN", help="go on with the run in this folder"
 )
@@ -74,6 +80,7 @@ _init_timeout = click.option(
 )
 @_checkpoint_every
 @_checkpoint_every_s
+@_keep_checkpoints
 @_resume
 @_resume_at
 @click.option("--out", default="shoal-runs", show_default=True, help="where run folders go")
@@ -150,8 +157,13 @@ def scheduler(
 )
 @click.option("--interface", default="", help="network interface to listen on")
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
-@click.option("--out", default="", help="a folder that all servers share: gets their checkpoints")
+@click.option(
+    "--out",
+    default="",
+    help="where the run's folder goes, which gets checkpoints; all servers share it",
+)
 @_checkpoint_every
+@_keep_checkpoints
 @_resume
 @_resume_at
 @_init_timeout
@@ -165,6 +177,7 @@ def server(
     rank: int,
     out: str,
     checkpoint_every: int,
+    keep_checkpoints: int,
     resume: str,
     resume_at: int,
     init_timeout: float,
@@ -174,7 +187,6 @@ def server(
     """Be a server of a cluster on several machines."""
     from shoal.apps.resuming import begun_with, resumed_at
     from shoal.engines.roles import own_address, run_server
-    from shoal.runtime.folder import RunFolder
 
     if not listen and scheduler.startswith("unix://"):
         listen = f"{scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
@@ -191,8 +203,9 @@ def server(
         token,
         imports=imports,
         init=begun_with(resume, passed),
-        checkpoints=str(RunFolder(Path(out)).checkpoints) if out else "",
+        out=out,
         checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
         passed=passed,
     )
 

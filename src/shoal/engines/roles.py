@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def run_scheduler(
         slow_share=slow_share,
         slow_s=slow_s,
         checkpoint_s=checkpoint_s,
+        run=time.strftime("run-%Y%m%d-%H%M%S"),
     )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)
@@ -124,7 +126,9 @@ def run_server(
     save: str = "",
     init: str = "",
     checkpoints: str = "",
+    out: str = "",
     checkpoint_every: int = 0,
+    keep_checkpoints: int = 0,
     passed: int = 0,
 ) -> None:
     """Be a server until the run ends.
@@ -134,6 +138,8 @@ def run_server(
     init:     the folder of a run whose rows tables begin with
     checkpoints:  the folder that gets one every so many clocks, and where views name one; `passed`
                   clocks are before the first
+    out:          ... or the folder in which the run gets one for them, under its name
+    keep_checkpoints:  how many are kept, the last ones; 0 for all
     """
     import torch
 
@@ -141,6 +147,7 @@ def run_server(
     from shoal.protocol.server import ServerMachine
     from shoal.protocol.shards import OpenShard
     from shoal.runtime.checkpoints import Writer
+    from shoal.runtime.folder import RunFolder
     from shoal.runtime.imports import load_module
     from shoal.runtime.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
@@ -172,8 +179,13 @@ def run_server(
         opened = SavedShards(Path(init)).beginning(open_shard)
     machine = ServerMachine(session, opened, markers=Markers(checkpoint_every))
     writer = None
-    if checkpoints:
-        writer = Writer(Path(checkpoints), passed, left_out=machine.saving.begin_anew)
+    if checkpoints or out:
+
+        def folder() -> Path:  # the run has a name once this server has joined
+            given = Path(checkpoints)
+            return given if checkpoints else RunFolder(Path(out, session.run)).checkpoints
+
+        writer = Writer(folder, passed, machine.saving.begin_anew, keep_checkpoints)
     node = Node(
         machine,
         Identity(name, "server", token=token),

@@ -45,6 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slow_workers: Annotated[Literal["wait", "drop", "backup"], Meta(description="a worker that the others wait for more than half of the time: wait, go on without it, or have others do what it had and let it come again (with --on-worker-loss reassign)")] = "wait"
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
     checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
+    keep_checkpoints: Annotated[int, Meta(ge=0, description="... of which so many are kept, the last ones; 0 for all")] = 0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
     resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3

@@ -71,8 +71,11 @@ class Join(Body, frozen=True, array_like=True, tag=True):
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):
+    """`run`: its name, the same for all members and schedulers."""
+
     incarnation: int
     rank: int
+    run: str = ""
 
 
 class NotJoined(Body, frozen=True, array_like=True, tag=True):

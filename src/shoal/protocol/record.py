@@ -30,6 +30,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
                        slow_s; 0 for nobody
     checkpoint_s:      a view names a clock for a checkpoint as often as that; 0 for never
     elastic:           workers may join and leave while the run goes on
+    run:               its name, if no scheduler before has given it one
     """
 
     servers: int
@@ -46,6 +47,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share: float = 0.0
     slow_s: float = 5.0
     checkpoint_s: float = 0.0
+    run: str = ""
 
 
 def check_options(options: SchedulerOptions) -> None:
@@ -76,3 +78,4 @@ class Record(msgspec.Struct, array_like=True):
     reason: str = ""
     left: tuple[NodeId, ...] = ()
     ledger: LedgerRecord = LedgerRecord()
+    run: str = ""

@@ -94,6 +94,7 @@ class SchedulerMachine:
         self.restarted = journal is not None
         self.roster = Roster(record, options)
         self.ended = record.ended
+        self._run = record.run or options.run
         self._views = Succession(record, options, self.roster, self._persist)
         self._relocating = self._views.relocating
         self.leases = self._views.leases
@@ -293,7 +294,7 @@ class SchedulerMachine:
             self._persist(out)
             out.append(Note("joined", {"name": known.name, "node": sender}))
         self.roster.heard_of([sender], now)
-        out.append(Send(sender, Joined(known.incarnation, known.rank)))
+        out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
         self._views.consider(now, out)
@@ -373,6 +374,7 @@ class SchedulerMachine:
             self._reason if self.ended else "",
             tuple(sorted(self._relocating.left)),
             self.leases.record(),
+            self._run,
         )
         out.append(Persist(msgspec.msgpack.encode(record)))
 

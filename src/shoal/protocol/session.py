@@ -101,6 +101,7 @@ class Session:
         self.options = options or SessionOptions()
         self.incarnation = 0
         self.rank = rank
+        self.run = ""
         self.view: View | None = None
         self.view_id: ViewId = NO_VIEW
         self.progress = 0
@@ -270,9 +271,9 @@ class Session:
         """Take a message of the scheduler's; returns the new view where it brought one."""
         self._heard_at, self._cut_off = now, False
         match message:
-            case Joined(incarnation, rank):
+            case Joined(incarnation, rank, run):
                 if self.view is None and incarnation > self.incarnation:
-                    self.incarnation, self.rank = incarnation, rank
+                    self.incarnation, self.rank, self.run = incarnation, rank, run
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
             case NotJoined(reason, full):
                 refused = ClusterFull if full else JoinRefused

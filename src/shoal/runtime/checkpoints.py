@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import rmtree
 from threading import Lock, Thread
 
 import msgspec
@@ -39,21 +40,26 @@ class Writer:
     What cannot be written, or not as fast as it comes, is left out: then its checkpoint is not
     complete, and the one before it counts. The server goes on.
 
+    folder:     where they go, asked when something does
     offset:     the clock of the checkpoint that the run goes on from
     left_out:   called, in that thread or the caller's, when a file is not written
+    keep:       complete checkpoints that are kept, the last ones; 0 for all
+    most_bytes: of arcs that wait to be written
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Callable[[], Path],
         offset: int = 0,
-        most_bytes: int = WAITING_BYTES,
         left_out: Callable[[], None] = lambda: None,
+        keep: int = 0,
+        most_bytes: int = WAITING_BYTES,
     ) -> None:
         self._folder = folder
         self._offset = offset
         self._most_bytes = most_bytes
         self._left_out = left_out
+        self._keep = keep
         self._lock = Lock()
         self._bytes = 0
         self._wrote: dict[tuple[int, int], tuple[str, int]] = {}  # by arc: checksum, clock
@@ -83,8 +89,10 @@ class Writer:
                 key = save.table, save.rows.start
                 if save.since >= 0 and self._wrote.get(key, ("", 0))[1] != save.since:
                     raise ValueError("the file that it goes on from was not written")
-                crc = _write(self._folder, save, self._offset, self._wrote.get(key, ("", 0))[0])
+                crc = _write(self._folder(), save, self._offset, self._wrote.get(key, ("", 0))[0])
                 self._wrote[key] = crc, save.clock
+                if self._keep:
+                    Checkpoints(self._folder()).prune(self._keep)
             except Exception as error:  # whatever it is: the server goes on, and the next is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
                 self._left_out()
@@ -183,6 +191,22 @@ class Checkpoints:
             offer = "no other is good" if good is None else f"the last good one: --resume-at {good}"
             raise DataCorrupt(f"checkpoint {chosen} is damaged ({damage}); {offer}")
         return chosen
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the last complete ones, what these go on from, and what is newer.
+
+        All servers of a run may do so at once.
+        """
+        clocks = self._clocks()
+        complete = [clock for clock in clocks if self._is_complete(clock)]
+        if len(complete) <= keep:
+            return
+        oldest = complete[-keep]
+        kept = [path for clock in clocks if clock >= oldest for path in self._files(clock)]
+        needed = {each.parent for path in kept for each in with_earlier(path)}
+        for clock in clocks:
+            if clock < oldest and self.path(clock) not in needed:
+                rmtree(self.path(clock), ignore_errors=True)
 
     def path(self, clock: int) -> Path:
         return self.folder / folder_of(clock)

@@ -88,6 +88,7 @@ def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -
         replicas=spec.replicas,
         checkpoint_every=spec.checkpoint_every,
         checkpoint_every_s=spec.checkpoint_every_s,
+        keep_checkpoints=spec.keep_checkpoints,
         passed=passed,
     )
     for rank in range(spec.workers):

@@ -43,6 +43,7 @@ class CtrSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
     checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
+    keep_checkpoints: Annotated[int, Meta(ge=0, description="... of which so many are kept, the last ones; 0 for all")] = 0
     resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
     resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
     seed: Annotated[int, Meta(ge=0, description="of factors, layers and the order of rows")] = 0

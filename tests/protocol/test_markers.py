@@ -1,9 +1,11 @@
 """Which clocks have a checkpoint: every so many, or those that views name."""
 
+import pytest
 from msgspec.structs import replace
 
+from shoal.protocol.machine import Received, Send
 from shoal.protocol.markers import AHEAD, KEPT, Markers, marked
-from shoal.protocol.messages import Freeze, Frozen
+from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec, bsp, ssp
 
@@ -29,14 +31,36 @@ def test_a_marker_is_after_all_that_any_server_has_seen():
     assert marked(VIEW, promises) == (5 + AHEAD,)
     heads = [Frozen((1, 2), ((11, 4),), 3, replayed=9)]
     assert marked(VIEW, heads) == (9 + AHEAD,)
-    ahead = replace(VIEW, tables=(TableSpec("w", 8, consistency=ssp(3)),))
-    assert marked(ahead, heads) == (9 + 3 + AHEAD,)  # its head may let a worker be so far ahead
+    pushed = [Frozen((1, 2), ((11, 4),), 3, closed=12), *heads]  # its worker has not advanced yet
+    assert marked(VIEW, pushed) == (12 + AHEAD,)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
+    chain = rigs.Chain(ssp(2), length=length)
+    chain.ask(0, 0, 0, 1, 1, 1, 1, clock=7)
+    chain.deliver()
+    for server in chain.servers:
+        effects = server.handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
+        [promise] = [each.message for each in effects if isinstance(each, Send)]
+        assert promise.closed == 8
+    chain.view = replace(chain.view, number=9, markers=(6, 12))
+    for rank in range(length):
+        chain.receive(rank, SCHEDULER, NewView(chain.view))
+    for worker in (0, 1):
+        chain.ask(0, worker, 1, advance=12)
+    chain.deliver()
+    assert [(clock, rows) for _, _, clock, rows in chain.saved] == [(12, [1] * 4)]
 
 
 def test_the_last_one_is_still_to_come():
     before = replace(VIEW, markers=(3, 9))
     assert marked(before, [Frozen((1, 2), ((11, 8),), 8)]) == (3, 9)
-    assert marked(before, [Frozen((1, 2), ((11, 9),), 9)]) == (3, 9, 9 + AHEAD)
+    fast = Frozen((1, 2), ((11, 8), (12, 30)), 8)
+    assert marked(before, [fast]) == (3, 9)  # the slowest has not come to it
+    assert marked(before, [Frozen((1, 2), ((11, 9), (12, 30)), 9)]) == (3, 9, 30 + AHEAD)
+    others = Frozen((1, 2), ((11, 9), (12, 3)), 9)  # which has not heard of some advances
+    assert marked(before, [others, fast]) == (3, 9, 30 + AHEAD)
 
 
 def test_only_the_latest_are_kept():
@@ -63,7 +87,7 @@ def test_views_name_them_as_often_as_the_scheduler_is_told_to(rigs):
     again.promise()
     assert again.view.markers == (30 + AHEAD,)
     again.at(11.0)
-    again.promise(clocks=((2, 50),), open_round=50)
+    again.promise(clocks=((2, 50), (3, 47)), open_round=50)
     assert again.view.markers == (30 + AHEAD, 50 + AHEAD)
 
 

@@ -246,7 +246,7 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
     chain.deliver()
     effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
     assert [each.message for each in effects if isinstance(each, Send)] == [
-        Frozen((1, 9), ((11, 0),), 0, 1)
+        Frozen((1, 9), ((11, 0),), 0, 1, closed=1)
     ]
 
 

@@ -97,6 +97,20 @@ def test_a_token_of_another_cluster_does_not_matter(run, monkeypatch):
     assert json.loads(printed)
 
 
+def test_parameters_that_a_checkpoint_has_not_are_not_made_anew(run):
+    result, _, folder = run(SCRIPT, "--checkpoint-every", 30)
+    assert result.exit_code == 0, result.output
+    more = SCRIPT.replace("optimizer = ", "model.double()\n    optimizer = ")
+    result, _, _ = run(more, "--resume", folder)
+    assert result.exit_code != 0
+    assert "has no table params.float64 (it has: params.float32)" in result.output
+    summed = SCRIPT.replace("lr=0.05))", "lr=0.05), strategy='allreduce')")
+    result, _, _ = run(summed, "--resume", folder)
+    assert "'allreduce' has its parameters on no server" in result.output
+    result, _, _ = run(SCRIPT, "--resume-at", 30)
+    assert "add --resume RUN" in result.output
+
+
 def test_checkpoints_need_servers(run):
     result, _, _ = run(SCRIPT, "--servers", 0, "--checkpoint-every-s", 1)
     assert result.exit_code != 0

@@ -215,6 +215,64 @@ def test_another_server_learns_rows_answers_and_errors():
     assert asked(other, 4, "pull", [3, 4, 9]) == ([1, 0, 1], [1.0, 2.0])
 
 
+class Doubles:
+    """Adds in another dtype than its table's, and counts under a key that is nobody's."""
+
+    def __init__(self):
+        self.rows, self.requests = {}, 0
+
+    def push(self, pairs, cmd):
+        for key, values in pairs:
+            self.rows[key] = self.rows.get(key, 0) + values.astype(np.float64)
+
+    def pull(self, keys, cmd):
+        return [self.rows[key] for key in keys.tolist()]
+
+    def request(self, head, body):
+        self.requests += 1
+        return b"done"
+
+    def save(self):
+        keys = np.array([0, *sorted(self.rows)], np.uint64)
+        return Pairs.of(keys, [[self.requests], *(self.rows[k] for k in sorted(self.rows))], "f8")
+
+    def load(self, pairs):
+        self.rows = dict(iter(pairs))
+        self.requests = int(self.rows.pop(0)[0])
+
+
+def learnt(one):
+    other = HandledShard(one.spec, one.held)
+    piece = one.snapshot(0, 10)
+    staged = other.stage_snapshot(piece.rows, piece.keys)
+    staged.views[0][:] = piece.views[0]
+    other.install(staged)
+    return other
+
+
+def test_a_server_learns_what_is_saved_whatever_its_dtype_and_keys():
+    handler("doubles", Doubles)
+    slots = KeyRange(slot_of(9), slot_of(9) + 1)
+    one = HandledShard(TableSpec("d", kind="handled", access=Access("doubles")), slots)
+    asked(one, 1, "push", [9], [1.5])
+    asked(one, 2, "request")
+    other = learnt(one)
+    assert other.handler.rows[9].tolist() == [1.5]
+    assert other.handler.requests == 1
+
+
+class Broken(Doubles):
+    def save(self):
+        raise OSError("the disk of its own is full")
+
+
+def test_a_handler_that_cannot_save_is_named():
+    handler("broken", Broken)
+    shard = HandledShard(TableSpec("d", kind="handled", access=Access("broken")), EVERYTHING)
+    with pytest.raises(AccessFailed, match="'broken' failed in save: OSError: the disk"):
+        shard.snapshot(0, 10)
+
+
 class Forgetful:
     def push(self, pairs, cmd):
         pass

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import RangeLost
+from shoal.errors import InvalidValue, RangeLost
 from shoal.runtime.folder import RunFolder
 
 
@@ -30,6 +30,8 @@ def resumed_at(resume: str, resume_at: int = -1) -> int:
         DataMissing, DataCorrupt: there is none, or it is damaged
     """
     if not resume:
+        if resume_at >= 0:
+            raise InvalidValue("--resume-at says which checkpoint of a run: add --resume RUN")
         return 0
     from shoal.runtime.checkpoints import Checkpoints
 
@@ -52,7 +54,5 @@ def tables_of(resume: str, passed: int) -> list[str]:
 
 def environment(resume: str, passed: int) -> Mapping[str, str]:
     """What tells `shoal.init()` that the run goes on with another, from that clock on."""
-    if not passed:
-        return {}
     tables = json.dumps(tables_of(resume, passed))
     return {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": tables}

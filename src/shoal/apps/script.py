@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -99,9 +100,17 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
                 )
             )
         given_up = names if how.on_worker_loss == "drop" else ()
-        with resumable(folder, "run", str(script)):
+        with resumable(folder, "run", _words(script, args, how)):
             engine.join(spare=spare_processes(how.servers, how.replicas), given_up=given_up)
     return folder.path
+
+
+def _words(script: Path, args: Sequence[str], how: ScriptRun) -> str:
+    """What a command says that runs the same once more."""
+    sizes = ["--workers", str(how.workers), "--servers", str(how.servers)]
+    sizes += ["--replicas", str(how.replicas)]
+    imports = [word for each in how.imports for word in ("--import", each)]
+    return shlex.join([*sizes, *imports, str(script), *args])
 
 
 def _ledger(resume: str, passed: int) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Thread
@@ -44,6 +45,7 @@ from shoal.transport import Identity
 log = logging.getLogger("shoal.engine")
 
 OFTEN, OFTEN_S = 20, 10.0  # a process that is killed so often in so many seconds is given up
+RETURNS = 3  # times that a worker is started again which was dropped because it was slow
 LATE_S = 20.0  # when all others have ended, for those that were started again
 TELL_S = 5.0  # for the scheduler to hear of a death; it may be starting again
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
@@ -63,6 +65,7 @@ class LocalEngine:
         self.running: dict[str, int] = {}  # name -> pid, 0 until it is known
         self._tasks: dict[str, Task] = {}
         self._started_again: dict[str, list[float]] = {}  # when
+        self._returned: Counter[str] = Counter()
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
@@ -177,7 +180,7 @@ class LocalEngine:
     def _only_late_ones(self) -> bool:
         """Whether all work is done, and who is left may have come too late to hear of it."""
         names = self.running.keys()
-        at_work = any(name.startswith("worker") for name in names)
+        at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
         return not at_work and names <= self._started_again.keys()
 
     def _may_go(
@@ -197,7 +200,9 @@ class LocalEngine:
             if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
                 return True
         if isinstance(report, Dropped) and each.name in returning:
-            self.start_again(each.name)
+            self._returned[each.name] += 1
+            if self._returned[each.name] <= RETURNS:
+                self.start_again(each.name)
         return isinstance(report, Dropped)
 
     def start_again(self, name: str) -> bool:

@@ -171,6 +171,9 @@ def run_server(
             )
             if log is not None:
                 log.write("differs", table=each.fields["table"], rows=str(each.fields["rows"]))
+        if each.kind == "unmoved":
+            reason = each.fields["reason"]
+            logging.getLogger("shoal.server").error("rows cannot go to another server: %s", reason)
         if each.kind == "stays":
             logging.getLogger("shoal.server").warning("cannot leave: %s", each.fields["reason"])
 

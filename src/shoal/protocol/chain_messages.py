@@ -25,6 +25,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     origins:   the pushes in it: (incarnation, seq, settled_below)
     round, weight: of the round
     digest:    of a check: of the rows that the head has at that version
+    pushed:    the clock of the push in it
     """
 
     view: ViewId
@@ -39,6 +40,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     round: int = -1
     weight: float = 0.0
     digest: int = 0
+    pushed: int = -1
 
     @property
     def agrees(self) -> bool:

@@ -108,7 +108,7 @@ class Closing:
         made, problems = self._made(), []
         for number, staged in entry.parts:
             self._saving.before(number, entry.clock + 1, out)
-            self._saving.past(number, entry.clock + 1)
+            self._saving.past(number, entry.pushed)
             if made is not None:
                 made.about_to(number, staged)
             try:
@@ -123,6 +123,7 @@ class Closing:
             origin = entry.window.incarnation, entry.seq, entry.window.settled_below
             path, clock = (self._replication.rank,), entry.clock
             operation = Operation("push", path, clock, made.changes, (origin,), made.release, clock)
+            operation.pushed = entry.pushed
             self._replication.carry(operation, out)
         return problems
 

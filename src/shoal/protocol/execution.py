@@ -226,7 +226,7 @@ class Execution:
                         made.in_round(number, request.pushes[at])
                 else:
                     if not request.assign:
-                        self.saving.past(number, self._clocks.minimum)
+                        self.saving.past(number, request.clock)
                     if made is not None:
                         made.about_to(number, staged)
                     if request.assign:
@@ -247,7 +247,7 @@ class Execution:
         for due, parts in kept.items():
             weight = request.weight if due > request.clock else 0.0
             entry = Contribution(
-                taken.sender, window, request.seq, due - 1, weight, request.lr, parts
+                taken.sender, window, request.seq, due - 1, weight, request.lr, parts, request.clock
             )
             self.rounds.add(due - 1, entry)
         if accepted and made is not None:
@@ -260,6 +260,8 @@ class Execution:
         if not self._gate.replicated:
             return  # each is done when it is answered
         request, window = taken.request, taken.window
+        if all(self._shards[n].spec.kind != "handled" for n, _, _ in taken.footprint.pulls):
+            return
         made = Made(self._replication, self._shards)
         keyed = iter(taken.loads[len(request.pushes) :])
         for (number, _, keys), part in zip(taken.footprint.pulls, request.pulls, strict=True):
@@ -294,6 +296,7 @@ class Execution:
             path = (self._replication.rank,)
             before = self.saving.latest(clock) - 1
             operation = Operation(what, path, clock, made.changes, (origin,), made.release, before)
+            operation.pushed = request.clock
             self._replication.carry(operation, out)
 
     def _comes_late(self, taken: Taken) -> bool:

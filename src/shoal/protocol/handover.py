@@ -74,6 +74,7 @@ class Handover:
                 accepted = Operation(
                     "accept", path, minimum, changes, (origin,), nothing, clock, weight
                 )
+                accepted.pushed = entry.pushed
                 self._replication.carry(accepted, out)
 
     def recut(self, cut: Cut) -> None:

@@ -128,9 +128,9 @@ class Leases:
             self._epochs, self._batches = asked.epochs, asked.batches
         if (asked.epochs, asked.batches) != (self._epochs, self._batches):
             return NotLeased(
-                f"leases of {asked.epochs} epochs of {asked.batches} batches, where others have "
-                f"asked for {self._epochs} of {self._batches}: all workers have to have the same "
-                "data and the same batch size"
+                f"leases of {asked.epochs} epochs of {asked.batches} batches, where others, or the "
+                f"run that this one goes on with, had {self._epochs} of {self._batches}: all have "
+                "to have the same data and the same batch size"
             )
         known = self._granted.get(asked.incarnation)
         if known is None:

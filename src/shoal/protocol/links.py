@@ -64,6 +64,7 @@ class Operation(msgspec.Struct, eq=False):
     clock:    of its head: all rounds below it are in this or in what was done before, of the arcs
               whose chains begin with that path
     release:  called when it is done
+    pushed:   the clock of the push in it
     """
 
     what: What
@@ -75,6 +76,7 @@ class Operation(msgspec.Struct, eq=False):
     round: int = -1
     weight: float = 0.0
     digest: int = 0
+    pushed: int = -1
 
     @property
     def done(self) -> bool:
@@ -97,6 +99,7 @@ class Operation(msgspec.Struct, eq=False):
             self.round,
             self.weight,
             self.digest,
+            self.pushed,
         )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from shoal.protocol.messages import Frozen
 from shoal.protocol.views import FOREVER, View
-from shoal.tables.spec import TableSpec
 
 AHEAD = 4  # clocks, beyond what servers have seen: workers may be ahead of that
 KEPT = 16  # the latest ones, in a view
@@ -57,19 +56,18 @@ class Markers:
 def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
     """The clocks that a view names, and one more: beyond all that servers have seen or applied.
 
+    The last one is to be behind the slowest worker first: it is taken then.
+
     view:      the one before
     promises:  of servers, which do nothing until they have the new one
     """
-    clocks = [clock for each in promises for _, clock in each.clocks]
+    clocks: dict[int, int] = {}
+    for each in promises:
+        for worker, clock in each.clocks:
+            clocks[worker] = max(clock, clocks.get(worker, 0))
+    if view.markers and view.markers[-1] > min(clocks.values(), default=0):
+        return view.markers
     opened = [each.open_round for each in promises]
-    seen = max((at for at in (*clocks, *opened) if at < FOREVER), default=0)
-    heads = max((each.replayed for each in promises), default=0) + _staleness(view.tables)
-    if view.markers and view.markers[-1] > max(seen, heads):
-        return view.markers  # the last one is still to come
-    return (*view.markers, max(seen, heads) + AHEAD)[-KEPT:]
-
-
-def _staleness(tables: Sequence[TableSpec]) -> int:
-    """How far a worker may be ahead of the clock that its head has told."""
-    rules = [spec.consistency for spec in tables]
-    return max((rule.staleness for rule in rules if rule.name == "ssp"), default=0)
+    seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
+    applied = max((max(each.replayed, each.closed) for each in promises), default=0)
+    return (*view.markers, max(seen, applied) + AHEAD)[-KEPT:]

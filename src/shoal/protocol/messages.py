@@ -120,6 +120,7 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
 
     replayed: the open round of the heads that it follows, as far as it knows
     drained:  nothing has come in since it drained for this view
+    closed:   no push of this clock or a later one is in its rows
     """
 
     view: ViewId
@@ -127,6 +128,7 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     open_round: int
     replayed: int = 0
     drained: bool = False
+    closed: int = 0
 
 
 class Learned(Body, frozen=True, array_like=True, tag=True):

@@ -151,7 +151,7 @@ class Replay:
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
                 self._execution.saving.before(copy.number, message.round + 1, out)
-                self._execution.saving.past(copy.number, message.round + 1)
+                self._execution.saving.past(copy.number, message.pushed)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)
@@ -179,6 +179,7 @@ class Replay:
             made.release,
             message.round,
             message.weight,
+            pushed=message.pushed,
         )
 
     def _check(
@@ -209,7 +210,7 @@ class Replay:
         for incarnation, seq, _ in message.origins:  # it is one
             found = self._gate.window_of(incarnation)
             if found is not None:
-                entry = Contribution(*found, seq, clock, weight, lr, parts)
+                entry = Contribution(*found, seq, clock, weight, lr, parts, message.pushed)
                 self._handover.copied.add(clock, entry)
 
     def _remember(self, message: Replicate, made: Made) -> None:

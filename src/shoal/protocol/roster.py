@@ -31,8 +31,15 @@ class Roster:
         taken = {m.rank for m in self.members.values() if m.role == asked.role}
         free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
         rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
-        incarnation, at = self.next_incarnation, asked.address
-        member = Member(node, asked.role, rank, incarnation, at, asked.host, asked.process)
+        member = Member(
+            node,
+            asked.role,
+            rank,
+            self.next_incarnation,
+            asked.address,
+            asked.host,
+            process=asked.process,
+        )
         self.next_incarnation += 1
         self.members[node] = member
         return member

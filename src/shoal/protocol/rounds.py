@@ -16,6 +16,7 @@ class Contribution(msgspec.Struct, eq=False):
 
     clock:   of the round; of a push that waits for a marker, of the one before that
     weight:  in what the round comes to; 0 of one that is applied by itself
+    pushed:  the clock of the push
     """
 
     sender: NodeId
@@ -25,6 +26,7 @@ class Contribution(msgspec.Struct, eq=False):
     weight: float
     lr: float | None
     parts: list[tuple[int, Staged]]
+    pushed: int
 
 
 class Rounds:

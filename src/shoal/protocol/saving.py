@@ -73,10 +73,11 @@ class Saving:
         return self.marker(spec, clock) > self._clocks.minimum
 
     def past(self, number: int, clock: int) -> None:
-        """A push is applied that may be of `clock` or later: that is in no earlier checkpoint."""
-        if self._markers:
-            copy = self._replication.copies[number]
-            copy.closed = max(copy.closed, self.latest(clock) + 1)
+        """A push of `clock` is applied, which is to be in no checkpoint of that clock or an earlier
+        one; it may be named later."""
+        copy, rule = self._replication.copies[number], self._shards[number].spec.consistency
+        if rule.name == "ssp":
+            copy.closed = max(copy.closed, clock + 1)
 
     def before(self, number: int, clock: int, out: Effects) -> None:
         """All rounds below `clock` are in a shard's rows, and it may be changed next.

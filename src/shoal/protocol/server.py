@@ -226,7 +226,8 @@ class ServerMachine:
             first_open = self.execution.rounds.first_open
             replayed = self.replication.latest()
             drained = self.draining.holds(message.view)
-            promise = Frozen(message.view, clocks, first_open, replayed, drained)
+            closed = max((copy.closed for copy in self.replication.copies.values()), default=0)
+            promise = Frozen(message.view, clocks, first_open, replayed, drained, closed)
             out.append(Send(SCHEDULER, promise))
 
     def _adopt(self, view: View, out: Effects) -> None:

@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from shoal.errors import AccessFailed
 from shoal.protocol.gate import Gate
 from shoal.protocol.links import Chunk, StateOperation, nothing
 from shoal.protocol.machine import Effects, Note
@@ -75,7 +76,12 @@ class Transfers:
     def _send(self, transfer: Transfer, now: float, out: Effects) -> None:
         copy, options = transfer.copy, self._replication.options
         shard = cast(MovableShard, self._shards[copy.number])
-        piece = shard.snapshot(transfer.at, options.chunk_bytes)
+        try:
+            piece = shard.snapshot(transfer.at, options.chunk_bytes)
+        except AccessFailed as error:  # a user's handler: its learner stays one
+            transfer.ended = True
+            out.append(Note("unmoved", {"rows": copy.rows, "reason": error.message}))
+            return
         part = Part(copy.table, piece.rows.start, piece.rows.stop, piece.keys)
         transfer.chunk = Chunk(
             copy,
@@ -122,7 +128,11 @@ class Transfers:
             copy.version = copy.done = message.version
             copy.closed = message.past.closed
             self._remember(message.past, copy)
-        shard.install(loads[0])
+        try:
+            shard.install(loads[0])
+        except AccessFailed as error:
+            out.append(Note("unmoved", {"rows": copy.rows, "reason": error.message}))
+            return
         copy.at = message.after
         shard.learning = not message.last
         out.append(Note("installed", {"rows": copy.rows, "last": message.last}))

@@ -22,8 +22,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     A worker counts in the rounds `[first_clock, last_clock)`.
 
-    process:     its number on its host; 0 where nobody could say that it has ended
     done_clock:  of one that is gone: what it did below this is on all servers
+    process:     its number on its host; 0 where nobody could say that it has ended
     """
 
     id: NodeId
@@ -32,10 +32,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int
     address: str = ""
     host: str = ""
-    process: int = 0
     first_clock: int = 0
     last_clock: int = FOREVER
     done_clock: int = FOREVER
+    process: int = 0
 
     @property
     def name(self) -> str:

@@ -74,7 +74,8 @@ class Calls:
     def request(
         self, spec: TableSpec, group: str, head: int, body: bytes
     ) -> tuple[Exchange, Callable[[], list[bytes]]]:
-        """What each server of the group answers, in their order."""
+        """What each server of the group answers, in their order: one answer for each arc of which
+        it is the head."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise InvalidValue(f"a request's body is bytes, not a {type(body).__name__}")
         view = self._view()
@@ -92,6 +93,11 @@ class Calls:
                 op, answer = self._op(spec, arc.rows, "request", head, values=content)
                 ops.append(op)
                 answers.append(answer)
+        if not ops:
+            raise InvalidValue(
+                f"{group} answers no requests to {spec.name!r} at present: it is the head of "
+                "none of its arcs"
+            )
         return Exchange(pulls=tuple(ops)), lambda: [
             bytes(read_answer(answer.data)[1]) for answer in answers
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import nan
 from typing import Any, overload
 
@@ -84,8 +84,25 @@ class Optimizer(torch.optim.Optimizer):
         specs = self._strategy.tables(self._model)
         for spec in specs:
             yield DeclareTable(spec)
-        there = bool(specs) and {spec.name for spec in specs} <= self._context.resumed_tables
-        yield from self._strategy.begin(self._model, -1 if there else self._context.rank)
+        yield from self._strategy.begin(self._model, self._writer(spec.name for spec in specs))
+
+    def _writer(self, tables: Iterable[str]) -> int:
+        """This worker's rank, of which the first writes the parameters; -1 where they are there."""
+        context = self._context
+        if not context.resumed_at:
+            return context.rank
+        if not self._strategy.uses_servers:
+            raise UsageError(
+                f"strategy {self._strategy.name!r} has its parameters on no server: the checkpoint "
+                "that this run goes on with has none of them"
+            )
+        absent = sorted(set(tables) - context.resumed_tables)
+        if absent:
+            raise UsageError(
+                f"the checkpoint that this run goes on with has no table {', '.join(absent)} (it "
+                f"has: {', '.join(sorted(context.resumed_tables)) or 'none'})"
+            )
+        return -1
 
     @overload
     def step(self, closure: None = None, *, weight: float = 1.0) -> None: ...

@@ -1,13 +1,14 @@
-"""Calls of a handled table in a simulated run: each adds 1 to a key of its own, once."""
+"""Calls of a handled table in a simulated run: each adds 1 to keys of its own, once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from shoal.keys import slot_of
+from shoal.keys import KeyRange, slot_of
 from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.checkers import violated
@@ -28,23 +29,26 @@ class Calls:
         self._numbers: dict[int, int] = {}  # of the last call, by incarnation
 
     def push(self, machine: WorkerMachine, key: int, timeout_s: float | None) -> Program:
-        """Add 1 to a key; where that is acknowledged, it reads 1."""
-        self.intended.add(key)
+        """Add 1 to a key of every arc at once; where that is acknowledged, each reads 1."""
+        keys = self._keys(machine, key)
+        self.intended.update(keys.values())
         one: dict[str, Any] = {
             "lens": np.ones(1, np.int64),
             "values": np.ones(1, np.float32).view(np.uint8).data,
         }
-        op, _ = self._op(machine, "push", key, **one)
-        outcome = yield Exchange(pulls=(op,), timeout_s=timeout_s)
+        ops = self._ops(machine, "push", keys, **one)
+        outcome = yield Exchange(pulls=tuple(ops), timeout_s=timeout_s)
         if outcome.error is not None:
             return
-        self.acknowledged.add(key)
-        op, answer = self._op(machine, "pull", key)
-        outcome = yield Exchange(pulls=(op,))
-        if outcome.error is None:
-            read = np.frombuffer(read_answer(answer.data)[1], np.float32).tolist()
-            if read != [1.0]:
-                raise violated("called once", f"key {key} reads {read} after its call")
+        self.acknowledged.update(keys.values())
+        ops = self._ops(machine, "pull", keys)
+        outcome = yield Exchange(pulls=tuple(ops))
+        for called, op in zip(keys.values(), ops, strict=True):
+            assert isinstance(op.out, Answer)
+            if outcome.error is None:
+                read = np.frombuffer(read_answer(op.out.data)[1], np.float32).tolist()
+                if read != [1.0]:
+                    raise violated("called once", f"key {called} reads {read} after its call")
 
     def check_end(self, shards: Iterable[HandledShard]) -> None:
         """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing.
@@ -58,15 +62,25 @@ class Calls:
             if row != [1.0] or key not in self.intended:
                 raise violated("called once", f"key {key} reads {row}")
 
-    def _op(
-        self, machine: WorkerMachine, what: What, key: int, **parts: Any
-    ) -> tuple[PullOp, Answer]:
-        incarnation, view = machine.session.incarnation, machine.session.view
+    def _keys(self, machine: WorkerMachine, key: int) -> dict[KeyRange, int]:
+        """A key of each arc, which nobody else has."""
+        view, table = machine.session.view, machine.number_of(SPEC.name)
         assert view is not None
-        number = self._numbers[incarnation] = self._numbers.get(incarnation, 0) + 1
-        call = Call(incarnation, number, number, what, 0, np.array([key], np.uint64), **parts)
-        table = machine.number_of(SPEC.name)
         assert table is not None
-        held = next(arc.rows for arc in view.arcs[table] if slot_of(key) in arc.rows)
-        answer = Answer()
-        return PullOp(SPEC.name, held, answer, call.words().data), answer
+        return {
+            arc.rows: next(k for k in count(key << 20) if slot_of(k) in arc.rows)
+            for arc in view.arcs[table]
+        }
+
+    def _ops(
+        self, machine: WorkerMachine, what: What, keys: dict[KeyRange, int], **parts: Any
+    ) -> list[PullOp]:
+        incarnation = machine.session.incarnation
+        first = self._numbers.get(incarnation, 0) + 1
+        self._numbers[incarnation] = first + len(keys) - 1
+        found = []
+        for number, (rows, key) in enumerate(keys.items(), start=first):
+            named = np.array([key], np.uint64)
+            call = Call(incarnation, number, first, what, 0, named, **parts)
+            found.append(PullOp(SPEC.name, rows, Answer(), call.words().data))
+        return found

@@ -111,9 +111,10 @@ class Told(msgspec.Struct, array_like=True):
 
 
 class Everything(msgspec.Struct, array_like=True):
-    """Its handler's `keys`, `values` and `lens`, and what clients were told."""
+    """What a handler saves, as (dtype, bytes) of `keys`, `values` and `lens`, and what clients were
+    told."""
 
-    state: dict[str, bytes]
+    saved: tuple[tuple[str, bytes], tuple[str, bytes], tuple[str, bytes]]
     told: dict[int, Told]
 
 
@@ -229,10 +230,13 @@ class HandledShard:
             pairs = Pairs.of(call.keys, found, self.spec.dtype)
             return answer_of(pairs.lens, pairs.values.view(np.uint8).data)
         except Exception as error:
-            raise AccessFailed(
-                f"table {self.spec.name!r}: its handler {self.spec.access.name!r} failed in "
-                f"{call.what}: {type(error).__name__}: {error}"
-            ) from error
+            raise self._failed(call.what, error) from error
+
+    def _failed(self, what: str, error: Exception) -> AccessFailed:
+        return AccessFailed(
+            f"table {self.spec.name!r}: its handler {self.spec.access.name!r} failed in {what}: "
+            f"{type(error).__name__}: {error}"
+        )
 
     def _pairs(self, call: Call) -> Pairs:
         size = np.dtype(self.spec.dtype).itemsize
@@ -272,11 +276,21 @@ class HandledShard:
         raise InvalidValue("a handled table's arcs are not cut")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """All that its handler has, and what was answered: one piece, however large."""
+        """All that its handler has, and what was answered: one piece, however large.
+
+        Raises:
+            AccessFailed: the handler does not save
+        """
         del at, nbytes
-        state = {name: each.numpy().tobytes() for name, each in self.state().items()}
+        try:
+            pairs: Pairs = self.handler.save()
+        except Exception as error:
+            raise self._failed("save", error) from error
+        keys, values, lens = (
+            (a.dtype.str, a.tobytes()) for a in (pairs.keys, pairs.values, pairs.lens)
+        )
         told = {client: each.told() for client, each in self._answered.items()}
-        data = msgspec.msgpack.encode(Everything(state, told))
+        data = msgspec.msgpack.encode(Everything((keys, values, lens), told))
         words = np.zeros(1 + -(-len(data) // 8), np.uint64)
         words[0] = len(data)
         words[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
@@ -287,13 +301,19 @@ class HandledShard:
         return StagedCall(keys)
 
     def install(self, staged: StagedCall) -> None:
-        """What another copy has sent: a fresh handler takes it over."""
+        """What another copy of the same arc has sent: a fresh handler takes it over.
+
+        Raises:
+            AccessFailed: the handler does not load it
+        """
         data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
         sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
-        dtypes = (("keys", "int64"), ("values", self.spec.dtype), ("lens", "int64"))
-        state = {name: np.frombuffer(sent.state[name], kind).copy() for name, kind in dtypes}
+        pairs = Pairs(*(np.frombuffer(each, kind).copy() for kind, each in sent.saved))
         self.handler = made(self.spec)
-        self.restore(self.held, {n: torch.from_numpy(each) for n, each in state.items()}, True)
+        try:
+            self.handler.load(pairs)
+        except Exception as error:
+            raise self._failed("load", error) from error
         self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
 
     def sample(self, at: int, nbytes: int) -> Sample:

@@ -65,6 +65,7 @@ class BareChain:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(4)
+            listener.settimeout(30.0)
             self._rings, between = [], []
             for rank in range(2):
                 entry = "shoal.apps.bench.bare_chain:serve"

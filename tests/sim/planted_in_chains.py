@@ -320,8 +320,10 @@ def learner_stays_one():
 
 @contextmanager
 def checkpoint_without_marker():
-    """Under `ssp` nobody waits until a checkpoint's rows are taken."""
-    with patch.object(Saving, "marker", lambda self, spec, clock: 0):
+    """Under `ssp` nobody waits until a checkpoint's rows are taken, or knows that nobody did."""
+    waits = patch.object(Saving, "marker", lambda self, spec, clock: 0)
+    knows = patch.object(Saving, "past", lambda self, number, clock: None)
+    with waits, knows:
         yield
 
 
@@ -345,7 +347,7 @@ def replica_takes_no_marker():
 
     def do(self, message, copies, loads, out):
         if message.what == "push":
-            message = replace(message, round=-1)
+            message = replace(message, round=-1, pushed=-1)
         return right(self, message, copies, loads, out)
 
     with patch.object(Replay, "do", do):

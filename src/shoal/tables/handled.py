@@ -307,13 +307,13 @@ class HandledShard:
             AccessFailed: the handler does not load it
         """
         data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
-        sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
-        pairs = Pairs(*(np.frombuffer(each, kind).copy() for kind, each in sent.saved))
-        self.handler = made(self.spec)
+        fresh = made(self.spec)
         try:
-            self.handler.load(pairs)
+            sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
+            fresh.load(Pairs(*(np.frombuffer(each, kind).copy() for kind, each in sent.saved)))
         except Exception as error:
             raise self._failed("load", error) from error
+        self.handler = fresh
         self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
 
     def sample(self, at: int, nbytes: int) -> Sample:

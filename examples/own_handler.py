@@ -23,6 +23,13 @@ class Baskets:
     def request(self, head, body):  # how many baskets have `head` items or more
         return str(sum(len(items) >= head for items in self.rows.values())).encode()
 
+    def save(self):  # with these two it has replicas, and a checkpoint has what is in it
+        keys = sorted(self.rows)
+        return shoal.Pairs.of(np.array(keys, np.uint64), [self.rows[k] for k in keys], "int64")
+
+    def load(self, pairs):
+        self.rows |= {key: items.tolist() for key, items in pairs}
+
 
 shoal.handler("baskets", Baskets)
 

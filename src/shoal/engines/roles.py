@@ -74,7 +74,7 @@ def run_scheduler(
         slow_share=slow_share,
         slow_s=slow_s,
         checkpoint_s=checkpoint_s,
-        run=time.strftime("run-%Y%m%d-%H%M%S"),
+        run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)

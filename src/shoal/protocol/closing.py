@@ -122,8 +122,16 @@ class Closing:
             made.all_applied(entry)  # or refused
             origin = entry.window.incarnation, entry.seq, entry.window.settled_below
             path, clock = (self._replication.rank,), entry.clock
-            operation = Operation("push", path, clock, made.changes, (origin,), made.release, clock)
-            operation.pushed = entry.pushed
+            operation = Operation(
+                "push",
+                path,
+                clock,
+                made.changes,
+                (origin,),
+                made.release,
+                clock,
+                pushed=entry.pushed,
+            )
             self._replication.carry(operation, out)
         return problems
 

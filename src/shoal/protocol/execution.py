@@ -295,8 +295,16 @@ class Execution:
             clock = self._clocks.minimum
             path = (self._replication.rank,)
             before = self.saving.latest(clock) - 1
-            operation = Operation(what, path, clock, made.changes, (origin,), made.release, before)
-            operation.pushed = request.clock
+            operation = Operation(
+                what,
+                path,
+                clock,
+                made.changes,
+                (origin,),
+                made.release,
+                before,
+                pushed=request.clock,
+            )
             self._replication.carry(operation, out)
 
     def _comes_late(self, taken: Taken) -> bool:

@@ -72,9 +72,16 @@ class Handover:
                 origin = window.incarnation, entry.seq, window.settled_below
                 path, clock, weight = (self._replication.rank,), entry.clock, entry.weight
                 accepted = Operation(
-                    "accept", path, minimum, changes, (origin,), nothing, clock, weight
+                    "accept",
+                    path,
+                    minimum,
+                    changes,
+                    (origin,),
+                    nothing,
+                    clock,
+                    weight,
+                    pushed=entry.pushed,
                 )
-                accepted.pushed = entry.pushed
                 self._replication.carry(accepted, out)
 
     def recut(self, cut: Cut) -> None:

@@ -1,7 +1,7 @@
 """Markers: the clocks that have a checkpoint. Every so many, or those that views name.
 
-A view that is made for a checkpoint names a clock that no worker can have come to, so that servers
-and workers know of it in time. Seconds are the scheduler's: nobody else's clock counts.
+A view that is made for a checkpoint names a clock beyond all that servers have seen pushed, so that
+servers and workers know of it in time. Seconds are the scheduler's: nobody else's clock counts.
 """
 
 from __future__ import annotations

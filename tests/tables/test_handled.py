@@ -278,7 +278,12 @@ class Forgetful:
         pass
 
 
+class Alone(Doubles):
+    replicated = False
+
+
 def test_whether_a_handler_can_be_on_several_servers_is_found_out():
-    handler("forgetful", Forgetful)
     assert checked(SPEC).saves
-    assert not checked(TableSpec("kv", kind="handled", access=Access("forgetful"))).saves
+    for name, factory in (("forgetful", Forgetful), ("alone", Alone)):
+        handler(name, factory)
+        assert not checked(TableSpec("kv", kind="handled", access=Access(name))).saves

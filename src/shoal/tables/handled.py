@@ -13,6 +13,7 @@ raises stays done: a table cannot put back what it does not know.
 
 One whose class has `save` and `load` can be on several servers. Then each of them does every call,
 in the same order, before it is answered; what a handler does has to follow from its calls alone.
+One that draws random numbers or reads a clock says `replicated = False`, and stays on one.
 """
 
 from __future__ import annotations
@@ -358,7 +359,7 @@ def described(spec: TableSpec) -> TableSpec:
     """
     one = made(spec)
     saves = all(callable(getattr(one, what, None)) for what in ("save", "load"))
-    return msgspec.structs.replace(spec, saves=saves)
+    return msgspec.structs.replace(spec, saves=saves and bool(getattr(one, "replicated", True)))
 
 
 def made(spec: TableSpec) -> Any:

@@ -138,8 +138,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     max_rows:       of a sparse table, on all servers together; 0 for no bound. A key that is pushed
                     for the first time then takes the place of one that was pushed long ago
                     (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
-    saves:          of a handled table: whether its handler has `save` and `load`, so that it can be
-                    on several servers and go to others; `Client.create_table` finds out
+    saves:          of a handled table: whether its handler saves and loads, so that it can be on
+                    several servers and go to others; `Client.create_table` finds out
     """
 
     name: str

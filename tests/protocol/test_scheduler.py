@@ -1,4 +1,4 @@
-"""The scheduler by hand: joins, views, barriers, deaths, restarts, the end."""
+"""The scheduler by hand: joins, views, deaths, restarts."""
 
 import msgspec
 import pytest
@@ -11,7 +11,6 @@ from shoal.protocol.messages import (
     End,
     Enter,
     Finish,
-    Finished,
     Freeze,
     Frozen,
     Heartbeat,
@@ -22,7 +21,6 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Released,
-    Waiting,
 )
 from shoal.protocol.record import Record, SchedulerOptions, check_options
 from shoal.tables.spec import Access, TableSpec
@@ -324,61 +322,6 @@ def test_an_elastic_run_waits_for_workers_to_come(make):
 def test_a_member_aborts_the_run(cluster):
     cluster.receive("worker-1", Abort("out of memory"))
     assert cluster.told(End)["worker-0"] == End("worker-1: out of memory")
-
-
-# ---------------------------------------------------------------------------- barriers
-
-
-def test_a_barrier_is_released_once_all_are_there(cluster):
-    enter = Enter(2, "epoch", 0, ("workers",))
-    cluster.receive("worker-0", enter)
-    assert cluster.sent() == []
-    assert cluster.why() == [Waiting("worker-0", "barrier 'epoch'", "waits for worker-1", 0.0)]
-    cluster.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
-    assert cluster.told(Released) == {n: Released("epoch", 0) for n in ("worker-0", "worker-1")}
-    cluster.receive("worker-0", enter)  # the answer was lost
-    assert cluster.told(Released) == {"worker-0": Released("epoch", 0)}
-
-
-def test_a_barrier_of_several_groups(cluster):
-    cluster.receive("worker-0", Enter(2, "all", 0, ("workers", "servers")))
-    cluster.receive("worker-1", Enter(3, "all", 0, ("workers",)))
-    reason = "waits for server-0"
-    assert cluster.why() == [Waiting("worker-0, worker-1", "barrier 'all'", reason, 0.0)]
-    cluster.receive("server-0", Enter(1, "all", 0, ("workers", "servers")))
-    assert len(cluster.sent(Released)) == 3
-
-
-def test_nobody_waits_at_a_barrier_for_the_dead_or_the_finished(make):
-    rig = make(elastic=True, workers=3)
-    rig.join("server-0", "worker-0", "worker-1", "worker-2")
-    rig.receive("worker-0", Enter(2, "epoch", 0, ("workers",)))
-    rig.receive("worker-1", Finish(3))
-    assert rig.sent(Released) == []
-    rig.handle(PeerLost("worker-2"))
-    rig.at(2.0)
-    assert rig.told(Released) == {"worker-0": Released("epoch", 0)}
-
-
-# ---------------------------------------------------------------------------- the end
-
-
-def test_the_run_ends_when_all_workers_have_finished(cluster):
-    cluster.receive("worker-0", Finish(2))
-    assert cluster.sent() == [Finished()]
-    cluster.receive("worker-1", Finish(3))
-    assert cluster.told(End) == {"server-0": End("")}
-    cluster.at(0.25)
-    assert cluster.told(End) == {"server-0": End("")}  # until it is confirmed
-    cluster.receive("server-0", Finish(1))
-    assert cluster.stop.error is None
-
-
-def test_an_unconfirmed_end_lingers_for_a_while(cluster):
-    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
-        cluster.receive(node, Finish(incarnation))
-    cluster.at(2.0)
-    assert cluster.stop.error is None
 
 
 # ---------------------------------------------------------------------------- restarts

@@ -139,7 +139,7 @@ class Model(torch.nn.Sequential):
 
     def forward(self, x):
         if self.slow and self.training:
-            time.sleep(0.3)
+            time.sleep(0.3)  # the fault: this worker's compute is slow
         return super().forward(x)
 
 def make():  # one worker is slow, until it is started again

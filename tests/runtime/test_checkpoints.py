@@ -63,6 +63,16 @@ def test_the_last_complete_ones_are_kept_and_what_is_newer(tmp_path):
     assert sorted(int(each.name) for each in tmp_path.iterdir()) == [30, 40]
 
 
+def test_nothing_goes_because_of_one_that_is_damaged(tmp_path):
+    for clock in (10, 20):
+        save(tmp_path, clock)
+    file = next((tmp_path / "0000000020").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-3])
+    Checkpoints(tmp_path).prune(1)
+    assert sorted(int(each.name) for each in tmp_path.iterdir()) == [10, 20]
+    assert Checkpoints(tmp_path).choose(10) == 10
+
+
 def test_what_the_kept_ones_go_on_from_is_kept(tmp_path):
     shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(lambda: tmp_path, keep=1)
     since = -1

@@ -266,6 +266,18 @@ class Broken(Doubles):
         raise OSError("the disk of its own is full")
 
 
+class Wrong(Doubles):
+    def save(self):
+        return self.rows
+
+
+def test_what_a_handler_saves_is_pairs():
+    handler("wrong", Wrong)
+    shard = HandledShard(TableSpec("d", kind="handled", access=Access("wrong")), EVERYTHING)
+    with pytest.raises(AccessFailed, match="'wrong' failed in save: AttributeError"):
+        shard.snapshot(0, 10)
+
+
 def test_a_handler_that_cannot_save_is_named():
     handler("broken", Broken)
     shard = HandledShard(TableSpec("d", kind="handled", access=Access("broken")), EVERYTHING)

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.leases import LedgerRecord, as_of
+from shoal.protocol.record import SLOW_SHARE
 from shoal.reports.events import read_events
 from shoal.runtime.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a script is run.
+    """How a script is run: the flags of `shoal run`, by their names.
 
     imports:         modules of the user's, which define access methods
-    slow_share:      a worker is dropped that the others wait for in so much of the time; 0 for none
+    slow_workers:    `wait`, or `drop`: the others go on without one that they wait for
     on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
     checkpoint_every, checkpoint_every_s:  clocks or seconds from one checkpoint to the next
     keep_checkpoints:  how many are kept, the last ones; 0 for all
@@ -43,7 +44,7 @@ class ScriptRun:
     title: str = ""
     imports: Sequence[str] = ()
     replicas: int = 1
-    slow_share: float = 0.0
+    slow_workers: str = "wait"
     on_worker_loss: str = "stop"
     checkpoint_every: int = 0
     checkpoint_every_s: float = 0.0
@@ -75,7 +76,7 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
             init=begun_with(how.resume, passed),
             save=False,
             replicas=how.replicas,
-            slow_share=how.slow_share,
+            slow_share=SLOW_SHARE[how.slow_workers],
             checkpoint_every=how.checkpoint_every,
             checkpoint_every_s=how.checkpoint_every_s,
             keep_checkpoints=how.keep_checkpoints,
@@ -106,11 +107,13 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
 
 
 def _words(script: Path, args: Sequence[str], how: ScriptRun) -> str:
-    """What a command says that runs the same once more."""
-    sizes = ["--workers", str(how.workers), "--servers", str(how.servers)]
-    sizes += ["--replicas", str(how.replicas)]
-    imports = [word for each in how.imports for word in ("--import", each)]
-    return shlex.join([*sizes, *imports, str(script), *args])
+    """What a command says that runs the same once more, from another checkpoint."""
+    words = [word for each in how.imports for word in ("--import", each)]
+    for each in fields(how):
+        value = getattr(how, each.name)
+        if value != each.default and each.name not in ("imports", "resume", "resume_at"):
+            words += [f"--{each.name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, str(script), *args])
 
 
 def _ledger(resume: str, passed: int) -> dict[str, Any] | None:

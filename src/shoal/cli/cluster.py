@@ -89,7 +89,6 @@ _init_timeout = click.option(
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    slow_workers: str,
     out: str,
     imports: tuple[str, ...],
     script: str,
@@ -101,11 +100,10 @@ def run(
     In the script, `shoal.init()` joins the cluster.
     """
     from shoal.apps.script import ScriptRun, run_script
-    from shoal.protocol.record import SLOW_SHARE
     from shoal.runtime.imports import importable
 
-    found, share = [importable(each) for each in imports], SLOW_SHARE[slow_workers]
-    asked = ScriptRun(out=Path(out), imports=found, slow_share=share, **how)
+    found = [importable(each) for each in imports]
+    asked = ScriptRun(out=Path(out), imports=found, **how)
     with ended_by_signals():
         folder = run_script(Path(script), list(args), asked)
     click.echo(f"run: {folder}", err=True)

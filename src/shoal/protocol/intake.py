@@ -17,8 +17,7 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.gate import TAKEN, Footprint, Gate
 from shoal.protocol.machine import Arrival, Discard, Loan, Sink
-from shoal.protocol.messages import KEY_BYTES, SAME, Message, Request
-from shoal.protocol.parts import SIZE_BYTES
+from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.saving import Saving
 from shoal.protocol.shards import Loads, RowShard, Shard, Staged
 from shoal.protocol.views import NodeId, ViewId

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from shoal.protocol.chain_messages import Past, Replicate, Replicated, Seen, State
 from shoal.protocol.outside_messages import Because, Died, Heard, Waiting, Why
-from shoal.protocol.parts import KEY_BYTES, SAME, Body, Part
+from shoal.protocol.parts import KEY_BYTES, SAME, SIZE_BYTES, Body, Part
 from shoal.protocol.views import NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -20,8 +20,8 @@ PROTOCOL_VERSION = 1
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
-    "KEY_BYTES", "SAME", "Because", "Body", "Died", "Heard", "Part", "Past", "Replicate",
-    "Replicated", "Seen", "State", "Waiting", "Why",
+    "KEY_BYTES", "SAME", "SIZE_BYTES", "Because", "Body", "Died", "Heard", "Part", "Past",
+    "Replicate", "Replicated", "Seen", "State", "Waiting", "Why",
 ]  # fmt: skip
 
 

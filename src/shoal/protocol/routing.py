@@ -15,8 +15,7 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
-from shoal.protocol.messages import KEY_BYTES, SAME, Part
-from shoal.protocol.parts import SIZE_BYTES
+from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
 

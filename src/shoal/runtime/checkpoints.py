@@ -91,13 +91,24 @@ class Writer:
                     raise ValueError("the file that it goes on from was not written")
                 crc = _write(self._folder(), save, self._offset, self._wrote.get(key, ("", 0))[0])
                 self._wrote[key] = crc, save.clock
-                if self._keep:
-                    Checkpoints(self._folder()).prune(self._keep)
             except Exception as error:  # whatever it is: the server goes on, and the next is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
                 self._left_out()
+            else:
+                self._prune()
             with self._lock:
                 self._bytes -= _size(save)
+
+    def _prune(self) -> None:
+        try:
+            if self._keep:
+                Checkpoints(self._folder()).prune(self._keep)
+        except (
+            SafetensorError,
+            OSError,
+            ValueError,
+        ) as error:  # the next one does
+            log.info("older checkpoints are still there: %s", error)
 
 
 def _size(save: Save) -> int:
@@ -195,10 +206,11 @@ class Checkpoints:
     def prune(self, keep: int) -> None:
         """Remove all but the last complete ones, what these go on from, and what is newer.
 
-        All servers of a run may do so at once.
+        One with a file that cannot be read is not complete here: nothing goes because of it. All
+        servers of a run may do so at once.
         """
         clocks = self._clocks()
-        complete = [clock for clock in clocks if self._is_complete(clock)]
+        complete = [clock for clock in clocks if self._is_complete(clock, unreadable=False)]
         if len(complete) <= keep:
             return
         oldest = complete[-keep]
@@ -220,8 +232,9 @@ class Checkpoints:
         """Of rows; there may be workers' as well."""
         return sorted(self.path(clock).glob("arc-*.safetensors"))
 
-    def _is_complete(self, clock: int) -> bool:
-        """Whether the files that can be read leave nothing out; damaged ones might be what is."""
+    def _is_complete(self, clock: int, unreadable: bool = True) -> bool:
+        """Whether the files leave nothing out; `unreadable` where one is damaged, which might be
+        what is."""
         held: defaultdict[str, list[KeyRange]] = defaultdict(list)
         specs: dict[str, TableSpec] = {}
         wanted: set[str] = set()
@@ -232,11 +245,11 @@ class Checkpoints:
                 with safe_open(path, "pt") as file:
                     metadata = file.metadata() or {}
                 if metadata.get("told") != str(_told(metadata)):
-                    return True
+                    return unreadable
                 tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
                 wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
             except (SafetensorError, OSError, ValueError):
-                return True
+                return unreadable
             for spec, rows in tables:
                 specs[spec.name] = spec
                 held[spec.name].append(KeyRange(*rows))

@@ -32,8 +32,8 @@ def check_holdings(
     stamps = []
     harvest = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
-    handled: list[list[HandledShard]] = [[] for _ in range(longest)]  # likewise
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
+    handled: list[list[HandledShard]] = [[] for _ in range(longest)]  # likewise
     for machine in servers.values():
         for copy, shard in _held(machine):
             at = copy.arc.full.index(machine.session.rank)

@@ -11,7 +11,7 @@ A handler has those of them that it needs. Each server has one of its own, for t
 slots it holds; each call is done once, however often it is sent. What a handler does before it
 raises stays done: a table cannot put back what it does not know.
 
-One whose class has `save` and `load` can be on several servers. Then each of them does every call,
+One that has `save` and `load` can be on several servers. Then each of them does every call,
 in the same order, before it is answered; what a handler does has to follow from its calls alone.
 One that draws random numbers or reads a clock says `replicated = False`, and stays on one.
 """
@@ -34,7 +34,6 @@ from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged
 
 SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
-
 
 NO_LENS = np.empty(0, np.int64)
 NOTHING = answer_of(NO_LENS, memoryview(b""))
@@ -285,11 +284,10 @@ class HandledShard:
         del at, nbytes
         try:
             pairs: Pairs = self.handler.save()
+            arrays = pairs.keys, pairs.values, pairs.lens
+            keys, values, lens = ((each.dtype.str, each.tobytes()) for each in arrays)
         except Exception as error:
             raise self._failed("save", error) from error
-        keys, values, lens = (
-            (a.dtype.str, a.tobytes()) for a in (pairs.keys, pairs.values, pairs.lens)
-        )
         told = {client: each.told() for client, each in self._answered.items()}
         data = msgspec.msgpack.encode(Everything((keys, values, lens), told))
         words = np.zeros(1 + -(-len(data) // 8), np.uint64)

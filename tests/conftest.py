@@ -24,7 +24,8 @@ def cluster():
         from concurrent.futures import ThreadPoolExecutor
 
         from shoal.engines.joining import cluster_here
-        from shoal.runtime.client import Client, ClientOptions
+        from shoal.runtime.client import Client
+        from shoal.runtime.client_options import ClientOptions
 
         engine = cluster_here(servers, workers)
         address = engine.address("scheduler")

@@ -29,6 +29,7 @@ from shoal.protocol.messages import (
     Part,
     Reply,
     Request,
+    Standing,
     Why,
 )
 from shoal.protocol.placement import place
@@ -332,7 +333,7 @@ class SchedulerRig(Rig):
                 self.promise()
 
     def promise(self, clocks=(), open_round=0):
-        frozen = Frozen(self.machine._views._proposal.number, clocks, open_round)
+        frozen = Frozen(self.machine._views._proposal.number, clocks, (Standing("", open_round),))
         for node, member in list(self.machine.roster.members.items()):
             if member.role == "server":
                 self.receive(node, frozen)

@@ -49,7 +49,7 @@ def rig(rigs):
         def frozen(self, *names, drained=False):
             number = self.machine._views._proposal.number
             for name in names:
-                self.receive(name, Frozen(number, (), 0, 0, drained))
+                self.receive(name, Frozen(number, (), (), drained))
 
         def at(self, now):
             self.now = now

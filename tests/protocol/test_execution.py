@@ -53,8 +53,8 @@ def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
 
 def test_a_parked_pull_that_need_not_wait_is_found_by_check(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
-    synchronous.machine.clocks.advance(11, 5)
-    synchronous.machine.clocks.advance(12, 5)
+    synchronous.machine.clocks.of("").advance(11, 5)
+    synchronous.machine.clocks.of("").advance(12, 5)
     with pytest.raises(InvariantBroken, match="is parked although every worker has reached"):
         synchronous.machine.check()
 

@@ -164,7 +164,9 @@ def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
     started.at(2.5)
     assert not started.notes("returned")
     started.promise(((mine, 2), (other, 3)))
-    assert started.notes("returned") == [{"name": "worker-0", "epoch": 0, "first": 2, "count": 3}]
+    assert started.notes("returned") == [
+        {"name": "worker-0", "group": "", "epoch": 0, "first": 2, "count": 3}
+    ]
     started.receive("worker-1", lease(other, 3))
     assert span(started.told(Leased)["worker-1"])[:2] == (0, 2)
     started.receive("worker-0", lease(mine, 5))

@@ -5,11 +5,16 @@ from msgspec.structs import replace
 
 from shoal.protocol.machine import Received, Send
 from shoal.protocol.markers import AHEAD, KEPT, Markers, marked
-from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView
+from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, Standing
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec, bsp, ssp
 
 VIEW = View(1, 1, (), (), (TableSpec("w", 8, consistency=bsp()),))
+
+
+def at(clocks, open_round, **more):
+    """What a server promises."""
+    return Frozen((1, 2), clocks, (Standing("", open_round, **more),))
 
 
 def test_those_that_views_name_and_every_so_many():
@@ -27,11 +32,11 @@ def test_those_that_views_name_and_every_so_many():
 
 
 def test_a_marker_is_after_all_that_any_server_has_seen():
-    promises = [Frozen((1, 2), ((11, 4), (12, FOREVER)), 3), Frozen((1, 2), ((11, 5),), FOREVER)]
+    promises = [at(((11, 4), (12, FOREVER)), 3), at(((11, 5),), 0)]
     assert marked(VIEW, promises) == (5 + AHEAD,)
-    heads = [Frozen((1, 2), ((11, 4),), 3, replayed=9)]
+    heads = [at(((11, 4),), 3, replayed=9)]
     assert marked(VIEW, heads) == (9 + AHEAD,)
-    pushed = [Frozen((1, 2), ((11, 4),), 3, closed=12), *heads]  # its worker has not advanced yet
+    pushed = [at(((11, 4),), 3, closed=12), *heads]  # its worker has not advanced yet
     assert marked(VIEW, pushed) == (12 + AHEAD,)
 
 
@@ -43,7 +48,7 @@ def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
     for server in chain.servers:
         effects = server.handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
         [promise] = [each.message for each in effects if isinstance(each, Send)]
-        assert promise.closed == 8
+        assert promise.standing("").closed == 8
     chain.view = replace(chain.view, number=9, markers=(6, 12))
     for rank in range(length):
         chain.receive(rank, SCHEDULER, NewView(chain.view))
@@ -55,18 +60,18 @@ def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
 
 def test_the_last_one_is_still_to_come():
     before = replace(VIEW, markers=(3, 9))
-    assert marked(before, [Frozen((1, 2), ((11, 8),), 8)]) == (3, 9)
-    fast = Frozen((1, 2), ((11, 8), (12, 30)), 8)
+    assert marked(before, [at(((11, 8),), 8)]) == (3, 9)
+    fast = at(((11, 8), (12, 30)), 8)
     assert marked(before, [fast]) == (3, 9)  # the slowest has not come to it
-    assert marked(before, [Frozen((1, 2), ((11, 9), (12, 30)), 9)]) == (3, 9, 30 + AHEAD)
-    others = Frozen((1, 2), ((11, 9), (12, 3)), 9)  # which has not heard of some advances
+    assert marked(before, [at(((11, 9), (12, 30)), 9)]) == (3, 9, 30 + AHEAD)
+    others = at(((11, 9), (12, 3)), 9)  # which has not heard of some advances
     assert marked(before, [others, fast]) == (3, 9, 30 + AHEAD)
 
 
 def test_only_the_latest_are_kept():
     view = VIEW
     for clock in range(0, 20 * KEPT, 20):
-        view = replace(view, markers=marked(view, [Frozen((1, 2), ((11, clock),), clock)]))
+        view = replace(view, markers=marked(view, [at(((11, clock),), clock)]))
     assert len(view.markers) == KEPT
     assert view.markers[-1] == 20 * (KEPT - 1) + AHEAD
 

@@ -3,9 +3,9 @@
 import pytest
 
 from shoal.protocol.membership import closed_up, decide_view, missing, next_view
-from shoal.protocol.messages import Frozen
+from shoal.protocol.messages import Frozen, Standing
 from shoal.protocol.record import SchedulerOptions
-from shoal.protocol.views import FOREVER, Member
+from shoal.protocol.views import Member
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
 TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
@@ -23,8 +23,13 @@ def members(*names):
 ALL = members("server-0", "server-1", "worker-0", "worker-1")
 
 
+def at(clocks, open_round, group=""):
+    """A promise of a server whose rounds have come so far."""
+    return Frozen((1, 2), clocks, (Standing(group, open_round),))
+
+
 def first_view(present=ALL):
-    return next_view((1, 1), present.values(), None, (), [Frozen((1, 1), (), 0)], "")
+    return next_view((1, 1), present, None, (), [Frozen((1, 1), ())], "")
 
 
 @pytest.mark.parametrize(
@@ -84,24 +89,24 @@ def test_members_are_in_rank_order():
 
 
 def test_a_new_worker_begins_with_the_latest_round_that_is_open_anywhere():
-    promises = [Frozen((1, 2), ((3, 4),), 4), Frozen((1, 2), ((3, 6),), 6)]
+    promises = [at(((3, 4),), 4), at(((3, 6),), 6)]
     joined = {**ALL, "worker-2": member("worker-2", 9)}
-    view = next_view((1, 2), joined.values(), first_view(), (), promises, "")
+    view = next_view((1, 2), joined, first_view(), (), promises, "")
     assert [m.first_clock for m in view.workers] == [0, 0, 6]
 
 
 def test_rounds_that_no_server_has_opened_do_not_count():
-    promises = [Frozen((1, 2), (), FOREVER), Frozen((1, 2), (), 3)]
+    promises = [Frozen((1, 2), ()), at((), 3)]
     joined = {**ALL, "worker-2": member("worker-2", 9)}
-    view = next_view((1, 2), joined.values(), first_view(), (), promises, "")
+    view = next_view((1, 2), joined, first_view(), (), promises, "")
     assert view.workers[-1].first_clock == 3
 
 
 def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
     gone = ALL["worker-1"].incarnation
-    promises = [Frozen((1, 2), ((gone, 4),), 3), Frozen((1, 2), ((gone, 5),), 3)]
+    promises = [at(((gone, 4),), 3), at(((gone, 5),), 3)]
     left = {n: m for n, m in ALL.items() if n != "worker-1"}
-    view = next_view((1, 2), left.values(), first_view(), (), promises, "")
+    view = next_view((1, 2), left, first_view(), (), promises, "")
     assert [(m.name, m.last_clock) for m in view.departed] == [("worker-1", 5)]
 
 
@@ -109,10 +114,10 @@ def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
 def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done):
     """Where pushes settle on arrival its clock travelled with them, to each server."""
     clocks = [((3, 5), (4, 4)), ((3, 3), (4, 4))]
-    promises = [Frozen((1, 2), each, 2) for each in clocks]
+    promises = [at(each, 2) for each in clocks]
     left = {name: m for name, m in ALL.items() if name != "worker-0"}
     tables = (TableSpec("w", 4, consistency=rule, fragment_rows=2),)
-    view = next_view((1, 2), left.values(), first_view(), tables, promises, "")
+    view = next_view((1, 2), left, first_view(), tables, promises, "")
     (gone,) = view.departed
     assert (gone.last_clock, gone.done_clock) == (5, done)
 
@@ -120,10 +125,8 @@ def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done)
 def test_the_dead_are_kept_until_every_server_is_past_their_last_round():
     left = {n: m for n, m in ALL.items() if n != "worker-1"}
     gone = ALL["worker-1"].incarnation
-    second = next_view(
-        (1, 2), left.values(), first_view(), (), [Frozen((1, 2), ((gone, 5),), 3)], ""
-    )
-    behind = next_view((1, 3), left.values(), second, (), [Frozen((1, 3), (), 4)], "")
+    second = next_view((1, 2), left, first_view(), (), [at(((gone, 5),), 3)], "")
+    behind = next_view((1, 3), left, second, (), [at((), 4)], "")
     assert [m.name for m in behind.departed] == ["worker-1"]
-    past = next_view((1, 4), left.values(), behind, (), [Frozen((1, 4), (), 5)], "")
+    past = next_view((1, 4), left, behind, (), [at((), 5)], "")
     assert past.departed == ()

@@ -33,7 +33,7 @@ from shoal.protocol.views import FOREVER, Arc
         ),
         (Reply(11, 4, (1, 1), "applied", payload=32), "Reply #4 applied 32 bytes"),
         (Probe((1, 1), 11, 4, True), "Probe #4 urgent"),
-        (Frozen((2, 7), (), 0), "Frozen for 2.7"),
+        (Frozen((2, 7), ()), "Frozen for 2.7"),
     ],
 )
 def test_describe(message, line):

@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     Probe,
     Replicate,
     Replicated,
+    Standing,
 )
 from shoal.protocol.replication import Replication
 from shoal.protocol.views import FOREVER, Arc
@@ -174,9 +175,9 @@ def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
     for worker in (0, 1):
         chain.ask(0, worker, 0, 1, 1, 1, 1)
         chain.ask(1, worker, 1, advance=1)  # both have told the tail that round 0 is over
-    assert chain.servers[1].clocks.minimum == 1
+    assert chain.servers[1].clocks.of("").minimum == 1
     chain.without(0)
-    assert chain.servers[1].clocks.minimum == 0
+    assert chain.servers[1].clocks.of("").minimum == 0
     assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "accepted")]
     chain.ask(1, 0, 2, advance=1)
     assert chain.rows(1) == [0] * ROWS
@@ -246,7 +247,7 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
     chain.deliver()
     effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
     assert [each.message for each in effects if isinstance(each, Send)] == [
-        Frozen((1, 9), ((11, 0),), 0, 1, closed=1)
+        Frozen((1, 9), ((11, 0),), (Standing("", 0, 1, 1),))
     ]
 
 
@@ -264,7 +265,7 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     assert [each.message.clock for each in out] == [5]
     after = replace(view, number=2, arcs=((Arc(low, (1, 2)), Arc(high, (1, 2))),))
     out.clear()
-    assert holding.adopt(after, 1).begin == 0
+    assert holding.adopt(after, 1).begin == {"": 0}
     middle.adopt(after, 1, out)
     assert [each.message.clock for each in out] == [0]
 

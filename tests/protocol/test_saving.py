@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.markers import Markers
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.replication import Replication
@@ -131,13 +131,16 @@ def test_after_a_file_that_was_not_written_all_rows_are(rigs):
     copies = {0: Copy(0, 0, Arc(spec.keys, (0,)))}
     replication = Replication(copies)
     replication.rank = 0
-    saving = Saving(Markers(1), {0: shard}, VectorClock(), replication)
+    clocks = Clocks()
+    clocks.enter(1, 0)
+    saving = Saving(Markers(1), {0: shard}, clocks, replication)
     since = []
     for clock in range(1, 22):
         if clock == 4:
             saving.begin_anew()
         out = []
-        saving.reached(clock, out)
+        clocks.of("").advance(1, clock)
+        saving.reached(out)
         since += [each.since for each in out]
         staged = shard.stage(spec.keys, 1)
         staged.keys[:], staged.values[:] = clock % 3, 1
@@ -153,7 +156,9 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
     shard = open_shard(spec, spec.keys)
     replication = Replication({0: Copy(0, 0, Arc(spec.keys, (0,)))})
     replication.rank = 0
-    saving = Saving(Markers(1), {0: shard}, VectorClock(), replication)
+    clocks = Clocks()
+    clocks.enter(1, 0)
+    saving = Saving(Markers(1), {0: shard}, clocks, replication)
     staged = shard.stage(spec.keys, 10)
     staged.keys[:], staged.values[:] = range(10), 1
     shard.apply(staged, None)
@@ -167,7 +172,8 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
     shard.changes = changes
     for clock in (1, 2, 3):
         out = []
-        saving.reached(clock, out)
+        clocks.of("").advance(1, clock)
+        saving.reached(out)
         since += [each.since for each in out]
     assert since == [-1, 1, -1]
 

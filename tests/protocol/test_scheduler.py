@@ -21,6 +21,7 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Released,
+    Standing,
 )
 from shoal.protocol.record import Record, SchedulerOptions, check_options
 from shoal.tables.spec import Access, TableSpec
@@ -82,7 +83,7 @@ def test_repeated_joins_do_not_put_a_view_off(make):
     rig.receive("worker-2", late)
     rig.receive("worker-3", Join("worker-3", "worker", "", ""))
     assert rig.sent(Freeze) == []
-    rig.receive("server-0", Frozen((1, 2), (), 5))
+    rig.receive("server-0", Frozen((1, 2), (), (Standing("", 5),)))
     assert [m.first_clock for m in rig.view.workers] == [0, 0, 5, 5]
     assert rig.view.reason == "worker-2, worker-3 joined"
 
@@ -123,13 +124,13 @@ def test_somebody_is_lost_again_before_the_first_view(make):
     rig = make(servers=2, workers=1)
     for node in ("server-0", "server-1", "worker-0"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
-    rig.receive("server-0", Frozen((1, 1), (), 0))
+    rig.receive("server-0", Frozen((1, 1), ()))
     rig.now = 5.0
     for node in ("server-0", "worker-0"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
     rig.at(10.0)  # server-1 was silent
     assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
-    rig.receive("server-0", Frozen((1, 1), (), 0))
+    rig.receive("server-0", Frozen((1, 1), ()))
     assert rig.view is None
     rig.join("server-1")
     assert rig.view.id == (1, 2)
@@ -151,7 +152,7 @@ def test_a_freeze_is_repeated_until_it_is_promised(make):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
     rig.at(0.25)
     assert rig.told(Freeze) == {"server-0": Freeze((1, 1))}
-    rig.receive("server-0", Frozen((1, 9), (), 0))  # of another view
+    rig.receive("server-0", Frozen((1, 9), ()))  # of another view
     assert rig.view is None
     rig.promise()
     rig.at(0.5)

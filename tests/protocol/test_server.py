@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     Probe,
     Reply,
     Request,
+    Standing,
 )
 from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server import ServerMachine
@@ -181,7 +182,7 @@ def test_a_promise_tells_clocks_and_freezes(synchronous, values):
     synchronous.ask(0, 0, clock=0, advance=3)
     synchronous.ask(1, 0, clock=0, advance=2)
     synchronous.receive(SCHEDULER, Freeze((1, 2)))
-    assert synchronous.sent() == [Frozen((1, 2), ((11, 3), (12, 2)), 2)]
+    assert synchronous.sent() == [Frozen((1, 2), ((11, 3), (12, 2)), (Standing("", 2),))]
     assert synchronous.ask(0, 1, values, clock=3, pushes=PUSH) == []
     synchronous.receive("worker-0", Probe((1, 1), 11, 1))
     assert synchronous.sent() == []
@@ -241,7 +242,7 @@ def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values)
     synchronous.ask(0, 0, values, clock=0, pushes=PUSH, advance=FOREVER)
     synchronous.ask(1, 0, clock=0, advance=FOREVER)
     synchronous.receive(SCHEDULER, Freeze((1, 2)))
-    assert synchronous.sent(Frozen)[0].open_round == 1
+    assert synchronous.sent(Frozen)[0].standing("").open_round == 1
 
 
 def test_requests_of_another_view_are_stale(server, values):

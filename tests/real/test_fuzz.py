@@ -36,7 +36,7 @@ def frames(random):
         encode(Nudge("x"), 4000, SHARED) + signal(PUT, random.randrange(1 << 33)),
         signal(TAKEN, random.randrange(1 << 33)),
         encode(Probe((1, 2), 3, 5)),
-        encode(Frozen((1, 2), ((1, 2),), 0)),
+        encode(Frozen((1, 2), ((1, 2),))),
         *(encode(message) for message in EXAMPLES),
     ]
     while True:

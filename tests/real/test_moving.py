@@ -18,7 +18,8 @@ from shoal.cli import main
 from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.reports.events import read_events
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.imports import importable
 from shoal.tables.spec import Access, TableSpec, bsp

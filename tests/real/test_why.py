@@ -17,7 +17,8 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import TableSpec, bsp
 

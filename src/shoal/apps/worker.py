@@ -26,7 +26,8 @@ from shoal.jobs.spec import JobSpec, from_mapping
 from shoal.protocol.markers import Markers
 from shoal.protocol.messages import Leased
 from shoal.runtime import imports
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
@@ -104,7 +105,7 @@ def run_worker(
             program = train_program(strategy, learner, batches, spec.epochs, first, *begun, passed)
         steps = client.drive(program)
         result = progress.finish(steps)
-        if client.rank == min(member.rank for member in client.view.workers):
+        if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             save_file(state, paths.model)
         (paths.worker(rank) / "result.json").write_text(json.dumps(result))

@@ -73,8 +73,10 @@ class Ring:
     # ------------------------------------------------------------------ what the machine tells
 
     def adopt(self, view: View, out: Effects) -> None:
-        """The members are now `view.workers`; if these are others, no sum can go on."""
-        members = tuple(sorted(view.workers, key=lambda member: member.rank))
+        """The members are now the workers of this one's group; if these are others, no sum can go
+        on."""
+        workers = view.group(self._session.group)
+        members = tuple(sorted(workers, key=lambda member: member.rank))
         if [m.incarnation for m in members] == [m.incarnation for m in self._members]:
             self._members = members
             return

@@ -20,7 +20,8 @@ from typing import Any
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.context import Context, joined, set_current
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.imports import importable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks, VectorClock
 from shoal.protocol.machine import Effects, Loan, Note, Send
 from shoal.protocol.messages import Code, Nudge, Probe, Reply, Request
 from shoal.protocol.session import Session
@@ -20,7 +20,7 @@ class Answers:
     """
 
     def __init__(
-        self, session: Session, clocks: VectorClock, workers: dict[int, Member], loan: Loan
+        self, session: Session, clocks: Clocks, workers: dict[int, Member], loan: Loan
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._session = session
@@ -47,7 +47,7 @@ class Answers:
             self._session.view_id,
             code,
             reason,
-            self._clocks.minimum,
+            self._clocks_of(request).minimum,
             round_weight,
             nbytes,
         )
@@ -68,7 +68,7 @@ class Answers:
         """
         self.reply(out, to, request, code, reason)
         if isinstance(request, Probe) and request.urgent and waits >= 0:
-            for worker in self._clocks.behind(waits):
+            for worker in self._clocks_of(request).behind(waits):
                 out.append(Send(self._workers[worker].id, Nudge(reason)))
 
     def settled(
@@ -77,11 +77,15 @@ class Answers:
         """How a push ended that its round has settled."""
         out.append(Send(to, Reply(incarnation, seq, self._session.view_id, code, reason)))
 
-    def absent(self, clock: int) -> str:
+    def _clocks_of(self, request: Request | Probe) -> VectorClock:
+        """Its worker's group's."""
+        return self._clocks.of(self._clocks.group(request.incarnation))
+
+    def absent(self, group: str, clock: int) -> str:
         """Who keeps `clock` from being reached: every wait is explained by this line."""
         late = [
             f"{self._workers[worker].name} (at {self._clocks[worker]})"
-            for worker in self._clocks.behind(clock)
+            for worker in self._clocks.of(group).behind(clock)
         ]
         return f"waits for clock {clock} of {', '.join(late)}" if late else ""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Container, Iterable
 import msgspec
 
 from shoal.protocol.messages import Enter, Group, Waiting
+from shoal.protocol.namespaces import qualified
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
@@ -31,6 +32,12 @@ class Barriers:
     def __init__(self, released: dict[str, int]) -> None:
         self.released = released
         self._open: dict[tuple[str, int], _Barrier] = {}
+
+    def end(self, group: str) -> None:
+        """A group has finished; another one of that name has entered none."""
+        prefix = qualified("", group)
+        for name in [name for name in self.released if name.startswith(prefix)]:
+            del self.released[name]
 
     def enter(self, member: NodeId, asked: Enter, now: float) -> bool:
         """Take a member in; False where that one is released already."""
@@ -74,5 +81,7 @@ class Barriers:
 
 
 def _awaited(members: Iterable[Member], entered: Entered) -> list[Member]:
-    groups = {group for wanted in entered.values() for group in wanted}
-    return [m for m in members if f"{m.role}s" in groups]
+    present = list(members)
+    roles = {group for wanted in entered.values() for group in wanted}
+    own = {m.group for m in present if m.id in entered and m.role == "worker"} or {""}
+    return [m for m in present if f"{m.role}s" in roles and (m.role != "worker" or m.group in own)]

@@ -16,7 +16,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     number:    of those from this server to that one in this view
     path:      the ranks of the servers that have done it, from its head to the one that says so
     clock:     of the head: all rounds below it are in this one or in earlier ones, of the arcs
-               whose chains begin with that path
+               of the group's tables whose chains begin with that path
     what:      a push, a write or a call of a handler, as its worker sent it, what a round came to,
                or a push that waits for its round, as its head has accepted it; or nothing: a check
                of what is there
@@ -26,6 +26,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     round, weight: of the round
     digest:    of a check: of the rows that the head has at that version
     pushed:    the clock of the push in it
+    group:     of workers, whose clocks these are
     """
 
     view: ViewId
@@ -41,6 +42,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     weight: float = 0.0
     digest: int = 0
     pushed: int = -1
+    group: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -73,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 class Past(msgspec.Struct, frozen=True, array_like=True):
     """What belongs to an arc's rows besides them.
 
-    weights: of closed rounds
+    weights: of closed rounds, of the group that its table belongs to
     closed:  no round from this one on is in the rows
     """
 

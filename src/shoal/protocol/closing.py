@@ -12,7 +12,6 @@ from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake
-from shoal.protocol.links import Operation
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.replay import Made
 from shoal.protocol.replication import Replication
@@ -47,16 +46,16 @@ class Closing:
         self._rounds = rounds
         self._forget = forget
 
-    def close(self, clock: int, out: Effects) -> None:
-        """Every worker has passed that clock."""
-        entries = self._rounds.close(clock)
+    def close(self, group: str, clock: int, out: Effects) -> None:
+        """Every worker of a group has passed that clock."""
+        entries = self._rounds.close(group, clock)
         self._intake.loan.recall()
         held = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
         merged = [entry for entry in entries if entry not in held]
         failed: dict[int, str] = {}
         if merged:
             # whoever reads goes by the clock, and has to find what waited for the marker as well
-            failed = self._merge(merged, clock, clock if held else clock + 1, out)
+            failed = self._merge(merged, group, clock, clock if held else clock + 1, out)
         for entry in merged:
             self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
         for entry in held:
@@ -69,7 +68,7 @@ class Closing:
         return Made(self._replication, self._shards) if self._gate.replicated else None
 
     def _merge(
-        self, entries: list[Contribution], clock: int, reached: int, out: Effects
+        self, entries: list[Contribution], group: str, clock: int, reached: int, out: Effects
     ) -> dict[int, str]:
         """Merge the round's pushes, apply them once; which shards have refused to, and why."""
         made, failed = self._made(), {}
@@ -96,10 +95,8 @@ class Closing:
             origins = tuple(
                 (each.window.incarnation, each.seq, each.window.settled_below) for each in entries
             )
-            weight, path = self._rounds.weight(clock), (self._replication.rank,)
-            operation = Operation(
-                "round", path, reached, made.changes, origins, made.release, clock, weight
-            )
+            weight = self._rounds.weight(group, clock)
+            operation = made.operation("round", group, reached, origins, clock, weight)
             self._replication.carry(operation, out)
         return failed
 
@@ -121,17 +118,8 @@ class Closing:
         if made is not None:
             made.all_applied(entry)  # or refused
             origin = entry.window.incarnation, entry.seq, entry.window.settled_below
-            path, clock = (self._replication.rank,), entry.clock
-            operation = Operation(
-                "push",
-                path,
-                clock,
-                made.changes,
-                (origin,),
-                made.release,
-                clock,
-                pushed=entry.pushed,
-            )
+            group, clock = entry.window.group, entry.clock
+            operation = made.operation("push", group, clock, (origin,), clock, pushed=entry.pushed)
             self._replication.carry(operation, out)
         return problems
 

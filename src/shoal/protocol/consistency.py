@@ -92,6 +92,53 @@ class VectorClock:
                 self.minimum = min(self._histogram, default=FOREVER)
 
 
+class Clocks:
+    """The clocks of all workers. Each group of workers goes by a vector of its own.
+
+    >>> clocks = Clocks()
+    >>> clocks.enter(1, 0); clocks.enter(2, 5, "eval")
+    >>> clocks.of("").minimum, clocks.of("eval").minimum, clocks.group(2), clocks[2]
+    (0, 5, 'eval', 5)
+    """
+
+    def __init__(self) -> None:
+        self._vectors: dict[str, VectorClock] = {"": VectorClock()}
+        self._groups: dict[int, str] = {}
+
+    def of(self, group: str) -> VectorClock:
+        """A group's."""
+        vector = self._vectors.get(group)
+        if vector is None:
+            vector = self._vectors[group] = VectorClock()
+        return vector
+
+    def group(self, worker: int) -> str:
+        """Which one a worker is in; the first, if it is in none."""
+        return self._groups.get(worker, "")
+
+    def groups(self) -> list[str]:
+        """All that have been heard of."""
+        return sorted(self._vectors)
+
+    def __getitem__(self, worker: int) -> int:
+        return self._vectors[self._groups[worker]][worker]
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._groups
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        return iter([(worker, self[worker]) for worker in sorted(self._groups)])
+
+    def enter(self, worker: int, clock: int, group: str = "") -> None:
+        """A worker whose first round is `clock`."""
+        self._groups[worker] = group
+        self.of(group).enter(worker, clock)
+
+    def leave(self, worker: int) -> None:
+        """Forget a worker."""
+        self._vectors[self._groups.pop(worker)].leave(worker)
+
+
 def admits(rule: Consistency, read_clock: int, minimum: int) -> bool:
     """Whether a read at `read_clock` may be answered when the slowest worker is at `minimum`."""
     return needed(rule, read_clock) <= minimum

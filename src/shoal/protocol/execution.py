@@ -15,11 +15,11 @@ import msgspec
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
 from shoal.protocol.closing import Closing
-from shoal.protocol.consistency import VectorClock, needed, settles
+from shoal.protocol.consistency import Clocks, needed, settles
 from shoal.protocol.describing import describe
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
-from shoal.protocol.links import Operation, What
+from shoal.protocol.links import What
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.replay import Made
@@ -53,7 +53,7 @@ class Execution:
         gate: Gate,
         intake: Intake,
         shards: dict[int, Shard],
-        clocks: VectorClock,
+        clocks: Clocks,
         answers: Answers,
         replication: Replication,
         saving: Saving,
@@ -119,9 +119,10 @@ class Execution:
             return parked.clock, self._reason(parked.taken, parked.clock)
         if code != "accepted":
             return -1, ""
-        undone = self._undone.get(key)
-        clock = self._clocks.minimum + 1
-        return clock, self._reason(undone.taken, 0) if undone else self._answers.absent(clock)
+        undone, group = self._undone.get(key), self._clocks.group(request.incarnation)
+        clock = self._clocks.of(group).minimum + 1
+        absent = self._answers.absent(group, clock)
+        return clock, self._reason(undone.taken, 0) if undone else absent
 
     def _reason(self, taken: Taken, clock: int) -> str:
         """Who keeps it from being answered."""
@@ -130,17 +131,23 @@ class Execution:
         if any(each.version < 0 for each in own):
             clock = max(clock, self._settled_at(taken))
         return (
-            self._answers.absent(clock)
-            or self._replication.behind([n for n, _, _ in taken.footprint.pulls], clock)
+            self._answers.absent(taken.window.group, clock)
+            or self._replication.behind(self._own_pulls(taken), clock)
             or self._replication.waits_for(own)
         )
 
+    def _own_pulls(self, taken: Taken) -> list[int]:
+        """The shards that it pulls from which go by its worker's clocks: of others it takes what
+        there is."""
+        pulls, copies = taken.footprint.pulls, self._replication.copies
+        return [n for n, _, _ in pulls if copies[n].group == taken.window.group]
+
     def _reached(self, taken: Taken) -> int:
         """The clock that the rows which a request pulls have come to."""
-        minimum = self._clocks.minimum
+        minimum = self._clocks.of(taken.window.group).minimum
         if not self._gate.replicated:
             return minimum
-        reached = [self._replication.reached(n, minimum) for n, _, _ in taken.footprint.pulls]
+        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(taken)]
         return min(reached, default=minimum)
 
     def _ready(self, parked: Parked) -> bool:
@@ -150,15 +157,16 @@ class Execution:
 
     def problems(self) -> Iterator[str]:
         """Every parked pull has a reason that is still true; no closed round is kept."""
-        minimum = self._clocks.minimum
         for parked in self.parked.values():
             if self._ready(parked):
                 yield (
                     f"{describe(parked.taken.request)} is parked although every worker has reached "
                     f"clock {parked.clock}"
                 )
-        for clock in self.rounds.below(minimum):
-            yield f"round {clock} is open at clock {minimum}"
+        for group in self._clocks.groups():
+            minimum = self._clocks.of(group).minimum
+            for clock in self.rounds.below(group, minimum):
+                yield f"round {clock} is open at clock {minimum}"
 
     # ------------------------------------------------------------------ requests
 
@@ -212,6 +220,7 @@ class Execution:
         request, window = taken.request, taken.window
         kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock that is to be reached
         made = Made(self._replication, self._shards) if self._gate.replicated else None
+        minimum = self._clocks.of(window.group).minimum
         self._intake.loan.recall()
         try:
             for at, ((number, _, _), staged) in enumerate(
@@ -220,7 +229,7 @@ class Execution:
                 shard = self._shards[number]
                 if made is not None and window.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif (due := self._due(number, request)) > self._clocks.minimum:
+                elif (due := self._due(number, request)) > minimum:
                     kept.setdefault(due, []).append((number, staged))
                     if made is not None:
                         made.in_round(number, request.pushes[at])
@@ -249,7 +258,7 @@ class Execution:
             entry = Contribution(
                 taken.sender, window, request.seq, due - 1, weight, request.lr, parts, request.clock
             )
-            self.rounds.add(due - 1, entry)
+            self.rounds.add(entry)
         if accepted and made is not None:
             self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
         return accepted
@@ -292,18 +301,10 @@ class Execution:
             window.taken.setdefault(request.seq, []).extend(made.takings)
         if made.changes:
             origin = request.incarnation, request.seq, window.settled_below
-            clock = self._clocks.minimum
-            path = (self._replication.rank,)
+            clock = self._clocks.of(window.group).minimum
             before = self.saving.latest(clock) - 1
-            operation = Operation(
-                what,
-                path,
-                clock,
-                made.changes,
-                (origin,),
-                made.release,
-                before,
-                pushed=request.clock,
+            operation = made.operation(
+                what, window.group, clock, (origin,), before, pushed=request.clock
             )
             self._replication.carry(operation, out)
 
@@ -317,9 +318,12 @@ class Execution:
         )
 
     def _advance(self, worker: int, to: int, out: Effects) -> None:
-        before = self._clocks.minimum
-        if self._clocks.advance(worker, to) and self._clocks.minimum != before:
-            self.settle(out)
+        group = self._clocks.group(worker)
+        clocks = self._clocks.of(group)
+        before = clocks.minimum
+        if clocks.advance(worker, to) and clocks.minimum != before:
+            self.settle(group, out)
+            self.look(out)
 
     def _settled_at(self, taken: Taken) -> int:
         """The clock that is to be reached before all of its push is in the rows."""
@@ -334,7 +338,7 @@ class Execution:
         request = taken.request
         clock = _read_clock(request)
         need = self._settled_at(taken) if accepted else 0
-        for number, _, _ in taken.footprint.pulls:
+        for number in self._own_pulls(taken):
             spec = self._shards[number].spec  # its own pushes may wait for a marker
             marker = self.saving.marker(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), marker)
@@ -352,22 +356,22 @@ class Execution:
         if self._gate.replicated:
             out.append(Note("served", {"copies": [n for n, _, _ in taken.footprint.pulls]}))
         taken.window.codes[request.seq] = "applied"
-        weight = self.rounds.weight(_read_clock(request) - 1)
+        weight = self.rounds.weight(taken.window.group, _read_clock(request) - 1)
         self._answers.reply(out, taken.sender, request, "applied", "", buffers, weight)
 
     # ------------------------------------------------------------------ rounds
 
-    def settle(self, out: Effects) -> None:
-        """Close every round below the slowest clock, then look at the parked pulls again."""
-        minimum = self._clocks.minimum
+    def settle(self, group: str, out: Effects) -> None:
+        """Close every round below a group's slowest clock. `look` is to be called after it."""
+        minimum = self._clocks.of(group).minimum
         if minimum < FOREVER:
-            self.rounds.reach(minimum)
-        for clock in self.rounds.below(minimum):
-            self._closing.close(clock, out)
-        self.saving.reached(minimum, out)
+            self.rounds.reach(group, minimum)
+        for clock in self.rounds.below(group, minimum):
+            self._closing.close(group, clock, out)
+        if not group:
+            self.saving.reached(out)
         if self._gate.replicated:
-            self._replication.tell(minimum, out)
-        self.look(out)
+            self._replication.tell(group, minimum, out)
 
     def _forget(self, key: tuple[int, int]) -> None:
         """Nobody waits for that request's answer any more."""

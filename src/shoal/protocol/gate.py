@@ -39,10 +39,12 @@ class Footprint(msgspec.Struct, eq=False):
 
     streams: whether such a push may be applied while it comes in; None until that was looked at
     nbytes:  of the payload that its parts announce; -1 until that was looked at
+    groups:  of workers, who alone may push like this
     """
 
     pushes: tuple[Named, ...]
     pulls: tuple[Named, ...]
+    groups: frozenset[str]
     streams: bool | None = None
     nbytes: int = -1
 
@@ -82,6 +84,7 @@ class Gate:
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._ends: dict[int, Ends] = {}  # of each shard
+        self._owners: dict[int, str] = {}  # groups, of shards whose pushes go by clocks
         self.replicated = False
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
@@ -104,11 +107,14 @@ class Gate:
         """
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
+        self._owners.clear()
         for number, copy in copies.items():
             self.held[copy.table].append((copy.rows, number))
             head, tail = copy.arc.head == rank, copy.arc.tail == rank
             asynchronous = tables[copy.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
+            if not asynchronous:
+                self._owners[number] = copy.group
         self._footprints.clear()
         if changed:
             for window in self.windows.values():
@@ -153,11 +159,14 @@ class Gate:
         known = {window.incarnation: window for window in self.windows.values()}
         known.update({inc: left.window for inc, left in self.left.items()})
         self.windows = {
-            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank) for m in view.workers
+            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group)
+            for m in view.workers
         }
         self.left = {
             m.incarnation: Left(
-                m.id, known.get(m.incarnation) or Window(m.incarnation, m.rank), m.last_clock
+                m.id,
+                known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group),
+                m.last_clock,
             )
             for m in view.departed
         }
@@ -180,7 +189,7 @@ class Gate:
             if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
                 return "seen"
             if request.view == self.view:
-                return "again" if self.footprint(request) else "misfit"  # its rows were lost
+                return "again" if self._fits(request, window) else "misfit"  # its rows were lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
@@ -188,7 +197,7 @@ class Gate:
                 return "too many"
             if _lacks(window, request.follows):
                 return "early"
-            if not 0 < request.weight < inf or not self.footprint(request):
+            if not 0 < request.weight < inf or not self._fits(request, window):
                 return "misfit"
         return "fresh"
 
@@ -200,7 +209,12 @@ class Gate:
             return "fresh"
         if _lacks(window, request.follows):
             return "early"
-        return "again" if self.footprint(request) else "misfit"
+        return "again" if self._fits(request, window) else "misfit"
+
+    def _fits(self, request: Request, window: Window) -> bool:
+        """Whether all that it names is here, and its worker's to push to."""
+        footprint = self.footprint(request)
+        return footprint is not None and footprint.groups <= {window.group}
 
     def still_fresh(self, request: Request, window: Window, view: ViewId) -> bool:
         """Whether what was fresh in `view` is so now: no new view, and no copy overtook it."""
@@ -223,7 +237,8 @@ class Gate:
                 return None
             if len(self._footprints) >= FOOTPRINTS_KEPT:
                 self._footprints.clear()
-            found = self._footprints[key] = Footprint(pushes, pulls)
+            groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
+            found = self._footprints[key] = Footprint(pushes, pulls, groups)
         return found
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:

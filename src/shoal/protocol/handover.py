@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import cast
 
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.gate import Gate
 from shoal.protocol.links import Operation, nothing
 from shoal.protocol.machine import Effects
@@ -26,7 +26,7 @@ class Handover:
         self,
         gate: Gate,
         shards: Mapping[int, Shard],
-        clocks: VectorClock,
+        clocks: Clocks,
         replication: Replication,
         rounds: Rounds,
     ) -> None:
@@ -68,7 +68,8 @@ class Handover:
                 if not self._replication.alone(number)
             ]
             if changes:
-                window, minimum = entry.window, self._clocks.minimum
+                window = entry.window
+                minimum = self._clocks.of(window.group).minimum
                 origin = window.incarnation, entry.seq, window.settled_below
                 path, clock, weight = (self._replication.rank,), entry.clock, entry.weight
                 accepted = Operation(
@@ -81,6 +82,7 @@ class Handover:
                     clock,
                     weight,
                     pushed=entry.pushed,
+                    group=window.group,
                 )
                 self._replication.carry(accepted, out)
 
@@ -103,7 +105,7 @@ class Handover:
     def take_over(self) -> None:
         """What other heads had accepted waits here, where this server is the head now."""
         copies, rank = self._replication.copies, self._replication.rank
-        for _, entry in self.copied.take():
+        for entry in self.copied.take():
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
@@ -112,7 +114,7 @@ class Handover:
             ]
             if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
-                self._rounds.add(entry.clock, entry)
+                self._rounds.add(entry)
                 takings = entry.window.taken.setdefault(entry.seq, [])
                 takings += [copies[number].taking(staged.rows) for number, staged in mine]
 

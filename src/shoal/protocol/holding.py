@@ -15,12 +15,13 @@ class Moved(msgspec.Struct):
     """What a view has changed here.
 
     chains:  whether others have some of the rows than before
-    begin:   where this server has come to take pushes: the clock that their rows have reached
+    begin:   where this server has come to take pushes: the clock that their rows have reached, of
+             each group of workers
     cut:     copies that are in pieces now, with those of them that are here
     """
 
     chains: bool = False
-    begin: int | None = None
+    begin: dict[str, int] = {}
     cut: dict[int, tuple[Copy, list[Copy]]] = {}
 
 
@@ -65,7 +66,7 @@ class Holding:
                 self._keep(copy, arc, rank, moved)
         for (table, _), arc in mine.items():
             shard = self._open_shard(view.tables[table], arc.rows)
-            fresh = Copy(self._next, table, arc)
+            fresh = Copy(self._next, table, arc, view.tables[table].group)
             if fresh.learned_by(rank):
                 cast(MovableShard, shard).learning = True
                 fresh.version = NOT_BEGUN
@@ -77,7 +78,8 @@ class Holding:
         before, copy.arc, copy.ended = copy.arc, arc, False
         moved.chains = moved.chains or arc.full != before.full
         if arc.head == rank != before.head:
-            moved.begin = copy.reached if moved.begin is None else min(moved.begin, copy.reached)
+            known = moved.begin.get(copy.group, copy.reached)
+            moved.begin[copy.group] = min(known, copy.reached)
         if arc.tail == rank or arc.chain[-1] == rank:
             copy.done = max(copy.version, 0)
         copy.learnt = copy.learnt if arc.learning == before.learning else 0

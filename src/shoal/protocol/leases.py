@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from shoal.protocol.messages import Lease, Leased, NotLeased
-from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.views import NodeId
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -143,11 +143,6 @@ class Leases:
 
     # ------------------------------------------------------------------ workers that go
 
-    def settle(self, view: View) -> list[tuple[Member, Span]]:
-        """What those have left undone who are not in this view any more."""
-        left = [(each, self.gone(each.incarnation, each.done_clock)) for each in view.departed]
-        return [(member, span) for member, span in left if span is not None]
-
     def gone(self, incarnation: int, done_clock: int) -> Span | None:
         """A worker has finished so many clocks and goes on no more: what it leaves undone."""
         self.withdraw(incarnation)
@@ -207,6 +202,8 @@ def as_of(clock: int, events: Iterable[Mapping[str, Any]], epochs: int = 0) -> L
     for each in events:
         if each["kind"] == "ledger":
             began, passed = msgspec.convert(each["record"], LedgerRecord), each["passed"]
+        elif each.get("group"):
+            pass  # whose data are others
         elif each["kind"] == "leased":
             if not began.epochs:
                 began = LedgerRecord(each["epochs"], each["batches"])

@@ -65,6 +65,7 @@ class Operation(msgspec.Struct, eq=False):
               whose chains begin with that path
     release:  called when it is done
     pushed:   the clock of the push in it
+    group:    of workers, whose clocks these are
     """
 
     what: What
@@ -77,6 +78,7 @@ class Operation(msgspec.Struct, eq=False):
     weight: float = 0.0
     digest: int = 0
     pushed: int = -1
+    group: str = ""
 
     @property
     def done(self) -> bool:
@@ -100,6 +102,7 @@ class Operation(msgspec.Struct, eq=False):
             self.weight,
             self.digest,
             self.pushed,
+            self.group,
         )
 
 
@@ -172,13 +175,13 @@ class Link:
     """What the next server has been sent, or is to be, in one view.
 
     there: all below this number has been done by that server
-    told:  the latest clock of each head, by the path that it has come
+    told:  the latest clock of each head, by the path that it has come and the group of workers
     """
 
     def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
         self.to = to
         self.there = 0
-        self.told: dict[tuple[int, ...], int] = {}
+        self.told: dict[tuple[tuple[int, ...], str], int] = {}
         self.again_at = inf
         self._view = view
         self._options = options
@@ -193,9 +196,9 @@ class Link:
         self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
     ) -> None:
         """Have these changes done there; or only the head's clock told, which is told with them."""
-        path = operation.path
+        of = operation.path, operation.group
         if not isinstance(operation, StateOperation):
-            clock = self.told[path] = max(clock, self.told.get(path, 0))
+            clock = self.told[of] = max(clock, self.told.get(of, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1

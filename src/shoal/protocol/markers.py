@@ -58,16 +58,19 @@ def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
 
     The last one is to be behind the slowest worker first: it is taken then.
 
-    view:      the one before
+    view:      the one that is being made
     promises:  of servers, which do nothing until they have the new one
     """
     clocks: dict[int, int] = {}
+    others = {member.incarnation for member in (*view.workers, *view.departed) if member.group}
     for each in promises:
         for worker, clock in each.clocks:
-            clocks[worker] = max(clock, clocks.get(worker, 0))
+            if worker not in others:
+                clocks[worker] = max(clock, clocks.get(worker, 0))
     if view.markers and view.markers[-1] > min(clocks.values(), default=0):
         return view.markers
-    opened = [each.open_round for each in promises]
+    groups = [each.standing("") for each in promises]
+    opened = [each.open_round for each in groups]
     seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
-    applied = max((max(each.replayed, each.closed) for each in promises), default=0)
+    applied = max((max(each.replayed, each.closed) for each in groups), default=0)
     return (*view.markers, max(seen, applied) + AHEAD)[-KEPT:]

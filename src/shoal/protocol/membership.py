@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from shoal.errors import RangeLost
-from shoal.protocol.messages import Frozen, NotJoined
+from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.moving import Moves, next_arcs
 from shoal.protocol.placement import Arcs, place
 from shoal.protocol.record import SchedulerOptions
-from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
+from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
 from shoal.tables.spec import TableSpec
 
 
 def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
     """Who has not joined of those who make a cluster complete; empty when nobody is missing."""
-    present = list(members)
+    present = [member for member in members if not member.group]
     words = []
     for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
         ranks = {m.rank for m in present if m.role == role}
@@ -30,18 +30,43 @@ def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
 
 
 def join_refusal(
-    role: Role, members: Iterable[Member], view: View | None, options: SchedulerOptions
+    asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
 ) -> NotJoined | None:
-    """Why somebody cannot join; None where they can. Servers may join a running job."""
+    """Why somebody cannot join; None where they can. Servers may join a running job.
+
+    group:  those who are there, of that role and that group of workers
+    """
+    role = asked.role
     if role == "scheduler":
         return NotJoined("there is a scheduler already")
+    if asked.group:
+        return _not_in_group(asked, group, view, options)
     limit = options.servers if role == "server" else options.workers
     elastic = options.elastic or (role == "server" and view is not None)
     if view is not None and not elastic:
         return NotJoined(f"too late: the run has started with all its {limit} {role}s")
-    if sum(m.role == role for m in members) >= limit and not elastic:
+    if len(group) >= limit and not elastic:
         reason = f"too many: this run has {limit} {role}s and all of them have joined"
         return NotJoined(reason, full=True)
+    return None
+
+
+def _not_in_group(
+    asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
+) -> NotJoined | None:
+    """Why a worker cannot join a group that has a name."""
+    name, size = asked.group, asked.group_size
+    if asked.role != "worker" or not valid_group(name) or size < 1:
+        return NotJoined(f"{asked.role}s of a group {name!r} of {size}: there can be none")
+    begun = view is not None and any(view.member(member.id) for member in group)
+    if len(group) >= size and not options.elastic:
+        reason = f"too many: group {name!r} has {size} workers and all of them have joined"
+        return NotJoined(reason, full=True)
+    if begun and not options.elastic:
+        return NotJoined(f"too late: group {name!r} has started with all its {size} workers")
+    others = {member.group_size for member in group} - {size}
+    if others:
+        return NotJoined(f"group {name!r} is of {others.pop()} workers, and not of {size}")
     return None
 
 
@@ -58,12 +83,25 @@ def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
     For the first view, before which nobody has used a rank: who died until then, and was replaced
     before that was noticed, has left a hole.
     """
-    given: Counter[str] = Counter()
+    given: Counter[tuple[str, str]] = Counter()
     closed = {}
     for member in sorted(members, key=lambda m: m.rank):
-        closed[member.id] = msgspec.structs.replace(member, rank=given[member.role])
-        given[member.role] += 1
+        of = member.role, member.group
+        closed[member.id] = msgspec.structs.replace(member, rank=given[of])
+        given[of] += 1
     return closed
+
+
+def gathering(
+    members: Mapping[NodeId, Member], previous: View | None, finished: Collection[NodeId] = ()
+) -> set[NodeId]:
+    """The workers of groups that have not begun: not all have joined who make them complete."""
+    begun = {m.group for m in (previous.workers if previous else ()) if m.id not in finished}
+    here: dict[str, list[Member]] = {}
+    for member in members.values():
+        if member.group and member.group not in begun and member.id not in finished:
+            here.setdefault(member.group, []).append(member)
+    return {m.id for group in here.values() if len(group) < group[0].group_size for m in group}
 
 
 def decide_view(
@@ -77,13 +115,25 @@ def decide_view(
     if previous is None:
         return (False, f"waiting for {absent}") if absent else (True, "all have joined")
     before = {m.id: m.name for m in (*previous.servers, *previous.workers)}
-    joined = sorted(m.name for m in members.values() if m.id not in before and m.id not in finished)
+    unready = {*finished, *gathering(members, previous, finished)}
+    joined = sorted(m.name for m in members.values() if m.id not in before and m.id not in unready)
     left = sorted(name for node, name in before.items() if node not in members)
-    if not joined and not left:
+    done = _done(previous.workers, members, finished)
+    if not joined and not left and not done:
         return False, "nobody came or went"
     words = [f"{', '.join(joined)} joined"] if joined else []
     words += [f"{', '.join(left)} left"] if left else []
+    words += [f"{', '.join(done)} finished"] if done else []
     return True, " and ".join(words)
+
+
+def _done(
+    workers: Iterable[Member], members: Collection[NodeId], finished: Collection[NodeId]
+) -> list[str]:
+    """Groups that have finished, while others go on, who may want to know."""
+    at_work = {m.group for m in workers if m.id in members and m.id not in finished}
+    over = {m.group for m in workers if m.id in members} - at_work if at_work else set()
+    return [f"group {group!r}" if group else "the first group" for group in sorted(over)]
 
 
 IN_FLIGHT = 2  # clocks whose pushes a worker has not heard of, at most, before it goes on
@@ -91,7 +141,7 @@ IN_FLIGHT = 2  # clocks whose pushes a worker has not heard of, at most, before 
 
 def next_view(
     number: tuple[int, int],
-    members: Iterable[Member],
+    members: Mapping[NodeId, Member],
     previous: View | None,
     tables: tuple[TableSpec, ...],
     promises: Sequence[Frozen],
@@ -107,7 +157,8 @@ def next_view(
     closed, which may be gone as well, or have forgotten how far the worker was when it took over
     from one that is. Where nothing settles at the close its clock travels with its pushes, and what
     it did last may be on some servers only. A new worker's first round is the one after those. A
-    worker that has finished counts in all rounds, and nobody waits for it any more.
+    worker that has finished counts in all rounds, and nobody waits for it any more. Each group of
+    workers has rounds of its own.
 
     moves:     what may be done to chains
     finished:  of the members, those whose work is done
@@ -116,16 +167,20 @@ def next_view(
     for promise in promises:
         for incarnation, clock in promise.clocks:
             reached.setdefault(incarnation, []).append(clock)
-    closes = any(spec.consistency.settles == "close" for spec in tables)
-    opened = [p.open_round for p in promises if p.open_round < FOREVER]
-    replayed = max((p.replayed for p in promises), default=0)
-    first_clock = max([*opened, replayed])
-    behind = min(opened, default=0)
+    closing = {spec.group for spec in tables if spec.consistency.settles == "close"}
+
+    def first_clock(group: str) -> int:
+        standings = [promise.standing(group) for promise in promises]
+        return max((max(each.open_round, each.replayed) for each in standings), default=0)
+
+    def behind(group: str) -> int:
+        return min((promise.standing(group).open_round for promise in promises), default=0)
+
     known = {m.id: m for m in previous.workers} if previous else {}
-    present = sorted(members, key=lambda m: (m.role, m.rank))
-    alive = {m.id for m in present if m.id not in finished}
+    present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
+    alive = members.keys() - {*finished, *gathering(members, previous, finished)}
     workers = tuple(
-        known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock)
+        known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock(m.group))
         for m in present
         if m.role == "worker" and m.id in alive
     )
@@ -135,8 +190,8 @@ def next_view(
             gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
         elif member.id not in alive:
             clocks = reached.get(member.incarnation, [member.first_clock])
-            last = max(*clocks, first_clock)
-            done = last if closes else max(min(clocks), last - IN_FLIGHT)
+            last = max(*clocks, first_clock(member.group))
+            done = last if member.group in closing else max(min(clocks), last - IN_FLIGHT)
             gone.append(msgspec.structs.replace(member, last_clock=last, done_clock=done))
     servers = tuple(m for m in present if m.role == "server")
     arcs: tuple[Arcs, ...] = ()
@@ -148,7 +203,8 @@ def next_view(
     )
     at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
     servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
-    earlier = [m for m in (previous.departed if previous else ()) if m.last_clock > behind]
+    departed = previous.departed if previous else ()
+    earlier = [member for member in departed if member.last_clock > behind(member.group)]
     return View(
         term=number[0],
         number=number[1],

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import msgspec
+
 from shoal.protocol.chain_messages import Past, Replicate, Replicated, Seen, State
 from shoal.protocol.outside_messages import Because, Died, Heard, Waiting, Why
 from shoal.protocol.parts import KEY_BYTES, SAME, SIZE_BYTES, Body, Part
@@ -68,6 +70,8 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     host: str
     rank: int = -1  # a wish; -1 for any
     process: int = 0  # its number on that host
+    group: str = ""  # of a worker
+    group_size: int = 0
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):
@@ -115,20 +119,33 @@ class Freeze(Body, frozen=True, array_like=True, tag=True):
     view: ViewId
 
 
-class Frozen(Body, frozen=True, array_like=True, tag=True):
-    """The promise, with this server's clocks: (incarnation, clock) pairs and the open round.
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """How far a group of workers has come, as a server knows it.
 
-    replayed: the open round of the heads that it follows, as far as it knows
+    open_round: the first that has not closed
+    replayed:   ... at the heads that it follows, as far as it knows
+    closed:     no push of this clock or a later one is in its rows
+    """
+
+    group: str = ""
+    open_round: int = 0
+    replayed: int = 0
+    closed: int = 0
+
+
+class Frozen(Body, frozen=True, array_like=True, tag=True):
+    """The promise, with this server's clocks: (incarnation, clock) pairs, and of each group more.
+
     drained:  nothing has come in since it drained for this view
-    closed:   no push of this clock or a later one is in its rows
     """
 
     view: ViewId
     clocks: tuple[tuple[int, int], ...]
-    open_round: int
-    replayed: int = 0
+    groups: tuple[Standing, ...] = ()
     drained: bool = False
-    closed: int = 0
+
+    def standing(self, group: str) -> Standing:
+        return next((each for each in self.groups if each.group == group), Standing(group))
 
 
 class Learned(Body, frozen=True, array_like=True, tag=True):
@@ -172,7 +189,10 @@ class NotDeclared(Body, frozen=True, array_like=True, tag=True):
 
 
 class Enter(Body, frozen=True, array_like=True, tag=True):
-    """At barrier `name` for the `generation`-th time, with the members of `groups`."""
+    """At barrier `name` for the `generation`-th time, with the members of `groups`.
+
+    Of workers these are the sender's own group.
+    """
 
     incarnation: int
     name: str

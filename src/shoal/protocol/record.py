@@ -77,5 +77,5 @@ class Record(msgspec.Struct, array_like=True):
     ended: bool = False
     reason: str = ""
     left: tuple[NodeId, ...] = ()
-    ledger: LedgerRecord = LedgerRecord()
+    ledgers: dict[str, LedgerRecord] = {}
     run: str = ""

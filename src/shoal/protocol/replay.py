@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.keys import KeyRange
-from shoal.protocol.links import Change, Check, Operation, nothing
+from shoal.protocol.links import Change, Check, Operation, Origin, What, nothing
 from shoal.protocol.machine import Buffers, Effects, Note
 from shoal.protocol.messages import KEY_BYTES, Part, Replicate, State
 from shoal.protocol.replication import Replication, Stage
@@ -74,6 +74,31 @@ class Made:
         """All parts of it have been."""
         for number, _ in entry.parts:
             _settled(entry, self._replication.copies[number])
+
+    def operation(
+        self,
+        what: What,
+        group: str,
+        clock: int,
+        origins: tuple[Origin, ...],
+        round: int = -1,
+        weight: float = 0.0,
+        pushed: int = -1,
+    ) -> Operation:
+        """All of it, at the head, for the rest of the chains: the fields of an `Operation`."""
+        path = (self._replication.rank,)
+        return Operation(
+            what,
+            path,
+            clock,
+            self.changes,
+            origins,
+            self.release,
+            round,
+            weight,
+            pushed=pushed,
+            group=group,
+        )
 
     def release(self) -> None:
         """They have it."""
@@ -150,8 +175,9 @@ class Replay:
             if message.what == "round":
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
-                self._execution.saving.before(copy.number, message.round + 1, out)
-                self._execution.saving.past(copy.number, message.pushed)
+                if copy.group == message.group:
+                    self._execution.saving.before(copy.number, message.round + 1, out)
+                    self._execution.saving.past(copy.number, message.pushed)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)
@@ -180,6 +206,7 @@ class Replay:
             message.round,
             message.weight,
             pushed=message.pushed,
+            group=message.group,
         )
 
     def _check(
@@ -211,7 +238,7 @@ class Replay:
             found = self._gate.window_of(incarnation)
             if found is not None:
                 entry = Contribution(*found, seq, clock, weight, lr, parts, message.pushed)
-                self._handover.copied.add(clock, entry)
+                self._handover.copied.add(entry)
 
     def _remember(self, message: Replicate, made: Made) -> None:
         """The pushes in it are here, should their workers send them again."""
@@ -232,4 +259,4 @@ class Replay:
             if seq >= window.settled_below:
                 window.taken.setdefault(seq, []).extend(takings)
         if message.what == "round" and message.round >= 0:
-            self._execution.rounds.weigh(message.round, message.weight)
+            self._execution.rounds.weigh(message.group, message.round, message.weight)

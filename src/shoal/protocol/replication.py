@@ -107,9 +107,9 @@ class Replication:
             return clock
         return FOREVER if copy.ended else copy.reached
 
-    def latest(self) -> int:
-        """The latest clock that any head is known to have reached."""
-        return max((each.reached for each in self.copies.values()), default=0)
+    def of(self, group: str) -> list[Copy]:
+        """The copies of tables that go by a group's clocks."""
+        return [copy for copy in self.copies.values() if copy.group == group]
 
     def alone(self, number: int) -> bool:
         """Whether a shard has no other copy."""
@@ -148,30 +148,30 @@ class Replication:
         self._send(operation, out)
         self._forget()
 
-    def tell(self, clock: int, out: Effects) -> None:
-        """The clock of this head, for those who are next and have not been told with a round."""
-        self._tell((self.rank,), clock, out)
+    def tell(self, group: str, clock: int, out: Effects) -> None:
+        """A group's clock at this head, for those who are next and were not told with a round."""
+        self._tell((self.rank,), group, clock, out)
 
-    def _tell(self, path: tuple[int, ...], own: int, out: Effects) -> None:
-        for to in {self._following(copy): None for copy in self._along(path)}:
-            clock = self._clock_of(path, own, to) if to is not None else -1
-            if to is not None and self._link(to).told.get(path, -1) < clock:
-                alone = Operation("round", path, clock, [], (), nothing)
+    def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
+        for to in {self._following(copy): None for copy in self._along(path, group)}:
+            clock = self._clock_of(path, group, own, to) if to is not None else -1
+            if to is not None and self._link(to).told.get((path, group), -1) < clock:
+                alone = Operation("round", path, clock, [], (), nothing, group=group)
                 self._link(to).say(alone, [], clock, self.now, out)
 
-    def _along(self, path: tuple[int, ...]) -> list[Copy]:
-        """The copies whose chains begin with these servers, of which this one is the last.
+    def _along(self, path: tuple[int, ...], group: str) -> list[Copy]:
+        """A group's copies whose chains begin with these servers, of which this one is the last.
 
         A clock goes along chains, and nowhere else: where one server waited until all arcs with the
         next had come as far, by whatever ways, servers of several chains could wait in a circle.
         """
-        return [copy for copy in self.copies.values() if copy.chain[: len(path)] == path]
+        return [copy for copy in self.of(group) if copy.chain[: len(path)] == path]
 
-    def _clock_of(self, path: tuple[int, ...], own: int, to: NodeId | None) -> int:
+    def _clock_of(self, path: tuple[int, ...], group: str, own: int, to: NodeId | None) -> int:
         """What that server may be told of the head's clock."""
         if path == (self.rank,):
             return own
-        arcs = [copy for copy in self._along(path) if self._following(copy) == to]
+        arcs = [copy for copy in self._along(path, group) if self._following(copy) == to]
         return min((FOREVER if copy.ended else copy.reached for copy in arcs), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
@@ -182,7 +182,7 @@ class Replication:
             if to is not None and not each.done:
                 by_server.setdefault(to, []).append(each)
         for to, changes in by_server.items():
-            clock = self._clock_of(operation.path, operation.clock, to)
+            clock = self._clock_of(operation.path, operation.group, operation.clock, to)
             self._link(to).say(operation, changes, clock, self.now, out)
 
     def _link(self, to: NodeId) -> Link:
@@ -305,13 +305,13 @@ class Replication:
     def handled(self, operation: Operation, out: Effects) -> None:
         """It has been done here: pass it on, and the clock."""
         clock = operation.clock
-        for copy in self._along(operation.path):
+        for copy in self._along(operation.path, operation.group):
             if clock < FOREVER:
                 copy.reached = max(copy.reached, clock)
             else:
                 copy.ended = True
         self.carry(operation, out)
-        self._tell(operation.path, clock, out)
+        self._tell(operation.path, operation.group, clock, out)
 
     def _found(self, sender: NodeId, message: Replicate | State) -> list[Copy] | None:
         """The copies that it is for; None where it is not for this server."""

@@ -8,7 +8,7 @@ from math import inf
 from shoal.protocol.machine import Story
 from shoal.protocol.messages import Join
 from shoal.protocol.record import Record, SchedulerOptions
-from shoal.protocol.views import Member, NodeId
+from shoal.protocol.views import Member, NodeId, Role
 
 
 class Roster:
@@ -28,7 +28,7 @@ class Roster:
 
     def admit(self, node: NodeId, asked: Join) -> Member:
         """A new member, with the rank that it asks for or the first that is free."""
-        taken = {m.rank for m in self.members.values() if m.role == asked.role}
+        taken = {m.rank for m in self.group(asked.role, asked.group)}
         free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
         rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
         member = Member(
@@ -39,6 +39,8 @@ class Roster:
             asked.address,
             asked.host,
             process=asked.process,
+            group=asked.group,
+            group_size=asked.group_size,
         )
         self.next_incarnation += 1
         self.members[node] = member
@@ -58,12 +60,23 @@ class Roster:
         here = [m for m in self.members.values() if m.process == process and m.host == host]
         return [member.id for member in here if process]
 
-    def at_work(self) -> list[NodeId]:
-        """Workers that have not finished."""
+    def group(self, role: Role, name: str) -> list[Member]:
+        """The members of a role, workers of a group. Of a group that has a name those that have
+        finished are forgotten: another one of that name may come."""
+        return [
+            member
+            for node, member in self.members.items()
+            if member.role == role and member.group == name
+            if not name or node not in self.finished
+        ]
+
+    def at_work(self, group: str | None = None) -> list[NodeId]:
+        """Workers that have not finished, of one group or of all."""
         return [
             node
             for node, member in self.members.items()
             if member.role == "worker" and node not in self.finished
+            if group is None or member.group == group
         ]
 
     def servers(self) -> list[NodeId]:

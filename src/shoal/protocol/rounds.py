@@ -29,23 +29,27 @@ class Contribution(msgspec.Struct, eq=False):
     pushed: int
 
 
-class Rounds:
-    """The rounds that are open, and the weights of the latest that have closed.
+Round = tuple[str, int]  # of a group of workers, and its clock
 
-    `first_open` is after every round that has closed, whoever took part.
-    """
+
+class Rounds:
+    """The rounds that are open, and the weights of the latest that have closed."""
 
     def __init__(self) -> None:
-        self.first_open = 0
-        self._open: dict[int, list[Contribution]] = {}
-        self._weights: dict[int, float] = {}
+        self._first_open: dict[str, int] = {}
+        self._open: dict[Round, list[Contribution]] = {}
+        self._weights: dict[Round, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, clock: int, entry: Contribution) -> None:
+    def first_open(self, group: str) -> int:
+        """After every round of a group's that has closed, whoever took part."""
+        return self._first_open.get(group, 0)
+
+    def add(self, entry: Contribution) -> None:
         """Another push; or more of one, of which some is here."""
-        entries = self._open.setdefault(clock, [])
+        entries = self._open.setdefault((entry.window.group, entry.clock), [])
         for known in entries:
             if known.window is entry.window and known.seq == entry.seq:
                 new = {number for number, _ in entry.parts}
@@ -57,16 +61,16 @@ class Rounds:
         """Of all rounds that are open."""
         return [entry for entries in self._open.values() for entry in entries]
 
-    def weights(self) -> tuple[tuple[int, float], ...]:
-        """Of rounds that have closed."""
-        return tuple(self._weights.items())
+    def weights(self, group: str) -> tuple[tuple[int, float], ...]:
+        """Of its rounds that have closed."""
+        return tuple((clock, w) for (of, clock), w in self._weights.items() if of == group)
 
     def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
         """Have every part cut into what of it is still here."""
-        for clock, entries in list(self._open.items()):
+        for each, entries in list(self._open.items()):
             for entry in entries:
                 entry.parts = [piece for part in entry.parts for piece in cut(*part)]
-            self._open[clock] = [entry for entry in entries if entry.parts]
+            self._open[each] = [entry for entry in entries if entry.parts]
 
     def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
         """What of a push was for these shards waits no longer."""
@@ -74,38 +78,39 @@ class Rounds:
             if entry.window.incarnation == worker and entry.seq == seq:
                 entry.parts = [part for part in entry.parts if part[0] not in numbers]
 
-    def take(self) -> list[tuple[int, Contribution]]:
-        """All that is open, with its round: it is no longer here."""
-        taken = [(clock, entry) for clock, entries in self._open.items() for entry in entries]
+    def take(self) -> list[Contribution]:
+        """All that is open: it is no longer here."""
+        taken = self.entries()
         self._open.clear()
         return taken
 
-    def below(self, clock: int) -> list[int]:
-        """The open rounds that are to close when every worker has reached `clock`."""
-        return sorted(each for each in self._open if each < clock) if self._open else []
+    def below(self, group: str, clock: int) -> list[int]:
+        """A group's open rounds that are to close when each of its workers has reached `clock`."""
+        return sorted(at for of, at in self._open if of == group and at < clock)
 
-    def close(self, clock: int) -> list[Contribution]:
+    def close(self, group: str, clock: int) -> list[Contribution]:
         """The round's pushes, by rank: the order in which they are merged."""
-        entries = sorted(self._open.pop(clock), key=lambda entry: (entry.window.rank, entry.seq))
-        self.reach(clock + 1)
-        self.weigh(clock, sum(entry.weight for entry in entries))
-        return entries
+        entries = self._open.pop((group, clock))
+        self.reach(group, clock + 1)
+        self.weigh(group, clock, sum(entry.weight for entry in entries))
+        return sorted(entries, key=lambda entry: (entry.window.rank, entry.seq))
 
-    def weigh(self, clock: int, weight: float) -> None:
+    def weigh(self, group: str, clock: int, weight: float) -> None:
         """A round that has closed had pushes of this weight: here, or at the head of an arc."""
-        self._weights[clock] = max(weight, self._weights.get(clock, 0.0))
-        for old in [each for each in self._weights if each < clock - WINDOW]:
-            del self._weights[old]
+        self._weights[group, clock] = max(weight, self.weight(group, clock))
+        for old in [each for each in self._weights if each[0] == group]:
+            if old[1] < clock - WINDOW:
+                del self._weights[old]
 
-    def reach(self, clock: int) -> None:
-        self.first_open = max(self.first_open, clock)
+    def reach(self, group: str, clock: int) -> None:
+        self._first_open[group] = max(self.first_open(group), clock)
 
-    def weight(self, clock: int) -> float:
+    def weight(self, group: str, clock: int) -> float:
         """Total weight of the pushes that a closed round had."""
-        return self._weights.get(clock, 0.0)
+        return self._weights.get((group, clock), 0.0)
 
     def drop(self, worker: int, last_clock: int) -> None:
         """A dead worker counts in the rounds below its last clock and in no others (rule 5)."""
-        for clock in [each for each in self._open if each >= last_clock]:
-            kept = [each for each in self._open[clock] if each.window.incarnation != worker]
-            self._open[clock] = kept
+        for key in [each for each in self._open if each[1] >= last_clock]:
+            kept = [each for each in self._open[key] if each.window.incarnation != worker]
+            self._open[key] = kept

@@ -18,6 +18,7 @@ from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
+from shoal.tables.spec import asp
 
 PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
@@ -119,10 +120,14 @@ class _Server(msgspec.Struct):
 
 
 class Router:
-    """Cuts exchanges for one view."""
+    """Cuts exchanges for one view.
 
-    def __init__(self, view: View) -> None:
+    group: of workers, that the exchanges are of
+    """
+
+    def __init__(self, view: View, group: str = "") -> None:
         self.view = view
+        self._group = group
         self.view_id = view.id
         self.numbers = {spec.name: number for number, spec in enumerate(view.tables)}
         self._sizes = [spec.row_bytes for spec in view.tables]
@@ -311,6 +316,12 @@ class Router:
             )
         if (spec.kind == "handled") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
             raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
+        if isinstance(op, PushOp) and spec.group != self._group and spec.consistency != asp():
+            owner = f"group {spec.group!r}" if spec.group else "the first group"
+            raise InvalidValue(
+                f"table {op.table!r} is {spec.consistency.name} and goes by the clocks of {owner}: "
+                "workers of other groups may pull from it, and push to tables that are asp"
+            )
         cuts = []
         for at, rows in self._route(number, op.rows, isinstance(op, PushOp)):
             if op.keys is None:

@@ -7,13 +7,15 @@ comes first. So nobody stops, and nobody has to agree on a moment.
 Under `ssp` pushes reach the rows on arrival, so there d is a *marker*: a push of d or later waits
 at its head until every worker has reached d, and d's rows are taken before it is let in. Under
 `asp` nobody waits for anybody: of these a checkpoint has a prefix of each arc's updates, no cut.
+
+Checkpoints are the first group's, and have what goes by its clocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Save
 from shoal.protocol.markers import Markers
 from shoal.protocol.replication import Replication
@@ -34,7 +36,7 @@ class Saving:
         self,
         markers: Markers,
         shards: Mapping[int, Shard],
-        clocks: VectorClock,
+        clocks: Clocks,
         replication: Replication,
     ) -> None:
         self._markers = markers
@@ -46,13 +48,14 @@ class Saving:
         self._taken: dict[int, int] = {}  # by copy: the latest clock that was passed
         self._latest: dict[int, tuple[int, int]] = {}  # ... that was taken here; since all was: n
 
-    def adopt(self, view: View, clock: int) -> None:
+    def adopt(self, view: View) -> None:
         """Copies that have come here go on where those before them stopped."""
-        self._tables = tuple(spec.name for spec in view.tables)
+        self._tables = tuple(spec.name for spec in view.tables if not spec.group)
         self._markers.adopt(view)
         if self._markers:
-            copies = self._replication.copies
-            reached = {n: self._replication.reached(n, clock) for n in copies}
+            clock = self._clocks.of("").minimum
+            saved = [copy.number for copy in self._replication.of("")]
+            reached = {n: self._replication.reached(n, clock) for n in saved}
             self._taken = {
                 n: self._taken.get(n, self._markers.latest(at)) for n, at in reached.items()
             }
@@ -60,7 +63,7 @@ class Saving:
     def marker(self, spec: TableSpec, clock: int) -> int:
         """The latest marker that is passed at `clock`; 0 where the table has none."""
         rule = spec.consistency
-        if rule.name != "ssp" or rule.settles == "close" or spec.kind == "handled":
+        if rule.name != "ssp" or rule.settles == "close" or spec.kind == "handled" or spec.group:
             return 0
         return self._markers.latest(clock)
 
@@ -70,7 +73,7 @@ class Saving:
 
     def holds(self, spec: TableSpec, clock: int) -> bool:
         """Whether a push of `clock` has to wait for a marker."""
-        return self.marker(spec, clock) > self._clocks.minimum
+        return self.marker(spec, clock) > self._clocks.of(spec.group).minimum
 
     def past(self, number: int, clock: int) -> None:
         """A push of `clock` is applied, which is to be in no checkpoint of that clock or an earlier
@@ -84,9 +87,9 @@ class Saving:
 
         Where later ones are as well, the server that was the tail before has taken it, or nobody.
         """
-        if not self._markers or clock >= FOREVER:
-            return
         copy = self._replication.copies[number]
+        if not self._markers or copy.group or clock >= FOREVER:
+            return
         while (due := self._markers.following(self._taken.get(number, 0))) <= clock:
             self._taken[number] = due
             if copy.arc.tail == self._replication.rank and copy.closed <= due:
@@ -111,8 +114,9 @@ class Saving:
         self._failures += 1
         self._latest.clear()
 
-    def reached(self, clock: int, out: Effects) -> None:
-        """This server has come to that clock, as a head; others' rows to what it was told."""
+    def reached(self, out: Effects) -> None:
+        """This server has come to another clock, as a head; others' rows to what it was told."""
         if self._markers:
-            for number in self._shards:
-                self.before(number, self._replication.reached(number, clock), out)
+            clock = self._clocks.of("").minimum
+            for copy in self._replication.of(""):
+                self.before(copy.number, self._replication.reached(copy.number, clock), out)

@@ -30,11 +30,7 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
-from shoal.protocol.membership import (
-    join_refusal,
-    missing,
-    range_lost,
-)
+from shoal.protocol.membership import join_refusal, missing, range_lost
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
@@ -70,7 +66,7 @@ from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.roster import Roster
 from shoal.protocol.stragglers import Stragglers
 from shoal.protocol.succession import Succession
-from shoal.protocol.views import FOREVER, NodeId, View
+from shoal.protocol.views import FOREVER, Member, NodeId, View
 from shoal.tables.spec import TableSpec
 
 
@@ -88,7 +84,7 @@ class SchedulerMachine:
         ledger: LedgerRecord = LedgerRecord(),  # noqa: B008 - frozen
     ) -> None:
         self.options = options
-        record = Record(ledger=ledger)
+        record = Record(ledgers={"": ledger})
         if journal:
             record = msgspec.msgpack.decode(journal, type=Record)
         self.restarted = journal is not None
@@ -97,7 +93,7 @@ class SchedulerMachine:
         self._run = record.run or options.run
         self._views = Succession(record, options, self.roster, self._persist)
         self._relocating = self._views.relocating
-        self.leases = self._views.leases
+        self.ledgers = self._views.ledgers
         self._barriers = Barriers(dict(record.released))
         self._stragglers = Stragglers(options)
         self._farewell = Farewell(options.resend_s, options.linger_s)
@@ -183,7 +179,7 @@ class SchedulerMachine:
         if member is None:  # the one before has ended the run, in the same tick
             return
         self._stragglers.forget(member)
-        self.leases.withdraw(member.incarnation)
+        self.ledgers.withdraw(member)
         out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
         rows = self._views.bereaved(member)
         if rows is not None:
@@ -246,24 +242,41 @@ class SchedulerMachine:
                     out.append(Send(sender, Stays(against)))
                 self._views.consider(now, out)
             case Declare(_, spec):
-                self._declare(sender, spec, now, out)
+                self._declare(member, spec, now, out)
             case Enter():
                 self._enter(sender, message, now, out)
             case Lease():
-                self.leases.ask(sender, message)
+                self.ledgers.ask(member, message)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
                 self._lost(sender, "it was told of an end", now, out)
             case Finish():
-                self.roster.finish(sender)
-                self.leases.gone(member.incarnation, FOREVER)
-                self._persist(out)
-                out.append(Send(sender, Finished()))
-                self._release_barriers(out)
-                self._end_if_done(now, out)
+                self._finished(member, now, out)
             case Abort(reason):
-                self._end(RunAborted(f"{member.name}: {reason}"), now, out)
+                self._aborted(member, reason, now, out)
             case _:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def _finished(self, member: Member, now: float, out: Effects) -> None:
+        self.roster.finish(member.id)
+        self.ledgers.gone(member, FOREVER)
+        if member.group and not self.roster.at_work(member.group):  # another may have its name
+            self.ledgers.end(member.group)
+            self._barriers.end(member.group)
+        self._persist(out)
+        out.append(Send(member.id, Finished()))
+        self._release_barriers(out)
+        self._end_if_done(now, out)
+        if not self.ended:
+            self._views.consider(now, out)
+
+    def _aborted(self, member: Member, reason: str, now: float, out: Effects) -> None:
+        """The end of the run; or of no more than its group, where others go on without that."""
+        reason = f"{member.name}: {reason}"
+        if not member.group:
+            self._end(RunAborted(reason), now, out)
+        for node in self.roster.at_work(member.group) if member.group else ():
+            out.append(Send(node, End(reason)))
+            self._lost(node, f"{member.name} aborted", now, out)
 
     def _told_from_outside(
         self, sender: NodeId, message: Why | Died, now: float, out: Effects
@@ -280,8 +293,8 @@ class SchedulerMachine:
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.roster.members.get(sender)
         if known is None:
-            present = self.roster.members.values()
-            refusal = join_refusal(message.role, present, self.view, self.options)
+            group = self.roster.group(message.role, message.group)
+            refusal = join_refusal(message, group, self.view, self.options)
             if self.ended:
                 refusal = NotJoined("the run has ended")
             if message.node != sender:
@@ -299,11 +312,12 @@ class SchedulerMachine:
             out.append(Send(sender, NewView(self.view)))
         self._views.consider(now, out)
 
-    def _declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
+    def _declare(self, member: Member, spec: TableSpec, now: float, out: Effects) -> None:
+        spec = msgspec.structs.replace(spec, group=member.group)
         try:
-            self._views.declare(sender, spec, now, out)
+            self._views.declare(member.id, spec, now, out)
         except ShoalError as error:
-            out.append(Send(sender, NotDeclared(spec.name, error.message)))
+            out.append(Send(member.id, NotDeclared(spec.name, error.message)))
 
     # ------------------------------------------------------------------ barriers, end
 
@@ -322,12 +336,13 @@ class SchedulerMachine:
             out.extend(Send(node, Released(name, generation)) for node in entered)
 
     def _answer_leases(self, out: Effects) -> None:
-        answers = self.leases.answers(len(self.roster.at_work()))
+        answers = self.ledgers.answers(lambda group: len(self.roster.at_work(group)))
         if answers and not self.ended:
             self._persist(out)
-            for node, answer in answers:
+            for node, answer, leases in answers:
                 if isinstance(answer, Leased) and answer.count:
-                    fields = {"name": self.roster.members[node].name, **self.leases.size}
+                    member = self.roster.members[node]
+                    fields = {"name": member.name, "group": member.group, **leases.size}
                     out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
                 out.append(Send(node, answer))
 
@@ -344,7 +359,8 @@ class SchedulerMachine:
     def _end_if_done(self, now: float, out: Effects) -> None:
         if self.view is None or self.roster.at_work():
             return
-        if self.roster.finished:
+        first = [m.id for m in self.roster.members.values() if not m.group]
+        if not self.roster.finished.isdisjoint(first):
             self._end(None, now, out)
         elif not self.options.elastic:
             self._end(RunAborted("every worker has died"), now, out)
@@ -373,7 +389,7 @@ class SchedulerMachine:
             self.ended,
             self._reason if self.ended else "",
             tuple(sorted(self._relocating.left)),
-            self.leases.record(),
+            self.ledgers.records(),
             self._run,
         )
         out.append(Persist(msgspec.msgpack.encode(record)))

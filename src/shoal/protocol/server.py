@@ -11,7 +11,7 @@ import msgspec
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.answers import Answers
 from shoal.protocol.comparing import Comparing
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.describing import describe
 from shoal.protocol.draining import Draining
 from shoal.protocol.execution import Execution
@@ -47,6 +47,7 @@ from shoal.protocol.messages import (
     Replicate,
     Replicated,
     Request,
+    Standing,
     State,
     Why,
 )
@@ -78,7 +79,7 @@ class ServerMachine:
         self.session = session
         self._holding = Holding(open_shard)
         self.shards = self._holding.shards
-        self.clocks = VectorClock()
+        self.clocks = Clocks()
         self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
         self.replication = Replication(self._holding.copies, replication)
@@ -222,13 +223,16 @@ class ServerMachine:
             return
         self.gate.promise(message.view)
         if message.view == self.gate.promised:
-            clocks = tuple(self.clocks.items())
-            first_open = self.execution.rounds.first_open
-            replayed = self.replication.latest()
+            groups = tuple(map(self._standing, self.clocks.groups()))
             drained = self.draining.holds(message.view)
-            closed = max((copy.closed for copy in self.replication.copies.values()), default=0)
-            promise = Frozen(message.view, clocks, first_open, replayed, drained, closed)
+            promise = Frozen(message.view, tuple(self.clocks.items()), groups, drained)
             out.append(Send(SCHEDULER, promise))
+
+    def _standing(self, group: str) -> Standing:
+        copies = self.replication.of(group)
+        replayed = max((copy.reached for copy in copies), default=0)
+        closed = max((copy.closed for copy in copies), default=0)
+        return Standing(group, self.execution.rounds.first_open(group), replayed, closed)
 
     def _adopt(self, view: View, out: Effects) -> None:
         rank = self.session.rank
@@ -255,10 +259,12 @@ class ServerMachine:
             self.execution.forget_requests()
         self._admit(view)
         self.handover.take_over()
-        if moved.begin is not None:
-            self.clocks.reset(moved.begin)  # they say where they are once I have what I lack
-        self.saving.adopt(view, self.clocks.minimum)
-        self.execution.settle(out)
+        for group, clock in moved.begin.items():
+            self.clocks.of(group).reset(clock)  # they say where they are once I have what I lack
+        self.saving.adopt(view)
+        for group in self.clocks.groups():
+            self.execution.settle(group, out)
+        self.execution.look(out)
         self._say_learned(out)
 
     def _admit(self, view: View) -> None:
@@ -266,6 +272,8 @@ class ServerMachine:
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
+        for spec in view.tables:
+            self.clocks.of(spec.group)  # also where none of its workers is here
         for worker, _ in list(self.clocks.items()):
             if worker not in self._workers:
                 self.clocks.leave(worker)
@@ -274,7 +282,7 @@ class ServerMachine:
             shard.keep(self._workers)
         for worker, member in self._workers.items():
             if worker not in self.clocks:
-                self.clocks.enter(worker, member.first_clock)
+                self.clocks.enter(worker, member.first_clock, member.group)
 
     def _say_learned(self, out: Effects) -> None:
         learned = self.transfers.learned()
@@ -358,7 +366,7 @@ class ServerMachine:
                 operation = self.replay.do(each, copies, loads, out)
                 out.append(Note("replayed", {"message": each, "from": sender}))
                 self.replication.handled(operation, out)
-                self.saving.reached(self.clocks.minimum, out)
+                self.saving.reached(out)
             self.replication.answer(out)
             self._say_learned(out)
         self.execution.look(out)

@@ -46,6 +46,7 @@ from shoal.protocol.messages import (
     Released,
     Stays,
 )
+from shoal.protocol.namespaces import qualified, seen_from
 from shoal.protocol.requests import (
     AwaitView,
     Cancel,
@@ -54,7 +55,7 @@ from shoal.protocol.requests import (
     FinishWork,
     TakeLease,
 )
-from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
+from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId, name_of
 from shoal.tables.spec import TableSpec
 
 
@@ -67,6 +68,9 @@ class SessionOptions(msgspec.Struct, frozen=True):
     farewell_s:       ... and with nothing left to say but that the work is done, for this long: a
                       scheduler that has ended the run does not answer
     recall_s:         between heartbeats after the connection to the scheduler broke
+    group:            of workers, that this one is in; the first has no name
+    group_size:       how many workers make another group complete
+    namespace:        where the names of its tables are
     """
 
     join_timeout_s: float = 60.0
@@ -75,6 +79,9 @@ class SessionOptions(msgspec.Struct, frozen=True):
     silence_s: float = 120.0
     farewell_s: float = 5.0
     recall_s: float = 0.1
+    group: str = ""
+    group_size: int = 1
+    namespace: str = ""
 
 
 class _Waiting(msgspec.Struct):
@@ -104,9 +111,12 @@ class Session:
         self.run = ""
         self.view: View | None = None
         self.view_id: ViewId = NO_VIEW
+        self._tables: tuple[TableSpec, ...] = ()  # as the view calls them
         self.progress = 0
         self.ended = False
-        self._join = Join(me, role, address, host, rank, process)
+        self.group = self.options.group
+        size = self.options.group_size if self.group else 0
+        self._join = Join(me, role, address, host, rank, process, self.group, size)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
@@ -120,7 +130,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        return f"{self.role}-{self.rank}" if self.rank >= 0 else self.role
+        return name_of(self.role, self.rank, self.group) if self.rank >= 0 else self.role
 
     @property
     def process(self) -> int:
@@ -159,6 +169,7 @@ class Session:
     def enter_barrier(
         self, request_id: int, name: str, groups: tuple[Group, ...], now: float, out: Effects
     ) -> None:
+        name = qualified(name, self.group)
         generation = self._generations.get(name, 0)
         self._generations[name] = generation + 1
         question = Enter(self.incarnation, name, generation, groups)
@@ -166,10 +177,10 @@ class Session:
 
     def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
         """Ask for a table. The view may have it already; another of its name is refused."""
-        question = Declare(self.incarnation, spec)
-        self.ask(f"table {spec.name}", request_id, question, now, out)
-        tables = self.view.tables if self.view is not None else ()
-        if any(known.name == spec.name and known.is_cut_of(spec) for known in tables):
+        name = qualified(spec.name, self.options.namespace)
+        spec = msgspec.structs.replace(spec, name=name)
+        self.ask(f"table {spec.name}", request_id, Declare(self.incarnation, spec), now, out)
+        if any(known.name == spec.name and known.is_cut_of(spec) for known in self._tables):
             self.answered(f"table {spec.name}", out)
 
     def _show_view(self, out: Effects) -> None:
@@ -321,12 +332,13 @@ class Session:
             self._stop(out, RunAborted(f"{reason}: it was taken for dead and has to join again"))
             return None
         self.incarnation, self.rank = mine.incarnation, mine.rank
-        self.view, self.view_id = view, view.id
+        self._tables = view.tables
+        self.view, self.view_id = seen_from(view, self.options.namespace), view.id
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
         for spec in view.tables:
             self.answered(f"table {spec.name}", out)
         self._show_view(out)
-        return view
+        return self.view
 
     def _join_timed_out(self) -> str:
         limit = self.options.join_timeout_s

@@ -41,15 +41,19 @@ class Stragglers:
 
     def slow(self, roster: Roster, now: float) -> list[tuple[Member, str]]:
         """Whom the others are to go on without, and why; somebody is left."""
-        limit, at_work = self._options.slow_share, roster.at_work()
-        if not limit or len(at_work) < 2:
+        limit = self._options.slow_share
+        if not limit:
             return []
         if roster.quiet_for(now) >= STALLED_S:  # perhaps it is a server that they wait for
             self._told.clear()
         since = min((told[0][0] for told in self._told.values()), default=now)
         if now - since < self._options.slow_s:
             return []
-        late = [(m, s) for m, s in self.shares(roster.members, now) if m.id in at_work]
+        late = [
+            (member, share)
+            for member, share in self.shares(roster.members, now)
+            if member.id in (at_work := roster.at_work(member.group)) and len(at_work) > 1
+        ]
         return [
             (
                 member,

@@ -14,7 +14,7 @@ from math import inf
 import msgspec
 
 from shoal.protocol.declared import Declared
-from shoal.protocol.leases import Leases
+from shoal.protocol.ledgers import Ledgers
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.markers import marked
 from shoal.protocol.membership import closed_up, decide_view, next_view
@@ -48,7 +48,7 @@ class Succession:
         self.term = record.term + 1
         self.reason = ""
         self.relocating = Relocating(record.left)
-        self.leases = Leases(record.ledger)
+        self.ledgers = Ledgers(record.ledgers)
         self._options = options
         self._roster = roster
         self._persist = persist
@@ -73,7 +73,7 @@ class Succession:
         """Ask again whoever has not answered; give up what takes too long."""
         if now >= self._mark_at:
             self._mark_at = now + self._options.checkpoint_s
-            if self._roster.at_work():
+            if self._roster.at_work(""):
                 self._to_mark = True
                 self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
@@ -196,20 +196,21 @@ class Succession:
         gone = self.relocating.adopt(view)
         for node in gone:
             self._roster.remove(node)
-        for member, left in self.leases.settle(view):
-            out.append(Note("returned", {"name": member.name, **msgspec.structs.asdict(left)}))
+        for member, left in self.ledgers.settle(view):
+            fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
+            out.append(Note("returned", fields))
         self._persist(out)
         whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
-        fields = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
-        out.append(Note("view", fields))
+        told = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
+        out.append(Note("view", told))
         hosts = sorted({host for arcs in view.arcs for host in crowded(arcs, view.servers)})
         if hosts != self._crowded:
             self._crowded = hosts
             out.append(Note("crowded", {"hosts": hosts}))
-        told = [member.id for member in (*view.servers, *view.workers)]
+        members = [member.id for member in (*view.servers, *view.workers)]
         finished = self._roster.finished
-        out.extend(Send(node, NewView(view)) for node in told if node not in finished)
+        out.extend(Send(node, NewView(view)) for node in members if node not in finished)
         out.extend(Send(node, End()) for node in gone)
 
     def _next(
@@ -221,7 +222,7 @@ class Succession:
     ) -> View:
         return next_view(
             number,
-            self._roster.members.values(),
+            self._roster.members,
             self.view,
             self._tables.specs,
             promises,

@@ -114,7 +114,7 @@ class Transfers:
             )
             for window in self._gate.windows.values()
         ]
-        return Past(tuple(seen), self._rounds.weights(), copy.closed)
+        return Past(tuple(seen), self._rounds.weights(copy.group), copy.closed)
 
     # ------------------------------------------------------------------ as a learner
 
@@ -144,7 +144,7 @@ class Transfers:
             if window is not None:
                 self._take_in(seen, window, copy)
         for clock, weight in past.weights:
-            self._rounds.weigh(clock, weight)
+            self._rounds.weigh(copy.group, clock, weight)
 
     def _take_in(self, seen: Seen, window: Window, copy: Copy) -> None:
         if seen.settled_below > window.settled_below:

@@ -24,6 +24,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     done_clock:  of one that is gone: what it did below this is on all servers
     process:     its number on its host; 0 where nobody could say that it has ended
+    group:       of workers: who have clocks, a ledger and barriers in common; the first has no name
+    group_size:  how many workers make such a group complete
     """
 
     id: NodeId
@@ -36,10 +38,26 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     last_clock: int = FOREVER
     done_clock: int = FOREVER
     process: int = 0
+    group: str = ""
+    group_size: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.role}-{self.rank}"
+        return name_of(self.role, self.rank, self.group)
+
+
+def valid_group(name: str) -> bool:
+    """Whether a group of workers may be called that; the first one has no name."""
+    return not name or (len(name) <= 64 and name.replace("-", "").replace("_", "").isalnum())
+
+
+def name_of(role: Role, rank: int, group: str = "") -> str:
+    """What a member is called.
+
+    >>> name_of("server", 1), name_of("worker", 0, "eval")
+    ('server-1', 'eval/worker-0')
+    """
+    return f"{group}/{role}-{rank}" if group else f"{role}-{rank}"
 
 
 class Arc(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +110,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     def member(self, node: NodeId) -> Member | None:
         return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
+
+    def group(self, name: str) -> tuple[Member, ...]:
+        """The workers of a group."""
+        return tuple(member for member in self.workers if member.group == name)
 
     def arcs_of(self, table: str) -> tuple[Arc, ...]:
         """The arcs of the table of that name, which is one of this view's."""

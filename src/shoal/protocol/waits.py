@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from shoal.protocol.consistency import VectorClock
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.describing import asked
 from shoal.protocol.execution import Execution
 from shoal.protocol.gate import Gate
@@ -20,15 +20,15 @@ TELL_S = 0.25  # between two reports to the scheduler
 class Waits:
     """What one server has seen.
 
-    A worker is waited for while a request waits and it is one of those that are furthest back,
-    unless these are more than half of all, or nobody is let in at present.
+    A worker is waited for while a request of its group waits and it is one of those that are
+    furthest back, unless these are more than half of all, or nobody is let in at present.
     """
 
     def __init__(
         self,
         session: Session,
         workers: Mapping[int, Member],
-        clocks: VectorClock,
+        clocks: Clocks,
         gate: Gate,
         execution: Execution,
     ) -> None:
@@ -55,8 +55,12 @@ class Waits:
             out.append(Send(SCHEDULER, told))
 
     def _latest(self) -> Sequence[int]:
-        late = self._clocks.behind(self._clocks.minimum + 1)
-        return late if 2 * len(late) <= len(self._clocks) else ()
+        found: list[int] = []
+        for group in {self._clocks.group(worker): None for worker, _ in self._execution.parked}:
+            clocks = self._clocks.of(group)
+            late = clocks.behind(clocks.minimum + 1)
+            found += late if 2 * len(late) <= len(clocks) else ()
+        return found
 
     def because(self, now: float) -> Because:
         """Who waits now."""

@@ -18,6 +18,7 @@ NOT_BEGUN = -1
 class Copy(msgspec.Struct, eq=False):
     """A server's copy of an arc: its shard of that number.
 
+    group:     of workers, whose clocks its table goes by
     version:   how often it has been changed here; NOT_BEGUN before its learner was sent anything
     closed:    no round from this one on is in its rows
     at:        of a learner: the position of the piece that it has to be sent next
@@ -30,6 +31,7 @@ class Copy(msgspec.Struct, eq=False):
     number: int
     table: int
     arc: Arc
+    group: str = ""
     version: int = 0
     done: int = 0
     learnt: int = 0
@@ -100,12 +102,13 @@ class Window:
     """
 
     __slots__ = (
-        "codes", "incarnation", "landed", "older", "rank", "settled_below", "taken"
+        "codes", "group", "incarnation", "landed", "older", "rank", "settled_below", "taken"
     )  # fmt: skip
 
-    def __init__(self, incarnation: int, rank: int) -> None:
+    def __init__(self, incarnation: int, rank: int, group: str = "") -> None:
         self.incarnation = incarnation
         self.rank = rank
+        self.group = group
         self.settled_below = 0
         self.codes: dict[int, Code] = {}
         self.landed: dict[int, set[tuple[int, int]]] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-import msgspec
 from torch import Tensor
 
 from shoal.collective.base import AllReduce, Collective
@@ -17,6 +17,7 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.messages import Group
+from shoal.protocol.namespaces import local, qualified
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -30,6 +31,7 @@ from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import View
 from shoal.protocol.worker import WorkerOptions
 from shoal.runtime.blocking import Blocking
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
 from shoal.runtime.reducing import reduce_of
@@ -40,22 +42,6 @@ from shoal.transport import Identity, transport_for
 log = logging.getLogger("shoal.client")
 
 T = TypeVar("T")
-
-
-class ClientOptions(msgspec.Struct, frozen=True):
-    """
-    token:           of the cluster, where it has one
-    init_timeout_s:  how long to wait until the cluster is complete
-    sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails
-    rank:            the rank wished for; -1 for any
-    debug:           look for writes to borrowed buffers (a checksum a push)
-    """
-
-    token: str = ""
-    init_timeout_s: float = 60.0
-    sync_timeout_s: float = 10.0
-    rank: int = -1
-    debug: bool = False
 
 
 class Client:
@@ -73,7 +59,12 @@ class Client:
             "worker",
             host=socket.gethostname(),
             rank=self.options.rank,
-            options=SessionOptions(join_timeout_s=self.options.init_timeout_s),
+            options=SessionOptions(
+                join_timeout_s=self.options.init_timeout_s,
+                group=self.options.group,
+                group_size=self.options.group_size,
+                namespace=self.options.prefix,
+            ),
             process=os.getpid(),
         )
         patience = WorkerOptions(sync_timeout_s=self.options.sync_timeout_s)
@@ -114,8 +105,21 @@ class Client:
 
     @property
     def world_size(self) -> int:
-        """Workers in the present view."""
-        return len(self.view.workers)
+        """Workers of this one's group, in the present view."""
+        return self.groups[self.options.group]
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """How many workers of which groups are in the present view; "" is the first group.
+
+        A group that has finished is in none of the views that follow, where others go on.
+        """
+        return dict(Counter(member.group for member in self.view.workers))
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank of the workers of this one's group: who does what one is to do."""
+        return min(member.rank for member in self.view.group(self.options.group))
 
     @property
     def clock(self) -> int:
@@ -157,6 +161,9 @@ class Client:
     def create_table(self, spec: TableSpec) -> TableSpec:
         """Declare a table; all workers may, with the same specification.
 
+        It goes by the clocks of the group whose workers declare it first. Workers of other groups
+        may pull from it, which waits for nobody, and push to it where it is `asp()`.
+
         Raises:
             UnknownName: no such access method, or it has no such option
             InvalidValue: an option's value, or rows that the access method cannot work on
@@ -164,7 +171,8 @@ class Client:
         """
         spec = checked(spec)  # what no server could open is refused here
         self._driver.ask(DeclareTable(spec)).wait()
-        return self.table(spec.name)
+        space = self.options.prefix
+        return self.table(local(qualified(spec.name, space), space))
 
     def push(
         self,
@@ -266,7 +274,7 @@ class Client:
         )
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
-        """Sum a tensor over all workers, in place, around a ring of them.
+        """Sum a tensor over all workers of the group, in place, around a ring of them.
 
         Each worker asks for the same ones in the same order; all end with bitwise the same. The
         tensor is borrowed until the future is done.
@@ -285,7 +293,7 @@ class Client:
         return self.exchange(Exchange(advance=True, last=last, after=ids_of(after)))
 
     def barrier(self, name: str, groups: tuple[Group, ...] = ("workers",)) -> None:
-        """Wait until every member of `groups` is here too."""
+        """Wait until every member of `groups` is here too; of workers, of this one's group."""
         self._driver.ask(EnterBarrier(name, groups)).wait()
 
     def exchange(self, ask: Exchange) -> Future:
@@ -364,7 +372,10 @@ class Client:
             self.collective.close()
 
     def abort(self, reason: str) -> None:
-        """Ask the scheduler to end the run for everybody, and disconnect."""
+        """Ask the scheduler to end the run for everybody in the group, and disconnect.
+
+        The end of the first group's is the run's.
+        """
         with self._driver.own():
             if not self._driver.node.stopped:
                 effects: list[Any] = []
@@ -379,4 +390,4 @@ class Client:
         if kind is None:
             self.close()
         else:
-            self.abort(f"worker-{self.rank} failed: {kind.__name__}: {error}"[:500])
+            self.abort(f"{kind.__name__}: {error}"[:500])

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 
 
 def connect(address: str, **options: Any) -> Client:

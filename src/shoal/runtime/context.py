@@ -49,7 +49,7 @@ class Context:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
-            self.client.abort(f"worker-{self.rank} failed: {kind.__name__}: {error}"[:500])
+            self.client.abort(f"{kind.__name__}: {error}"[:500])
         self.close()
 
 

@@ -25,8 +25,8 @@ class Lease(NamedTuple):
 def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterator[Lease]:
     """The batches that this worker is to do, one after the other, until all of all epochs are done.
 
-    The scheduler grants each batch to one worker; what a worker that died had not done is granted
-    to others, and faster workers do more. Each lease is one clock: take one step
+    The scheduler grants each batch to one worker of the group; what a worker that died had not done
+    is granted to others, and faster workers do more. Each lease is one clock: take one step
     (`Optimizer.step`, `Client.advance`) for each before asking for the next. A batch of None is a
     step as well, without data (`optimizer.step(weight=0)`): the others still have batches, one of
     which may yet become this worker's.
@@ -49,7 +49,8 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
     ...     optimizer.step(weight=0.0 if loss is None else 1.0)
     """
     asked = client if client is not None else current().client
-    rules = [spec.consistency.name for spec in asked.view.tables]
+    group = asked.options.group
+    rules = [spec.consistency.name for spec in asked.view.tables if spec.group == group]
     alone = bool(rules) and set(rules) == {"asp"}
     while not (lease := _ask(asked, TakeLease(epochs, batches, alone))).over:
         first = lease.first if lease.count else None

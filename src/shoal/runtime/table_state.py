@@ -52,7 +52,7 @@ class TableState:
         Raises:
             InvalidValue: rows of another shape or dtype
         """
-        if self._client.rank == min(each.rank for each in self._client.view.workers):
+        if self._client.rank == self._client.first_rank:
             written = [
                 self._client.push(name, state_dict[name].contiguous(), assign=True)
                 for name in self._tables

@@ -6,7 +6,7 @@ caught by the checker that it is for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -110,6 +110,17 @@ class Ledger:
                     f"push at clock {at}, older than {bound}",
                 )
 
+    def check_visit(self, values: Mapping[int, float], known: Collection[int]) -> None:
+        """`freshness` and `exactly once` of a read that waits for nobody.
+
+        known: pushes that were acknowledged before it was asked for
+        """
+        for key, value in values.items():
+            if value not in (0, 1) or (value and key not in self.intended):
+                raise violated("exactly once", f"key {key} reads {value:g}")
+            if key in known and not value:
+                raise violated("freshness", f"a visitor misses the acknowledged push {key}")
+
     def check_end(self, values: np.ndarray) -> None:
         """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
 
@@ -140,12 +151,29 @@ def check_canary(buffer: np.ndarray, canary: float) -> None:
         raise violated("late pull", "rows landed in a buffer whose pull had timed out")
 
 
+def check_groups(before: View | None, view: View) -> None:
+    """`group`: it begins once as many of its workers are there as make it complete."""
+    begun = {member.group for member in before.workers} if before is not None else set()
+    for group in {m.group for m in view.workers if m.group} - begun:
+        members = view.group(group)
+        if len(members) < members[0].group_size:
+            names = ", ".join(member.name for member in members)
+            raise violated("group", f"{names} alone begin in view {view.id}")
+
+
 class Views:
     """`view` and `old view`: what servers do under which view, and what they have promised."""
 
     def __init__(self) -> None:
+        self._latest: View | None = None
         self._promised: dict[NodeId, ViewId] = {}
         self._acknowledged: dict[NodeId, ViewId] = {}
+
+    def made(self, view: View) -> None:
+        """The scheduler has made one."""
+        check_tiling(view)
+        check_groups(self._latest, view)
+        self._latest = view
 
     def sent(self, node: NodeId, message: Message) -> None:
         """No server answers under an old view after it did under a newer one, or promised one."""
@@ -188,7 +216,11 @@ class Durability:
                 written = record.released.get(name, -1) >= generation
             case Leased(clock, epoch, first, count):
                 span = Span(epoch, first, count)
-                written = any(g.clock == clock and g.span == span for g in record.ledger.granted)
+                written = any(
+                    g.clock == clock and g.span == span
+                    for ledger in record.ledgers.values()
+                    for g in ledger.granted
+                )
             case End():
                 out = all(member.id != target for member in record.members)
                 written = record.ended or out or bool(message.error)
@@ -200,7 +232,8 @@ class Durability:
 
 
 def check_parked(node: NodeId, machine: ServerMachine) -> None:
-    """`forgotten`: a pull that is said to be parked is parked, with a reason."""
+    """`forgotten`: a pull that is said to be parked is parked, with a reason. `visitor`: where all
+    that it reads goes by other workers' clocks, it waits for nobody."""
     parked = machine.waiting()
     said = sum(list(w.codes.values()).count("parked") for w in machine.gate.windows.values())
     if said != len(parked):
@@ -208,6 +241,12 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
     for request, reason in parked:
         if not reason and not machine.frozen:
             raise violated("forgotten", f"{node} parked {request} for no reason")
+    copies = machine.replication.copies
+    for taken in (each.taken for each in machine.execution.parked.values()):
+        groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
+        waits = taken.request.pushes or not taken.window.complete(taken.request.seq)
+        if not waits and taken.window.group not in groups:
+            raise violated("visitor", f"{node} has a worker wait that reads others' tables")
 
 
 def check_served(node: NodeId, machine: ServerMachine, numbers: Sequence[int]) -> None:

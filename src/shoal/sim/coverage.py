@@ -70,6 +70,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "handled table",
     "bounded table",
     "leased batches",
+    "guests",
+    "visit",
     "note returned",
     "copies made room",
     "note compared",

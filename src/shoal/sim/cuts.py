@@ -21,6 +21,8 @@ class Cuts:
         self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
 
     def add(self, save: Save) -> None:
+        if save.spec.group:
+            raise violated("cut", f"{save.spec.name} goes by other clocks than checkpoints do")
         key = save.spec.name, save.rows.start
         if save.since >= 0:
             state = overlaid(self._saved[save.since][key].state, save.state)

@@ -50,6 +50,7 @@ class Cast(Protocol):
     def repaired(self) -> bool: ...
     def restart_scheduler(self) -> None: ...
     def will_crash(self, worker: NodeId) -> None: ...
+    def needed(self, worker: NodeId) -> bool: ...
     def at_work(self) -> bool: ...
 
 
@@ -188,7 +189,8 @@ class Faults:
     def _crash_worker(self, node: NodeId) -> None:
         self._cast.will_crash(node)
         self._world.crash(node, tell=self._random.random() < 0.5)
-        if self._random.random() < 0.7 or self._cast.phase() == "joining":
+        replaced = self._random.random() < 0.7 or self._cast.phase() == "joining"
+        if replaced or self._cast.needed(node):
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def replace_worker(self) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from shoal.protocol.leases import LedgerRecord
+from shoal.protocol.namespaces import local
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.shards import Shard
 from shoal.protocol.views import NodeId
 from shoal.protocol.windows import Copy
 from shoal.sim.checkers import check_one_round, check_untorn, violated
 from shoal.sim.harvest import BATCHES, EPOCHS
-from shoal.sim.workload import STAMP_FRAGMENT, Workload
+from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
 from shoal.tables.bounded_shard import BoundedShard
 from shoal.tables.dense import DenseShard
 from shoal.tables.handled import HandledShard
@@ -23,12 +24,16 @@ from shoal.tables.sparse import SparseShard
 def check_holdings(
     servers: Mapping[NodeId, ServerMachine],
     work: Workload,
-    keys: int,
+    group: str,
     leases: LedgerRecord,
     one_round: bool,
     whole: bool,
 ) -> None:
-    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, and `replicas`."""
+    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, and `replicas`.
+
+    group:  of workers, whose work it is
+    """
+    keys = INCARNATIONS * work.clocks
     stamps = []
     harvest = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
@@ -36,22 +41,25 @@ def check_holdings(
     handled: list[list[HandledShard]] = [[] for _ in range(longest)]  # likewise
     for machine in servers.values():
         for copy, shard in _held(machine):
+            if copy.group != group:
+                continue
+            name = local(shard.spec.name, group)
             at = copy.arc.full.index(machine.session.rank)
             last = at == len(copy.arc.full) - 1
             if isinstance(shard, HandledShard):
                 for each in handled[at : None if last else at + 1]:
                     each.append(shard)
                 continue
-            if shard.spec.name == "stamp":
+            if name == "stamp":
                 assert isinstance(shard, DenseShard)
                 rows = shard.rows.numpy()
                 check_untorn(rows.ravel(), STAMP_FRAGMENT)
                 if last:
                     stamps.append(rows)
                 continue
-            if shard.spec.name == "visits":
+            if name == "visits":
                 continue
-            if shard.spec.name == "harvest":
+            if name == "harvest":
                 assert isinstance(shard, DenseShard)
                 if copy.arc.tail == machine.session.rank:
                     harvest[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()

@@ -6,6 +6,9 @@ from random import Random
 
 import msgspec
 
+from shoal.protocol.links import ReplicationOptions
+from shoal.protocol.session import SessionOptions
+from shoal.protocol.worker import WorkerOptions
 from shoal.sim.faults import PHASES
 from shoal.sim.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
@@ -15,6 +18,23 @@ SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
 CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
 PROVEN = 0.3  # in which deaths are seen by who started the process
 LEASED, BATCH_BYTES = 0.25, 60
+GUESTS = "guests"  # a second group of workers, in some seeds
+VISITED = 0.4
+SESSION = SessionOptions(
+    join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
+)
+WORKER = WorkerOptions(
+    sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=200
+)
+REPLICATION = ReplicationOptions(
+    credit_bytes=200,
+    resend_s=0.05,
+    resend_max_s=0.4,
+    chunk_bytes=300,
+    drain_s=0.5,
+    compare_s=0.2,
+    compare_bytes=200,
+)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -34,6 +54,9 @@ class Plan(msgspec.Struct, frozen=True):
     save_every: int
     checkpoint_s: float
     proves_death: bool
+    guests: int
+    guests_rule: Consistency
+    guests_leased: bool
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -46,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True):
         bounded = Random(seed * 19 + 7).random() < BOUNDED
         by_time = seed % 4 == 0
         leased = Random(seed * 37 + 5).random() < LEASED
+        aside = Random(seed * 43 + 11)  # what draws from it shifts nothing else
+        guests = aside.randint(1, 2) * (aside.random() < VISITED)
         return Plan(
             seed,
             servers,
@@ -70,6 +95,9 @@ class Plan(msgspec.Struct, frozen=True):
             save_every=0 if by_time else SAVE_EVERY * (1 if rule.settles == "close" else 2),
             checkpoint_s=CHECKPOINT_S * by_time,
             proves_death=Random(seed * 41 + 3).random() < PROVEN,
+            guests=guests,
+            guests_rule=aside.choice(rules),
+            guests_leased=aside.random() < LEASED,
         )
 
     def phases(self) -> tuple[str, ...]:

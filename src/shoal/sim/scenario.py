@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.errors import ShoalError
-from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import Note
 from shoal.protocol.markers import Markers
 from shoal.protocol.messages import SCHEDULER, Message
@@ -19,22 +19,21 @@ from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler import SchedulerMachine
 from shoal.protocol.server import ServerMachine
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
-from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.protocol.worker import WorkerMachine
 from shoal.sim.checkers import (
     Durability,
     Views,
     Violation,
     check_parked,
     check_served,
-    check_tiling,
     violated,
 )
 from shoal.sim.cuts import Cuts
 from shoal.sim.faults import Faults
 from shoal.sim.holdings import check_holdings, made_room
-from shoal.sim.plans import Plan
+from shoal.sim.plans import GUESTS, REPLICATION, SESSION, WORKER, Plan
 from shoal.sim.workload import INCARNATIONS, Workload
 from shoal.sim.world import SimNode, World
 from shoal.tables.opening import open_shard
@@ -77,7 +76,17 @@ class Scenario:
             self.world.coverage["leased batches"] += 1
         if self.work.calls is not None:
             self.world.coverage["handled table"] += 1
-        self.work.may_end = self._may_end
+        self.works = {"": self.work}
+        if plan.guests:
+            self.world.coverage["guests"] += 1
+            rule, clocks = plan.guests_rule, plan.clocks // 2
+            self.works[GUESTS] = Workload(
+                self.world, seed * 47 + 1, rule, clocks, False, plan.guests_leased, self.work
+            )
+        for work in self.works.values():
+            work.may_end = self._may_end
+        self._guests: dict[NodeId, None] = {}
+        self._guests_due = plan.guests  # who have to come, or to come again
         self.faults = Faults(self.world, self, random)
         self._views = Views()
         self._durability = Durability()
@@ -104,14 +113,13 @@ class Scenario:
             slow_s=0.5,
             checkpoint_s=plan.checkpoint_s,
         )
-        self._session_options = SessionOptions(
-            join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
-        )
         self.world.add(SCHEDULER, SchedulerMachine(self._scheduler_options))
         for _ in range(plan.servers):
             self.add_server()
         for _ in range(plan.workers):
             self.add_worker()
+        for _ in range(plan.guests):
+            self.world.at(Random(seed * 53 + 1).random() ** 2, self._add_guest)
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         self.world.at(HEAL_AT_S, self.faults.heal)
@@ -119,18 +127,27 @@ class Scenario:
     # ------------------------------------------------------------------ the cast
 
     def add_worker(self) -> NodeId | None:
-        """Start another worker; None where the ledger has no keys for one more."""
+        """Start another worker; None where the ledger has no keys for one more.
+
+        It is a guest where one is due, once the first group is there.
+        """
         if self._full():
             return None
         node = f"worker-{self._workers_made}"
         self._workers_made += 1
-        session = Session(node, "worker", options=self._session_options, process=self._made)
-        options = WorkerOptions(
-            sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=200
-        )
-        machine = WorkerMachine(session, options)
-        self.world.add(node, machine, self.work.program(node, machine))
+        group, options = "", SESSION
+        if self._guests_due and self._workers_made > self.plan.workers:
+            self._guests_due -= 1
+            self._guests[node] = None
+            group, size = GUESTS, self.plan.guests
+            options = replace(options, group=group, group_size=size, namespace=group)
+        session = Session(node, "worker", options=options, process=self._made)
+        machine = WorkerMachine(session, WORKER)
+        self.world.add(node, machine, self.works[group].program(node, machine))
         return node
+
+    def _add_guest(self) -> None:
+        self.add_worker()
 
     def add_server(self) -> NodeId | None:
         """Start another server."""
@@ -138,18 +155,9 @@ class Scenario:
             return None
         node = f"server-{self._servers_made}"
         self._servers_made += 1
-        session = Session(node, "server", options=self._session_options, process=self._made)
-        replication = ReplicationOptions(
-            credit_bytes=200,
-            resend_s=0.05,
-            resend_max_s=0.4,
-            chunk_bytes=300,
-            drain_s=0.5,
-            compare_s=0.2,
-            compare_bytes=200,
-        )
+        session = Session(node, "server", options=SESSION, process=self._made)
         self._servers[session.me] = ServerMachine(
-            session, open_shard, replication, Markers(self.plan.save_every)
+            session, open_shard, REPLICATION, Markers(self.plan.save_every)
         )
         self.world.add(session.me, self._servers[session.me])
         return session.me
@@ -195,7 +203,15 @@ class Scenario:
     def will_crash(self, worker: NodeId) -> None:
         machine = self.world.nodes[worker].machine
         assert isinstance(machine, WorkerMachine)
-        self.work.ledger.crashed.add(machine.session.incarnation)
+        for work in self.works.values():
+            work.ledger.crashed.add(machine.session.incarnation)
+        if worker in self._guests:
+            del self._guests[worker]
+            self._guests_due += 1
+
+    def needed(self, worker: NodeId) -> bool:
+        """Whether its group may not begin without another in its place."""
+        return self._guests_due > 0
 
     def restart_scheduler(self) -> None:
         disk = self.world.nodes[SCHEDULER].disk
@@ -251,7 +267,7 @@ class Scenario:
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):
             if note.kind == "view" and machine.view:
-                check_tiling(machine.view)
+                self._views.made(machine.view)
             elif note.kind == "lost":
                 self._took_for_dead(note.fields["node"])
 
@@ -278,7 +294,8 @@ class Scenario:
         if sim.node in self._servers:
             check_parked(sim.node, self._servers[sim.node])
         else:
-            self.work.check_buffers(sim.node)
+            for work in self.works.values():
+                work.check_buffers(sim.node)
         self.faults.look()
 
     def check_end(self) -> None:
@@ -312,21 +329,16 @@ class Scenario:
         if len({machine.session.view_id for machine in servers.values()}) > 1:
             self.world.coverage["end in a view change"] += 1
             return
-        closes = self.plan.consistency.settles == "close"
         # what was accepted by a head dies with it; its worker sends it again, if it lives
         whole = not (gone and self.work.ledger.crashed)
-        self._check_cuts(closes, whole)
+        self._check_cuts(self.plan.consistency.settles == "close", whole)
         self.world.coverage["copies made room"] += made_room(servers)
         scheduler = self.world.nodes[SCHEDULER].machine
         assert isinstance(scheduler, SchedulerMachine)
-        check_holdings(
-            servers,
-            self.work,
-            INCARNATIONS * self.plan.clocks,
-            scheduler.leases.record(),
-            one_round=closes and whole,
-            whole=whole,
-        )
+        for group, work in self.works.items():
+            closes = work.ledger.consistency.settles == "close"
+            leases = scheduler.ledgers.of(group).record()
+            check_holdings(servers, work, group, leases, one_round=closes and whole, whole=whole)
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
         if self.plan.consistency.name == "asp":

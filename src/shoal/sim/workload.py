@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from shoal.errors import InvalidValue
@@ -51,7 +52,10 @@ STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two push
 
 
 class Workload:
-    """The programs of all workers, and what they have seen."""
+    """The programs of all workers of a group, and what they have seen.
+
+    host:  of the first group, whose tables the workers of another one read as well
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Workload:
         clocks: int,
         bounded: bool,
         leased: bool,
+        host: Workload | None = None,
     ) -> None:
         self.clocks = clocks
         self.ledger = Ledger(consistency, clocks)
@@ -75,6 +80,7 @@ class Workload:
         self._seed = seed
         self.may_end: Callable[[], bool] = lambda: True
         self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
+        self._host = host
 
     def tables(self) -> list[TableSpec]:
         rows = INCARNATIONS * self.clocks
@@ -109,6 +115,8 @@ class Workload:
         random = Random(self._seed * 31 + session.incarnation)
         while machine.clock < self.clocks and not session.ended:
             yield from self._clock(node, machine, random)
+            if self._host is not None and not session.ended and random.random() < 0.5:
+                yield from self._host.visit(machine, random)
             yield Sleep(random.choice([0.0, 0.01, 0.05, 0.3]) * random.random())
         while not session.ended:
             outcome = yield Exchange(advance=True, last=True)
@@ -192,6 +200,39 @@ class Workload:
         self._check_read(machine, read_at, ledger, stamp, keys)
         if self.visits is not None and visited is not None:
             self.visits.check_read(*visited[1:])
+
+    def visit(self, machine: WorkerMachine, random: Random) -> Program:
+        """What a worker of another group does: it reads what there is, and waits for nobody.
+
+        `freshness`: what was acknowledged before is there. Under `asp` it pushes as well.
+        """
+        if machine.number_of("/ledger") is None:
+            return  # nobody has declared it yet
+        incarnation, rule = machine.session.incarnation, self.ledger.consistency
+        pushes: tuple[PushOp, ...] = ()
+        key = self.ledger.key(incarnation, machine.clock % self.clocks)
+        if rule.name == "asp" and key not in self.ledger.intended:
+            self.ledger.intended[key] = machine.clock
+            pushes = self._pushes(key, machine.clock, whole=False)
+            pushes = (PushOp("/ledger", *msgspec.structs.astuple(pushes[0])[1:]),)
+        known = set(self.ledger.acknowledged)
+        keys = self._some_keys(random) if random.random() < 0.7 else self._all_keys(random)
+        rows = self._ledger_buffer(keys)
+        pulls = [PullOp("/ledger", self.tables()[0].keys, rows.view(np.uint8).data, keys)]
+        stamp = np.full(STAMP_ROWS, CANARY, np.float32)
+        if keys is not None and random.random() < 0.5:  # and of its own, which may have to wait
+            pulls.append(PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data))
+        outcome = yield Exchange(pushes, pulls=tuple(pulls))
+        if pushes:
+            (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
+        if outcome.error is not None:
+            _must_be_lawful(outcome)
+            return
+        check_untorn(rows, self._width)
+        named = np.arange(INCARNATIONS * self.clocks) if keys is None else np.asarray(keys)
+        values = rows[:: self._width].tolist()
+        self.ledger.check_visit(dict(zip(named.tolist(), values, strict=True)), known)
+        self._world.coverage["visit"] += 1
 
     def _more(
         self, machine: WorkerMachine, random: Random

@@ -140,6 +140,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                     (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
     saves:          of a handled table: whether its handler saves and loads, so that it can be on
                     several servers and go to others; `Client.create_table` finds out
+    group:          of workers, whose clocks it goes by: those who have declared it
     """
 
     name: str
@@ -156,6 +157,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     max_rows: int = 0
     evict: Literal["lru", "lfu"] = "lru"
     saves: bool = False
+    group: str = ""
 
     def __post_init__(self) -> None:
         for field, kind in _KINDS.items():
@@ -235,8 +237,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return [weight / total for weight in weights]
 
     def is_cut_of(self, spec: TableSpec) -> bool:
-        """Whether it is that table, whatever the size of its fragments."""
-        return msgspec.structs.replace(self, fragment_rows=spec.fragment_rows) == spec
+        """Whether it is that table, whatever its fragments' size and whoever has declared it."""
+        same = msgspec.structs.replace(self, fragment_rows=spec.fragment_rows, group=spec.group)
+        return same == spec
 
     def cut(self, servers: int) -> TableSpec:
         """This table with its fragment size fixed: about 1 MiB, less where servers share a table.

@@ -37,7 +37,7 @@ EXAMPLES: list[m.Message] = [
     m.Drain((2, 6)),
     m.Drained((2, 6)),
     m.Freeze((2, 6)),
-    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), -1, 3, True, 1 << 40),
+    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), (m.Standing("eval", 4, 3, 1 << 40),), True),
     m.Learned(7, ((0, 1 << 62, 5),)),
     m.Waited(7, ((8, 0.25), (1 << 40, 1e9))),
     m.Why(),

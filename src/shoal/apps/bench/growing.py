@@ -18,7 +18,8 @@ import torch
 from shoal.apps.bench.rows import Row, latency, quality
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Init, TableSpec
 

@@ -26,7 +26,8 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.views import View
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 

@@ -11,7 +11,8 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 

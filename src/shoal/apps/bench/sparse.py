@@ -29,7 +29,8 @@ from shoal.apps.bench import growing
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.driver import Future
 from shoal.runtime.folder import RunFolder
 from shoal.tables.custom import access_method

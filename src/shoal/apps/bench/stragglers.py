@@ -30,7 +30,8 @@ from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp, ssp
 

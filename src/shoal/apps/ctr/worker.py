@@ -17,7 +17,8 @@ from shoal.apps.ctr.readers import Batch, reader_of
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.roles import configure_log
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory

@@ -32,7 +32,8 @@ from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.engines.roles import configure_log
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.runtime.client import Client, ClientOptions
+from shoal.runtime.client import Client
+from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog

@@ -1,0 +1,57 @@
+"""Ledgers: the leases of each group of workers, by the group's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shoal.protocol.leases import Leases, LedgerRecord, Span
+from shoal.protocol.messages import Lease, Leased, NotLeased
+from shoal.protocol.views import Member, NodeId, View
+
+
+class Ledgers:
+    """Which worker of which group has which batches of the group's data."""
+
+    def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
+        self._leases = {group: Leases(record) for group, record in records.items()}
+
+    def of(self, group: str) -> Leases:
+        """A group's."""
+        return self._leases.setdefault(group, Leases(LedgerRecord()))
+
+    def records(self) -> dict[str, LedgerRecord]:
+        return {group: leases.record() for group, leases in self._leases.items()}
+
+    def end(self, group: str) -> None:
+        """A group has finished; another one of that name has data of its own."""
+        self._leases.pop(group, None)
+
+    def ask(self, member: Member, asked: Lease) -> None:
+        """A worker has done what it had, and wants more."""
+        self.of(member.group).ask(member.id, asked)
+
+    def answers(
+        self, workers: Callable[[str], int]
+    ) -> list[tuple[NodeId, Leased | NotLeased, Leases]]:
+        """What can be said by now, and from which ledger. It is to be on disk before it is told.
+
+        workers: how many a group has
+        """
+        return [
+            (node, answer, leases)
+            for group, leases in self._leases.items()
+            for node, answer in leases.answers(workers(group))
+        ]
+
+    def settle(self, view: View) -> list[tuple[Member, Span]]:
+        """What those have left undone who are not in this view any more."""
+        left = [(each, self.gone(each, each.done_clock)) for each in view.departed]
+        return [(member, span) for member, span in left if span is not None]
+
+    def gone(self, member: Member, done_clock: int) -> Span | None:
+        """A worker has finished so many clocks and goes on no more: what it leaves undone."""
+        return self.of(member.group).gone(member.incarnation, done_clock)
+
+    def withdraw(self, member: Member) -> None:
+        """A worker waits for none any more; what it has done will be known."""
+        self.of(member.group).withdraw(member.incarnation)

@@ -249,8 +249,8 @@ def open_rounds_stay_behind():
 def clock_by_another_way():
     """A head's clock is told for arcs that come by another way, and are not as far."""
 
-    def along(self, path):
-        return [copy for copy in self.copies.values() if copy.chain[:1] == path[:1]]
+    def along(self, path, group):
+        return [copy for copy in self.of(group) if copy.chain[:1] == path[:1]]
 
     with patch.object(Replication, "_along", along):
         yield
@@ -261,12 +261,12 @@ def checkpoint_takes_what_is_there():
     """A server writes its rows down when it comes to that, with a later round in them."""
     right = Saving.before
 
-    def reached(self, clock, out):
-        copies = self._replication.copies
-        for number, copy in copies.items():
+    def reached(self, out):
+        clock = self._clocks.of("").minimum
+        for copy in self._replication.of(""):
             closed, copy.closed = copy.closed, 0
-            at = self._replication.reached(number, clock)
-            right(self, number, at - 1 if at < FOREVER else at, out)
+            at = self._replication.reached(copy.number, clock)
+            right(self, copy.number, at - 1 if at < FOREVER else at, out)
             copy.closed = closed
 
     with (

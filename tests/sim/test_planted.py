@@ -1,4 +1,7 @@
-"""Each planted bug is caught within 200 seeds, by the checker that it is for; of chains, 500."""
+"""Each planted bug is caught within 200 seeds, by the checker that it is for.
+
+Those of chains and of groups within 500.
+"""
 
 import importlib.util
 from itertools import chain
@@ -17,6 +20,7 @@ def _module(name):
 
 
 planted, in_chains = _module("planted_bugs"), _module("planted_in_chains")
+in_groups = _module("planted_in_groups")
 
 # bug, the checker (or either of two) that it is for, the seed to begin with: any of the 200 may be
 # the one, this only saves time
@@ -82,6 +86,18 @@ IN_CHAINS = [
     ("answers_stay_behind", "called once", 183),
 ]
 
+IN_GROUPS = [
+    ("clock_of_another_group", "own writes freshness", 3),
+    ("told_once_for_all_groups", "own writes freshness", 3),
+    ("new_head_asks_one_group", "split round", 459),
+    ("groups_begin_alike", "own writes", 6),
+    ("visitor_waits", "visitor", 3),
+    ("group_begins_incomplete", "group", 37),
+    ("rounds_of_all_groups", "invariant own writes", 3),
+    ("guests_are_saved", "cut", 3),
+    ("one_ledger", "leased", 13),
+]
+
 
 @pytest.mark.parametrize(("bug", "checker", "first"), BUGS, ids=[bug for bug, _, _ in BUGS])
 def test_is_caught_within_200_seeds(bug, checker, first):
@@ -91,6 +107,11 @@ def test_is_caught_within_200_seeds(bug, checker, first):
 @pytest.mark.parametrize(("bug", "checker", "first"), IN_CHAINS, ids=[b for b, _, _ in IN_CHAINS])
 def test_is_caught_within_500_seeds(bug, checker, first):
     _is_caught(getattr(in_chains, bug), checker, first, 500)
+
+
+@pytest.mark.parametrize(("bug", "checker", "first"), IN_GROUPS, ids=[b for b, _, _ in IN_GROUPS])
+def test_of_groups_is_caught_within_500_seeds(bug, checker, first):
+    _is_caught(getattr(in_groups, bug), checker, first, 500)
 
 
 def _is_caught(bug, checker, first, seeds):

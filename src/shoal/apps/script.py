@@ -151,22 +151,14 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
         context.close()
 
 
-def become_worker(
-    scheduler: str,
-    script: str,
-    args: list[str],
-    rank: int,
-    init_timeout_s: float,
-    token: str,
-    resume: str = "",
-    passed: int = 0,
-) -> None:
+def become_worker(script: str, args: list[str], begun: tuple[str, int], **who: Any) -> None:
     """`shoal worker`: this process joins a cluster and runs the script.
 
-    passed: clocks that are over, in the run `resume` that this one goes on with
+    begun:  the run that this one goes on with, and the clocks that are over; none: "" and 0
+    who:    what `shoal.init` is told
     """
     from shoal.engines.joining import init
 
-    context = init(scheduler=scheduler, token=token, init_timeout_s=init_timeout_s, rank=rank)
-    context.resumed_at, context.resumed_tables = passed, frozenset(tables_of(resume, passed))
+    context = init(**who)
+    context.resumed_at, context.resumed_tables = begun[1], frozenset(tables_of(*begun))
     worker_main(str(Path(script).resolve()), args)

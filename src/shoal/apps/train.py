@@ -259,6 +259,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
     def names(kind: str) -> list[str]:
         return [event["name"] for event in events if event["kind"] == kind]
 
+    returned = [each for each in events if each["kind"] == "returned" and not each.get("group")]
     mean = {
         key: sum(result[key] for result in results) / len(results)
         for key in ("accuracy", "loss", "best_accuracy", "staleness")
@@ -272,9 +273,9 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "time_to": time_to(events),
         "lost": [name for name in names("lost") if name not in names("dropped")],
         "dropped": names("dropped"),
-        "reassigned": sum(each["count"] for each in events if each["kind"] == "returned"),
+        "reassigned": sum(each["count"] for each in returned),
         "differs": sum(each["kind"] == "differs" for each in events),
-        "may_repeat": 0 if closes(job) else len(names("returned")),
+        "may_repeat": 0 if closes(job) else len(returned),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "run_dir": str(folder.path),

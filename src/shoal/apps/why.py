@@ -12,6 +12,7 @@ from rich.table import Table
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.protocol.inquiry import Inquiry
 from shoal.reports.events import read_events
+from shoal.runtime.connecting import scheduler_at
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.node import Node
 from shoal.transport import Identity
@@ -30,7 +31,10 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
         JoinTimeout: no scheduler answers there
         HandshakeRefused: it asks for a token, or for another one
     """
-    address = where if "://" in where else _address(RunFolder(Path(where)))
+    try:
+        address = scheduler_at(where)
+    except DataMissing as error:
+        raise DataMissing(f"{error.message}{_ending(RunFolder(Path(where)))}") from None
     inquiry = Inquiry(LIMIT_S)
     name = f"why-{os.getpid()}-{os.urandom(4).hex()}"
     node = Node(inquiry, Identity(name, "worker", token=token), scheduler=address)
@@ -65,17 +69,14 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
     }
 
 
-def _address(folder: RunFolder) -> str:
-    if folder.scheduler.exists():
-        return folder.scheduler.read_text()
+def _ending(folder: RunFolder) -> str:
+    """How a run has ended, if there was one."""
     if not folder.path.is_dir():
-        raise DataMissing(f"there is no run folder {folder.path}")
-    ending = "it has left no events"
-    if folder.events.exists():
-        events = read_events(folder.events)
-        endings = [event["reason"] for event in events if event["kind"] == "ending"]
-        ending = endings[-1] if endings else "nobody has said why"
-    raise DataMissing(f"no run is under way in {folder.path}: {ending}")
+        return ""
+    if not folder.events.exists():
+        return ": it has left no events"
+    endings = [event["reason"] for event in read_events(folder.events) if event["kind"] == "ending"]
+    return f": {endings[-1] if endings else 'nobody has said why'}"
 
 
 def show(console: Console, found: dict[str, Any]) -> None:

@@ -209,8 +209,25 @@ def server(
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@_scheduler
+@click.option(
+    "--scheduler", required=True, help="its address, tcp://HOST:PORT; or a run's folder, here"
+)
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
+@click.option(
+    "--group", default="", help="attach to a run of others, with clocks and a ledger of one's own"
+)
+@click.option(
+    "--group-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="workers that make the group complete",
+)
+@click.option(
+    "--namespace",
+    default=None,
+    help="where its tables are: the group's name if not given; '' for the first group's",
+)
 @_resume
 @_resume_at
 @_init_timeout
@@ -219,17 +236,19 @@ def server(
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def worker(
     scheduler: str,
-    rank: int,
+    script: str,
+    args: tuple[str, ...],
     resume: str,
     resume_at: int,
     init_timeout: float,
-    token: str,
-    script: str,
-    args: tuple[str, ...],
+    **who: Any,
 ) -> None:
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
     from shoal.apps.resuming import resumed_at
     from shoal.apps.script import become_worker
 
     passed = resumed_at(resume, resume_at)
-    become_worker(scheduler, script, list(args), rank, init_timeout, token, resume, passed)
+    begun = resume, passed
+    become_worker(
+        script, list(args), begun, scheduler=scheduler, init_timeout_s=init_timeout, **who
+    )

@@ -22,6 +22,7 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.runtime.client import Client
 from shoal.runtime.client_options import ClientOptions
+from shoal.runtime.connecting import scheduler_at
 from shoal.runtime.context import Context, joined, set_current
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.imports import importable
@@ -36,15 +37,19 @@ def init(
     init_timeout_s: float = 60.0,
     rank: int | None = None,
     imports: Sequence[str] = (),
+    group: str = "",
+    group_size: int = 1,
+    namespace: str | None = None,
 ) -> Context:
     """Join the run; the first call counts, later ones return the same context.
 
     servers:     how many to start where nobody has (plain python, torchrun); 1 by default, or
                  SHOAL_SERVERS
-    scheduler:   join the cluster at this address instead
+    scheduler:   join the cluster at this address, or in this run's folder, instead
     rank:        the rank wished for
     imports:     modules, or files, that define access methods; this process imports them, and so
                  do the servers that are started here
+    group, group_size, namespace:  attach to a run of others, as `ClientOptions` has it
 
     Returns the context: `rank`, `world_size`, `client`, and `resumed_at` where the run goes on with
     another one's checkpoint. It is closed when the process ends.
@@ -57,7 +62,7 @@ def init(
     if known is not None:
         return known
     env: Mapping[str, str] = os.environ
-    address = scheduler or env.get("SHOAL_SCHEDULER", "")
+    address = scheduler_at(scheduler) if scheduler else env.get("SHOAL_SCHEDULER", "")
     wish = _number(env, "SHOAL_RANK", -1) if rank is None else rank
     secret = token or env.get("SHOAL_TOKEN", "")
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
@@ -77,6 +82,9 @@ def init(
         rank=wish,
         init_timeout_s=init_timeout_s,
         sync_timeout_s=sync_timeout_ms / 1000,
+        group=group,
+        group_size=group_size,
+        namespace=namespace,
     )
     try:
         client = Client(address, options)

@@ -58,15 +58,15 @@ def _not_in_group(
     name, size = asked.group, asked.group_size
     if asked.role != "worker" or not valid_group(name) or size < 1:
         return NotJoined(f"{asked.role}s of a group {name!r} of {size}: there can be none")
+    others = {member.group_size for member in group} - {size}
+    if others:
+        return NotJoined(f"group {name!r} is of {others.pop()} workers, and not of {size}")
     begun = view is not None and any(view.member(member.id) for member in group)
     if len(group) >= size and not options.elastic:
         reason = f"too many: group {name!r} has {size} workers and all of them have joined"
         return NotJoined(reason, full=True)
     if begun and not options.elastic:
         return NotJoined(f"too late: group {name!r} has started with all its {size} workers")
-    others = {member.group_size for member in group} - {size}
-    if others:
-        return NotJoined(f"group {name!r} is of {others.pop()} workers, and not of {size}")
     return None
 
 

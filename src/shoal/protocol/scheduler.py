@@ -59,7 +59,6 @@ from shoal.protocol.messages import (
     Released,
     Stays,
     Waited,
-    Waiting,
     Why,
 )
 from shoal.protocol.record import Record, SchedulerOptions
@@ -147,7 +146,7 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ time
 
     def _begin(self, now: float, out: Effects) -> None:
-        self._begun = True
+        self._begun, self._views.began_at = True, now
         self._join_by = now + self.options.join_timeout_s
         if self.ended:  # its former self died while it was telling them
             self.ended = False
@@ -259,9 +258,7 @@ class SchedulerMachine:
     def _finished(self, member: Member, now: float, out: Effects) -> None:
         self.roster.finish(member.id)
         self.ledgers.gone(member, FOREVER)
-        if member.group and not self.roster.at_work(member.group):  # another may have its name
-            self.ledgers.end(member.group)
-            self._barriers.end(member.group)
+        self._over(member.group)
         self._persist(out)
         out.append(Send(member.id, Finished()))
         self._release_barriers(out)
@@ -274,9 +271,18 @@ class SchedulerMachine:
         reason = f"{member.name}: {reason}"
         if not member.group:
             self._end(RunAborted(reason), now, out)
-        for node in self.roster.at_work(member.group) if member.group else ():
+            return
+        for node in self.roster.at_work(member.group):
             out.append(Send(node, End(reason)))
             self._lost(node, f"{member.name} aborted", now, out)
+        self._over(member.group)
+        self._persist(out)
+
+    def _over(self, group: str) -> None:
+        """Where all of a group have finished, another one may come that has its name."""
+        if group and not self.roster.at_work(group):
+            self.ledgers.end(group)
+            self._barriers.end(group)
 
     def _told_from_outside(
         self, sender: NodeId, message: Why | Died, now: float, out: Effects
@@ -349,10 +355,6 @@ class SchedulerMachine:
     def _because(self, now: float) -> Because:
         members, finished = self.roster.members, self.roster.finished
         waits = self._barriers.waits(members.values(), finished, now) + self._views.waits(now)
-        if self.view is None and not self.ended:
-            since = self._join_by - self.options.join_timeout_s
-            reason = f"waits for {missing(members.values(), self.options)}"
-            waits.append(Waiting("the scheduler", "the first view", reason, now - since))
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 

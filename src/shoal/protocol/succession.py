@@ -17,7 +17,7 @@ from shoal.protocol.declared import Declared
 from shoal.protocol.ledgers import Ledgers
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.markers import marked
-from shoal.protocol.membership import closed_up, decide_view, next_view
+from shoal.protocol.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
 from shoal.protocol.moving import settled
 from shoal.protocol.placement import crowded, lost
@@ -34,6 +34,7 @@ class Succession:
 
     view:     the present one
     reason:   why none is made
+    began_at: when its scheduler did
     persist:  writes down what is to survive this scheduler
     """
 
@@ -47,6 +48,7 @@ class Succession:
         self.view: View | None = record.view
         self.term = record.term + 1
         self.reason = ""
+        self.began_at = 0.0
         self.relocating = Relocating(record.left)
         self.ledgers = Ledgers(record.ledgers)
         self._options = options
@@ -92,9 +94,13 @@ class Succession:
 
     def waits(self, now: float) -> list[Waiting]:
         """Who keeps the next one from being made."""
+        members = self._roster.members
+        if self.view is None and not self._over:
+            reason = f"waits for {missing(members.values(), self._options)}"
+            return [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
         if self._proposal is None:
             return []
-        return self._proposal.waits([self._roster.members[n] for n in self._roster.servers()], now)
+        return self._proposal.waits([members[node] for node in self._roster.servers()], now)
 
     # ------------------------------------------------------------------ what happens
 

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue
 from shoal.runtime.client import Client
 from shoal.runtime.client_options import ClientOptions
+from shoal.runtime.folder import RunFolder
 
 
 def connect(address: str, **options: Any) -> Client:
     """Join the cluster whose scheduler is at `address`, as a worker.
 
-    address:  unix:///PATH or tcp://HOST:PORT
-    options:  fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug
+    address:  unix:///PATH or tcp://HOST:PORT; or the folder of a run on this machine
+    options:  fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug; and
+              group, group_size, namespace, to attach to a run of others
 
     Raises:
+        DataMissing: no run is under way in that folder
         JoinTimeout: the cluster was not complete in time
         JoinRefused: the scheduler said no, with its reason
 
     >>> with shoal.connect("tcp://127.0.0.1:4000") as client:      # doctest: +SKIP
     ...     client.create_table(shoal.TableSpec("w", 1000))
     ...     client.push("w", torch.ones(1000)).wait()
+
+    Somebody else reads it while it is trained, and nobody waits for that:
+
+    >>> with shoal.connect("shoal-runs/mine", group="eval") as client:      # doctest: +SKIP
+    ...     while "" in client.groups:
+    ...         print(client.blocking.pull("/w").norm())
+
+    Li et al. 2014, section 3.1: worker groups and namespaces.
     """
     try:
         chosen = msgspec.convert(options, ClientOptions)
@@ -35,4 +47,20 @@ def connect(address: str, **options: Any) -> Client:
             f"connect has no option {', '.join(unknown_options)} "
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
-    return Client(address, chosen)
+    return Client(scheduler_at(address), chosen)
+
+
+def scheduler_at(where: str) -> str:
+    """The address of a scheduler, given that or the folder of a run on this machine.
+
+    Raises:
+        DataMissing: no run is under way in that folder
+    """
+    if "://" in where:
+        return where
+    folder = RunFolder(Path(where))
+    if not folder.path.is_dir():
+        raise DataMissing(f"there is no run folder {folder.path}")
+    if not folder.scheduler.exists():
+        raise DataMissing(f"no run is under way in {folder.path}")
+    return folder.scheduler.read_text()

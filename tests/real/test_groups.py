@@ -1,0 +1,276 @@
+"""Worker groups on a real cluster: others attach to a run, and neither waits for the other."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import shoal
+from shoal.apps.why import explain
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.errors import (
+    ClusterFull,
+    DataMissing,
+    InvalidValue,
+    JoinRefused,
+    JoinTimeout,
+    Refused,
+    RunAborted,
+    SyncTimeout,
+)
+from shoal.reports.events import read_events
+from shoal.runtime.folder import RunFolder
+from shoal.tables.spec import Access, TableSpec, asp, bsp
+
+ROWS = 600
+
+
+def table(name, rule=None):
+    return TableSpec(name, ROWS, access=Access("sum"), consistency=rule or bsp(), merge="sum")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two servers with a replica of each row, the run's folder, and a worker of its own."""
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        start_cluster(engine, 2, 1, replicas=2, events=str(folder.events))
+        client = shoal.connect(str(folder.path))
+        client.create_table(table("w"))
+        try:
+            yield engine, folder, client
+        finally:
+            client.close()
+
+
+def push(client, name, value=1.0):
+    return client.push(name, torch.full((ROWS,), value))
+
+
+def until(true, what, limit_s=20.0):
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_each_group_has_clocks_and_tables_of_its_own(run):
+    _, folder, first = run
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        assert (guest.rank, guest.world_size, first.world_size) == (0, 1, 1)
+        assert guest.groups == {"": 1, "eval": 1}
+        assert [m.name for m in guest.view.workers] == ["worker-0", "eval/worker-0"]
+        guest.create_table(table("w"))
+        assert [spec.name for spec in guest.view.tables] == ["/w", "w"]
+        for _ in range(3):  # its rounds close without the first group, which has not moved
+            push(guest, "w", 2.0)
+            guest.advance().wait()
+        assert guest.blocking.pull("w").tolist() == [6.0] * ROWS
+        push(first, "w")
+        assert guest.blocking.pull("/w").tolist() == [0.0] * ROWS  # a round that is open
+        first.advance().wait()
+        assert first.blocking.pull("w").tolist() == [1.0] * ROWS
+        assert guest.blocking.pull("/w").tolist() == [1.0] * ROWS
+        assert (first.clock, guest.clock) == (1, 3)
+        guest.barrier("there")  # the first group is in none of that name
+    assert [spec.name for spec in first.view.tables] == ["w", "eval/w"]
+    assert first.blocking.pull("eval/w").tolist() == [6.0] * ROWS
+
+
+def test_what_others_may_not_do(run):
+    _, folder, first = run
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        with pytest.raises(InvalidValue, match="'/w' is bsp and goes by the clocks of the first"):
+            push(guest, "/w").wait()
+        with pytest.raises(InvalidValue, match="no table 'w' in this run .known: /w"):
+            guest.blocking.pull("w")
+        with pytest.raises(Refused, match="table 'w' exists with another specification"):
+            guest.create_table(TableSpec("/w", ROWS + 1))
+        with pytest.raises(ClusterFull, match="group 'eval' has 1 workers and all"):
+            shoal.connect(str(folder.path), group="eval")
+        first.advance().wait()
+    with pytest.raises(InvalidValue, match="letters, digits"):
+        shoal.connect(str(folder.path), group="a/b")
+    with pytest.raises(InvalidValue, match="at least one worker"):
+        shoal.connect(str(folder.path), group="a", group_size=0)
+    with pytest.raises(DataMissing, match="there is no run folder"):
+        shoal.connect(str(folder.path / "absent"), group="eval")
+
+
+def test_groups_may_share_a_namespace_and_push_to_what_is_asynchronous(run):
+    _, folder, first = run
+    first.create_table(table("shared", asp()))
+    with shoal.connect(str(folder.path), group="more", namespace="") as guest:
+        guest.create_table(table("shared", asp()))
+        push(guest, "shared").wait()
+        push(first, "shared").wait()
+        assert guest.blocking.pull("shared").tolist() == [2.0] * ROWS
+        assert guest.blocking.pull("w").tolist() == [0.0] * ROWS
+
+
+def test_a_group_begins_when_all_of_it_are_there(run):
+    _, folder, first = run
+    with pytest.raises(JoinTimeout):
+        shoal.connect(str(folder.path), group="two", group_size=2, init_timeout_s=0.5)
+    assert first.groups == {"": 1}
+    joined = []
+    # who has timed out is taken for dead after a while: ranks are given around it
+    threads = [
+        threading.Thread(
+            target=lambda: joined.append(
+                shoal.connect(str(folder.path), group="pair", group_size=2)
+            )
+        )
+        for _ in range(2)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    one, other = sorted(joined, key=lambda client: client.rank)
+    try:
+        assert [(c.rank, c.world_size) for c in (one, other)] == [(0, 2), (1, 2)]
+        with pytest.raises(JoinRefused, match="of 2 workers, and not of 3|all of them have joined"):
+            shoal.connect(str(folder.path), group="pair", group_size=3)
+        sums = [torch.ones(4), torch.ones(4)]
+        futures = [c.all_reduce(each) for c, each in zip((one, other), sums, strict=True)]
+        for each in futures:
+            each.wait()
+        assert [each.tolist() for each in sums] == [[2.0] * 4] * 2  # of the group, and no other
+        one.create_table(table("w"))
+        other.create_table(table("w"))
+        push(one, "w")
+        one.advance().wait()
+        with pytest.raises(SyncTimeout, match="waits for clock 1 of pair/worker-1 .at 0"):
+            one.blocking.pull("w", timeout_s=0.3)
+        found = explain(str(folder.path))
+        assert "pair/worker-1" in found["workers"]
+    finally:
+        for each in (one, other):
+            each.close()
+
+
+def test_a_group_that_fails_ends_alone_and_another_of_its_name_may_come(run):
+    _, folder, first = run
+    with pytest.raises(ZeroDivisionError), shoal.connect(str(folder.path), group="eval") as guest:
+        guest.barrier("once")
+        guest.create_table(table("w"))
+        list_of(guest)
+        raise ZeroDivisionError
+    until(lambda: first.groups == {"": 1}, "the group that failed is still there")
+    for life in range(2):
+        with shoal.connect(str(folder.path), group="eval") as guest:
+            guest.barrier("once")
+            assert guest.rank == 0
+            assert list_of(guest) == [0, 1, 2, 3]
+    push(first, "w")
+    first.advance().wait()
+    assert first.blocking.pull("w").tolist() == [1.0] * ROWS
+
+
+def list_of(client):
+    """What it is leased: every batch of an epoch of its own."""
+    found = []
+    for _, batch in shoal.leases(1, 4, client=client):
+        found.append(batch)
+        client.advance().wait()
+    return [each for each in found if each is not None]
+
+
+def test_a_group_leases_data_of_its_own(run):
+    _, folder, first = run
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        assert list_of(guest) == [0, 1, 2, 3]
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        assert list_of(guest) == [0, 1, 2, 3]  # the one before has finished
+    assert list_of(first) == [0, 1, 2, 3]
+    leased = [each for each in read_events(folder.events) if each["kind"] == "leased"]
+    assert {each["group"] for each in leased} == {"", "eval"}
+
+
+def test_a_visitor_sees_the_end_and_the_run_waits_for_it(run):
+    engine, folder, first = run
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        push(first, "w")
+        first.close()
+        until(lambda: "" not in guest.groups, "the first group is not said to have finished")
+        assert guest.blocking.pull("/w").tolist() == [1.0] * ROWS
+        engine.exits(0.0)
+        assert "scheduler" in engine.running
+    engine.join()
+
+
+def test_a_server_dies_under_two_groups(run):
+    engine, folder, first = run
+    stop, read = threading.Event(), []
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        guest.create_table(table("w"))
+
+        def look():
+            while not stop.is_set():
+                read.append(guest.blocking.pull("/w")[0].item())
+                push(guest, "w")
+                guest.advance().wait()
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        for step in range(60):
+            if step == 20:
+                os.kill(engine.pid("server-0"), signal.SIGKILL)
+                engine.exits(5.0)
+            push(first, "w")
+            first.advance().wait()
+            assert first.blocking.pull("w").tolist() == [step + 1.0] * ROWS
+        stop.set()
+        looking.join()
+        assert read == sorted(read)
+        assert guest.blocking.pull("w").tolist() == [float(guest.clock)] * ROWS
+        assert len(first.view.servers) == 1
+
+
+SCRIPT = """
+import shoal, torch
+context = shoal.init()
+client = context.client
+print(context.rank, context.world_size, sorted(client.groups), [t.name for t in client.view.tables])
+model = torch.nn.Linear(3, 1)
+optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+print("stepped")
+"""
+
+
+def test_a_script_as_a_group(run, tmp_path):
+    _, folder, first = run
+    script = tmp_path / "guest.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "shoal.cli", "worker", "--scheduler", str(folder.path)]
+    done = subprocess.run(
+        [*command, "--group", "guests", str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["0 1 ['', 'guests'] ['/w']", "stepped"]
+    assert any(spec.name.startswith("guests/") for spec in first.view.tables)
+    wrong = subprocess.run(
+        [*command, "--group", "a b", str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert wrong.returncode == 2
+    assert "letters, digits" in wrong.stderr
+
+
+def test_the_end_of_the_first_group_by_an_error_is_the_runs(run):
+    _, folder, first = run
+    guest = shoal.connect(str(folder.path), group="eval")
+    first.abort("it is enough")
+    with pytest.raises(RunAborted, match="it is enough"):
+        guest.blocking.pull("/w")
+    guest.close()

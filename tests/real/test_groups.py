@@ -88,7 +88,7 @@ def test_what_others_may_not_do(run):
     with shoal.connect(str(folder.path), group="eval") as guest:
         with pytest.raises(InvalidValue, match="'/w' is bsp and goes by the clocks of the first"):
             push(guest, "/w").wait()
-        with pytest.raises(InvalidValue, match="no table 'w' in this run .known: /w"):
+        with pytest.raises(InvalidValue, match=r"no table 'w' in this run \(known: /w\)"):
             guest.blocking.pull("w")
         with pytest.raises(Refused, match="table 'w' exists with another specification"):
             guest.create_table(TableSpec("/w", ROWS + 1))
@@ -136,7 +136,7 @@ def test_a_group_begins_when_all_of_it_are_there(run):
     one, other = sorted(joined, key=lambda client: client.rank)
     try:
         assert [(c.rank, c.world_size) for c in (one, other)] == [(0, 2), (1, 2)]
-        with pytest.raises(JoinRefused, match="of 2 workers, and not of 3|all of them have joined"):
+        with pytest.raises(JoinRefused, match="is of 2 workers, and not of 3"):
             shoal.connect(str(folder.path), group="pair", group_size=3)
         sums = [torch.ones(4), torch.ones(4)]
         futures = [c.all_reduce(each) for c, each in zip((one, other), sums, strict=True)]
@@ -147,7 +147,7 @@ def test_a_group_begins_when_all_of_it_are_there(run):
         other.create_table(table("w"))
         push(one, "w")
         one.advance().wait()
-        with pytest.raises(SyncTimeout, match="waits for clock 1 of pair/worker-1 .at 0"):
+        with pytest.raises(SyncTimeout, match=r"waits for clock 1 of pair/worker-1 \(at 0\)"):
             one.blocking.pull("w", timeout_s=0.3)
         found = explain(str(folder.path))
         assert "pair/worker-1" in found["workers"]
@@ -158,13 +158,18 @@ def test_a_group_begins_when_all_of_it_are_there(run):
 
 def test_a_group_that_fails_ends_alone_and_another_of_its_name_may_come(run):
     _, folder, first = run
-    with pytest.raises(ZeroDivisionError), shoal.connect(str(folder.path), group="eval") as guest:
-        guest.barrier("once")
-        guest.create_table(table("w"))
-        list_of(guest)
-        raise ZeroDivisionError
+
+    def failing():
+        with shoal.connect(str(folder.path), group="eval") as guest:
+            guest.barrier("once")
+            guest.create_table(table("w"))
+            list_of(guest)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
     until(lambda: first.groups == {"": 1}, "the group that failed is still there")
-    for life in range(2):
+    for _ in range(2):
         with shoal.connect(str(folder.path), group="eval") as guest:
             guest.barrier("once")
             assert guest.rank == 0

@@ -18,7 +18,7 @@ def test_it_says_whom_it_waits_for(make):
     ]
     rig.receive("worker-1", Join("worker-1", "worker", "", ""))
     rig.now += 3
-    frozen, first = rig.why()
+    first, frozen = rig.why()
     assert frozen == Waiting("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
     assert (first.what, first.seconds) == ("the first view", 3.0)
     rig.promise()

@@ -14,7 +14,7 @@ BSP only in when pushes settle; for tables that settle at the close the two are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from shoal.protocol.views import FOREVER
 from shoal.tables.spec import Consistency
@@ -133,6 +133,10 @@ class Clocks:
         """A worker whose first round is `clock`."""
         self._groups[worker] = group
         self.of(group).enter(worker, clock)
+
+    def keep(self, groups: Collection[str]) -> None:
+        """There are these, and no other has any workers."""
+        self._vectors = {group: self.of(group) for group in groups}
 
     def leave(self, worker: int) -> None:
         """Forget a worker."""

@@ -204,7 +204,8 @@ def next_view(
     at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
     servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
     departed = previous.departed if previous else ()
-    earlier = [member for member in departed if member.last_clock > behind(member.group)]
+    used = {m.group for m in workers} | {spec.group for spec in tables}  # others have no rounds
+    earlier = [m for m in departed if m.group in used and m.last_clock > behind(m.group)]
     return View(
         term=number[0],
         number=number[1],

@@ -8,7 +8,10 @@ from math import inf
 from shoal.protocol.machine import Story
 from shoal.protocol.messages import Join
 from shoal.protocol.record import Record, SchedulerOptions
-from shoal.protocol.views import Member, NodeId, Role
+from shoal.protocol.views import Member, NodeId, Role, View
+
+
+FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
 
 
 class Roster:
@@ -25,6 +28,7 @@ class Roster:
         self.next_incarnation = record.next_incarnation
         self._options = options
         self._silent_at: dict[NodeId, float] = {}
+        self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
 
     def admit(self, node: NodeId, asked: Join) -> Member:
         """A new member, with the rank that it asks for or the first that is free."""
@@ -54,6 +58,15 @@ class Roster:
     def finish(self, node: NodeId) -> None:
         self.finished.add(node)
         self._silent_at.pop(node, None)
+
+    def forget(self, view: View, now: float) -> None:
+        """Those who have finished, a while ago, and are in no view any more: there may be many, by
+        and by. Not of the first group, whose end is the run's."""
+        for member in [self.members[node] for node in self.finished if node in self.members]:
+            since = self._finished_at.setdefault(member.id, now)
+            if member.group and now >= since + FORGET_S and view.member(member.id) is None:
+                self.finished.discard(member.id)
+                del self.members[member.id], self._finished_at[member.id]
 
     def of(self, process: int, host: str) -> list[NodeId]:
         """The members that this process is, if it is any."""

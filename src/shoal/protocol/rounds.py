@@ -47,6 +47,10 @@ class Rounds:
         """After every round of a group's that has closed, whoever took part."""
         return self._first_open.get(group, 0)
 
+    def keep(self, groups: Collection[str]) -> None:
+        """There are these, and no other has any tables."""
+        self._first_open = {g: at for g, at in self._first_open.items() if g in groups}
+
     def add(self, entry: Contribution) -> None:
         """Another push; or more of one, of which some is here."""
         entries = self._open.setdefault((entry.window.group, entry.clock), [])

@@ -272,12 +272,12 @@ class ServerMachine:
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
-        for spec in view.tables:
-            self.clocks.of(spec.group)  # also where none of its workers is here
         for worker, _ in list(self.clocks.items()):
             if worker not in self._workers:
                 self.clocks.leave(worker)
                 self.execution.drop_worker(worker, last_clocks.get(worker, 0))
+        self.clocks.keep(view.groups())
+        self.execution.rounds.keep(view.groups())
         for shard in self.shards.values():
             shard.keep(self._workers)
         for worker, member in self._workers.items():

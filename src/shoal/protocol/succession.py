@@ -94,13 +94,13 @@ class Succession:
 
     def waits(self, now: float) -> list[Waiting]:
         """Who keeps the next one from being made."""
-        members = self._roster.members
+        members, waits = self._roster.members, list[Waiting]()
         if self.view is None and not self._over:
             reason = f"waits for {missing(members.values(), self._options)}"
-            return [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
-        if self._proposal is None:
-            return []
-        return self._proposal.waits([members[node] for node in self._roster.servers()], now)
+            waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
+        if self._proposal is not None:
+            waits += self._proposal.waits([members[n] for n in self._roster.servers()], now)
+        return waits
 
     # ------------------------------------------------------------------ what happens
 
@@ -194,14 +194,15 @@ class Succession:
             view = msgspec.structs.replace(view, markers=marked(view, promises))
         if self._options.checkpoint_s and self._mark_at == inf:
             self._mark_at = now + self._options.checkpoint_s
-        self._adopt(view, out)
+        self._adopt(view, now, out)
         self.consider(now, out)
 
-    def _adopt(self, view: View, out: Effects) -> None:
+    def _adopt(self, view: View, now: float, out: Effects) -> None:
         self.view = view
         gone = self.relocating.adopt(view)
         for node in gone:
             self._roster.remove(node)
+        self._roster.forget(view, now)
         for member, left in self.ledgers.settle(view):
             fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
             out.append(Note("returned", fields))

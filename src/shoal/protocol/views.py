@@ -115,6 +115,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """The workers of a group."""
         return tuple(member for member in self.workers if member.group == name)
 
+    def groups(self) -> set[str]:
+        """Those that have workers here, or tables; and the first."""
+        return {"", *(m.group for m in self.workers), *(spec.group for spec in self.tables)}
+
     def arcs_of(self, table: str) -> tuple[Arc, ...]:
         """The arcs of the table of that name, which is one of this view's."""
         return next(

@@ -7,7 +7,6 @@ from collections.abc import Collection, Container, Iterable
 import msgspec
 
 from shoal.protocol.messages import Enter, Group, Waiting
-from shoal.protocol.namespaces import qualified
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
@@ -21,7 +20,7 @@ class _Barrier(msgspec.Struct, eq=False):
 
 
 class Barriers:
-    """The scheduler's barriers, each by its name and generation.
+    """The scheduler's barriers, each by its group's name, its own, and its generation.
 
     A barrier is released once every living member of the groups that anybody in it has named is
     in it, or has finished.
@@ -31,20 +30,20 @@ class Barriers:
 
     def __init__(self, released: dict[str, int]) -> None:
         self.released = released
-        self._open: dict[tuple[str, int], _Barrier] = {}
+        self._open: dict[tuple[str, str, int], _Barrier] = {}
 
     def end(self, group: str) -> None:
         """A group has finished; another one of that name has entered none."""
-        prefix = qualified("", group)
-        for name in [name for name in self.released if name.startswith(prefix)]:
-            del self.released[name]
+        for key in [key for key in self.released if key.startswith(released_as(group, ""))]:
+            del self.released[key]
 
-    def enter(self, member: NodeId, asked: Enter, now: float) -> bool:
+    def enter(self, member: Member, asked: Enter, now: float) -> bool:
         """Take a member in; False where that one is released already."""
-        if asked.generation <= self.released.get(asked.name, -1):
+        group, name, generation = member.group, asked.name, asked.generation
+        if generation <= self.released.get(released_as(group, name), -1):
             return False
-        barrier = self._open.setdefault((asked.name, asked.generation), _Barrier(now))
-        barrier.entered[member] = asked.groups
+        barrier = self._open.setdefault((group, name, generation), _Barrier(now))
+        barrier.entered[member.id] = asked.groups
         return True
 
     def release(
@@ -52,12 +51,12 @@ class Barriers:
     ) -> list[tuple[str, int, list[NodeId]]]:
         """The barriers that are complete now, each with who waits in it."""
         present, complete = list(members), []
-        for (name, generation), barrier in list(self._open.items()):
+        for (group, name, generation), barrier in list(self._open.items()):
             entered = barrier.entered
-            awaited = _awaited(present, entered)
+            awaited = _awaited(present, group, entered)
             if all(m.id in entered or m.id in finished for m in awaited):
-                del self._open[name, generation]
-                self.released[name] = generation
+                del self._open[group, name, generation]
+                self.released[released_as(group, name)] = generation
                 complete.append((name, generation, list(entered)))
         return complete
 
@@ -66,11 +65,11 @@ class Barriers:
     ) -> list[Waiting]:
         """Who waits in which, and for whom."""
         found = []
-        for (name, _), barrier in self._open.items():
+        for (group, name, _), barrier in self._open.items():
             inside = sorted(m.name for m in members if m.id in barrier.entered)
             absent = sorted(
                 m.name
-                for m in _awaited(members, barrier.entered)
+                for m in _awaited(members, group, barrier.entered)
                 if m.id not in barrier.entered and m.id not in finished
             )
             reason = f"waits for {', '.join(absent)}"
@@ -80,8 +79,13 @@ class Barriers:
         return found
 
 
-def _awaited(members: Iterable[Member], entered: Entered) -> list[Member]:
-    present = list(members)
-    roles = {group for wanted in entered.values() for group in wanted}
-    own = {m.group for m in present if m.id in entered and m.role == "worker"} or {""}
-    return [m for m in present if f"{m.role}s" in roles and (m.role != "worker" or m.group in own)]
+def released_as(group: str, name: str) -> str:
+    """What a barrier is written down as: no group has a colon in its name."""
+    return f"{group}:{name}"
+
+
+def _awaited(members: Iterable[Member], group: str, entered: Entered) -> list[Member]:
+    roles = {role for wanted in entered.values() for role in wanted}
+    return [
+        m for m in members if f"{m.role}s" in roles and (m.role != "worker" or m.group == group)
+    ]

@@ -10,7 +10,6 @@ from shoal.protocol.messages import Join
 from shoal.protocol.record import Record, SchedulerOptions
 from shoal.protocol.views import Member, NodeId, Role, View
 
-
 FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
 
 

@@ -243,7 +243,7 @@ class SchedulerMachine:
             case Declare(_, spec):
                 self._declare(member, spec, now, out)
             case Enter():
-                self._enter(sender, message, now, out)
+                self._enter(member, message, now, out)
             case Lease():
                 self.ledgers.ask(member, message)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
@@ -327,11 +327,11 @@ class SchedulerMachine:
 
     # ------------------------------------------------------------------ barriers, end
 
-    def _enter(self, sender: NodeId, asked: Enter, now: float, out: Effects) -> None:
-        if self._barriers.enter(sender, asked, now):
+    def _enter(self, member: Member, asked: Enter, now: float, out: Effects) -> None:
+        if self._barriers.enter(member, asked, now):
             self._release_barriers(out)
         else:  # the answer was lost
-            out.append(Send(sender, Released(asked.name, asked.generation)))
+            out.append(Send(member.id, Released(asked.name, asked.generation)))
 
     def _release_barriers(self, out: Effects) -> None:
         for name, generation, entered in self._barriers.release(

@@ -169,7 +169,6 @@ class Session:
     def enter_barrier(
         self, request_id: int, name: str, groups: tuple[Group, ...], now: float, out: Effects
     ) -> None:
-        name = qualified(name, self.group)
         generation = self._generations.get(name, 0)
         self._generations[name] = generation + 1
         question = Enter(self.incarnation, name, generation, groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -48,7 +49,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 def valid_group(name: str) -> bool:
     """Whether a group of workers may be called that; the first one has no name."""
-    return not name or (len(name) <= 64 and name.replace("-", "").replace("_", "").isalnum())
+    return re.fullmatch(r"[A-Za-z0-9_-]{0,64}", name) is not None
 
 
 def name_of(role: Role, rank: int, group: str = "") -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.keys import tiles
+from shoal.protocol.barriers import released_as
 from shoal.protocol.describing import describe
 from shoal.protocol.leases import Span
 from shoal.protocol.messages import (
@@ -213,7 +214,9 @@ class Durability:
             case Joined(incarnation):
                 written = record.next_incarnation > incarnation
             case Released(name, generation):
-                written = record.released.get(name, -1) >= generation
+                groups = {member.group for member in record.members if member.id == target}
+                keys = [released_as(group, name) for group in groups or {""}]
+                written = any(record.released.get(key, -1) >= generation for key in keys)
             case Leased(clock, epoch, first, count):
                 span = Span(epoch, first, count)
                 written = any(

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,20 @@ def test_mnist(script, how, tmp_path):
     found = accuracies(output_of([*how, str(EXAMPLES / script)], tmp_path))
     assert found
     assert min(found) > 0.88
+
+
+@needs_mnist
+def test_evaluating_beside_a_run(tmp_path):
+    """It sees the accuracy rise, and the end."""
+    command = [*SHOAL_RUN, str(EXAMPLES / "mnist_shoal.py")]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        while not (found := list(tmp_path.glob("shoal-runs/*/scheduler"))):
+            assert run.poll() is None
+            time.sleep(0.05)
+        beside = [*PYTHON, str(EXAMPLES / "beside.py"), str(found[0].parent)]
+        seen = accuracies(output_of(beside, tmp_path))
+        trained = accuracies(run.communicate(timeout=60)[0])
+    assert run.returncode == 0
+    assert len(seen) > 2
+    assert seen[0] < seen[-1]
+    assert seen[-1] == trained[0] > 0.88

@@ -88,7 +88,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _writer(self, tables: Iterable[str]) -> int:
         """This worker's rank, of which the first writes the parameters; -1 where they are there."""
-        context = self._context
+        context, tables = self._context, list(tables)
+        group = context.client.options.group
+        if any(context.client.table(name).group != group for name in tables):
+            return -1  # others train them
         if not context.resumed_at:
             return context.rank
         if not self._strategy.uses_servers:

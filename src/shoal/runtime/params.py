@@ -8,11 +8,15 @@ A pull lands in the model and a push leaves from the gradient, uncopied: `values
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from shoal.runtime.client import Client
 
 ALIGN = 16  # elements: every parameter starts where vector instructions like it
 
@@ -60,6 +64,21 @@ class FlatParams:
         for grads in self.grads.values():
             grads.zero_()
         self.attach_grads()
+
+    def pull(self, client: Client, prefix: str = "params") -> None:
+        """Read the parameters from the tables in which an `Optimizer` or `shoal train` has them.
+
+        prefix: of the tables' names; from another group `/params` are the first one's
+
+        Raises:
+            InvalidValue: no such tables, or of another model
+
+        >>> with shoal.connect(run, group="eval") as client:            # doctest: +SKIP
+        ...     FlatParams(model.parameters()).pull(client, "/params")
+        """
+        pulls = [client.pull(f"{prefix}.{dtype}", out=v) for dtype, v in self.values.items()]
+        for each in pulls:
+            each.wait()
 
     @property
     def version(self) -> int:

@@ -25,6 +25,7 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.reports.events import read_events
+from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
@@ -279,3 +280,30 @@ def test_the_end_of_the_first_group_by_an_error_is_the_runs(run):
     with pytest.raises(RunAborted, match="it is enough"):
         guest.blocking.pull("/w")
     guest.close()
+
+
+def test_two_groups_train_one_model(run):
+    """Whoever comes later goes on with the parameters that are there."""
+    _, folder, first = run
+
+    def trainer(client, seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        context = Context(client.rank, client.world_size, client)
+        return model, shoal.Optimizer(inner, strategy="asgd", context=context)
+
+    mine, optimizer = trainer(first, 1)
+    with shoal.connect(str(folder.path), group="more", namespace="") as guest:
+        theirs, other = trainer(guest, 2)
+        assert torch.equal(mine.weight, theirs.weight)
+        for model, step in ((theirs, other), (mine, optimizer)):
+            step.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            step.step()
+        assert torch.allclose(mine.weight, theirs.weight - 0.1)  # a step of each
+        params = shoal.FlatParams(theirs.parameters())
+        params.pull(guest)
+        assert torch.equal(mine.weight, theirs.weight)
+        with pytest.raises(InvalidValue, match="do not fit"):
+            shoal.FlatParams(torch.nn.Linear(30, 1).parameters()).pull(guest)

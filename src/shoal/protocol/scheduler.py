@@ -194,7 +194,7 @@ class SchedulerMachine:
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.roster.members.get(sender)
         if isinstance(message, Why | Died):
-            self._told_from_outside(sender, message, now, out)
+            self._told(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
@@ -257,6 +257,7 @@ class SchedulerMachine:
 
     def _finished(self, member: Member, now: float, out: Effects) -> None:
         self.roster.finish(member.id)
+        self._stragglers.forget(member)
         self.ledgers.gone(member, FOREVER)
         self._over(member.group)
         self._persist(out)
@@ -284,9 +285,7 @@ class SchedulerMachine:
             self.ledgers.end(group)
             self._barriers.end(group)
 
-    def _told_from_outside(
-        self, sender: NodeId, message: Why | Died, now: float, out: Effects
-    ) -> None:
+    def _told(self, sender: NodeId, message: Why | Died, now: float, out: Effects) -> None:
         """Somebody asks, or has seen a process end, who may be no member."""
         if isinstance(message, Why):
             out.append(Send(sender, self._because(now)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Reply, Request
@@ -49,8 +50,9 @@ class Cluster:
             session = Session(f"server-{rank}", "server", rank=rank, options=SESSION)
             self.world.add(session.me, ServerMachine(session, DenseShard))
 
-    def worker(self, rank, script, named=None):
-        session = Session(named or f"worker-{rank}", "worker", rank=rank, options=SESSION)
+    def worker(self, rank, script, named=None, group=""):
+        options = replace(SESSION, group=group, namespace=group)
+        session = Session(named or f"worker-{rank}", "worker", rank=rank, options=options)
         machine = WorkerMachine(session, self.options)
         self.world.add(session.me, machine, self.program(script))
         return machine
@@ -248,6 +250,32 @@ def scheduler_restarts():
     return cluster
 
 
+def group_beside_another():
+    """A worker of the group `eval` has a table `w` of its own, in whose rounds nobody else is. It
+    reads the first group's, `/w`, before that has pushed and after it. The first group finishes, which
+    a view says, and the run ends with the other."""
+    cluster = Cluster(workers=1, rule=bsp())
+    before, after = rows(), rows()
+
+    def trains():
+        yield Sleep(0.1)
+        yield cluster.push(advance=True)
+
+    def reads(out, when):
+        yield Exchange(pulls=(PullOp("/w", KeyRange(0, 4), out.view(np.uint8).data),))
+        cluster.world.note_line(f"guest reads {out.tolist()} {when}")
+
+    def visits():
+        yield from reads(before, "before")
+        yield cluster.push(advance=True)
+        yield Sleep(0.2)
+        yield from reads(after, "after")
+
+    cluster.worker(0, trains())
+    cluster.world.at(0.05, lambda: cluster.worker(0, visits(), "guest", "eval") and None)
+    return cluster
+
+
 STORIES = [
     fast_worker_parked_by_ssp,
     barrier_with_a_late_worker,
@@ -258,6 +286,7 @@ STORIES = [
     join_during_training,
     scheduler_never_answers,
     scheduler_restarts,
+    group_beside_another,
 ]
 
 

@@ -252,8 +252,8 @@ def scheduler_restarts():
 
 def group_beside_another():
     """A worker of the group `eval` has a table `w` of its own, in whose rounds nobody else is. It
-    reads the first group's, `/w`, before that has pushed and after it. The first group finishes, which
-    a view says, and the run ends with the other."""
+    reads the first group's, `/w`, before that has pushed and after it. The first group finishes,
+    which a view says, and the run ends with the other."""
     cluster = Cluster(workers=1, rule=bsp())
     before, after = rows(), rows()
 

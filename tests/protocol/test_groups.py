@@ -23,6 +23,7 @@ from shoal.protocol.messages import (
     Lease,
     Leased,
     NewView,
+    NotDeclared,
     NotJoined,
     Part,
     Released,
@@ -163,17 +164,72 @@ def test_who_has_finished_long_ago_is_forgotten(attached):
     assert not attached.machine.roster.finished
 
 
-def test_who_has_left_is_named_while_there_are_rounds_of_its_group(rigs):
-    def view_of(group, *tables):
-        gone = Member("gone", "worker", 0, 9, last_clock=FOREVER, group=group)
+def test_who_has_left_is_named_while_rounds_of_its_group_wait(rigs):
+    """A worker that has finished could be in any of them."""
+
+    def departed(waits):
+        gone = Member("gone", "worker", 0, 9, last_clock=FOREVER, group="eval")
         before = replace(rigs.view_of(servers=1), departed=(gone,))
         members = {m.id: m for m in (*before.servers, *before.workers)}
-        return next_view((1, 3), members, before, tables, [Frozen((1, 3), ())], "")
+        promise = Frozen((1, 3), (), (Standing("eval", 4, waits=waits),))
+        return next_view((1, 3), members, before, (), [promise], "").departed
 
-    assert len(view_of("").departed) == 1
-    assert len(view_of("eval").departed) == 0
-    theirs = replace(rigs.table(name="eval/w", rule=bsp()), group="eval")
-    assert len(view_of("eval", theirs.cut(1)).departed) == 1
+    assert len(departed(waits=True)) == 1
+    assert departed(waits=False) == ()
+
+
+def test_a_group_begins_anew_whole_also_while_the_one_before_is_in_the_view(attached):
+    attached.receive("guest-0", Abort("it broke"))
+    guest(attached, "guest-1", size=2)  # no view is without guest-0 yet
+    attached.promise()
+    assert attached.view.groups() == {""}
+    guest(attached, "guest-2", size=2)
+    attached.promise()
+    assert len(attached.view.group("eval")) == 2
+
+
+def test_who_has_finished_can_end_nothing(attached):
+    inc = incarnation(attached, "guest-0")
+    attached.receive("guest-0", Finish(inc))
+    attached.promise()
+    guest(attached, "guest-1")
+    attached.promise()
+    attached.receive("guest-0", Abort("late"))
+    assert not attached.sent(End)
+    assert [member.id for member in attached.view.group("eval")] == ["guest-1"]
+
+
+def test_a_run_does_not_wait_for_who_waits_for_others(attached):
+    guest(attached, "guest-1", size=1000, group="many")
+    for node in ("worker-0", "worker-1", "guest-0"):
+        attached.receive(node, Finish(incarnation(attached, node)))
+        if attached.machine._views._proposal is not None:
+            attached.promise()
+    assert attached.machine.ended
+    assert attached.told(End)["guest-1"] == End()
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_replaced(rigs, elastic):
+    rig = rigs.SchedulerRig(elastic=elastic)
+    rig.join("server-0", "worker-0", "worker-1")
+    guest(rig, "guest-0", size=2)
+    guest(rig, "guest-1", size=2)
+    rig.promise()
+    one, other = incarnation(rig, "guest-0"), incarnation(rig, "guest-1")
+    rig.receive("guest-0", Lease(one, 0, 1, 4))
+    rig.receive("guest-0", Enter(one, "go", 0, ("workers",)))
+    for node in ("guest-0", "guest-1"):
+        rig.machine._lost(node, "killed", rig.now, [])
+    rig.promise(clocks=((one, 0), (other, 0)))
+    guest(rig, "guest-2", size=2)
+    guest(rig, "guest-3", size=2)
+    rig.promise()
+    anew = incarnation(rig, "guest-2")
+    rig.receive("guest-2", Enter(anew, "go", 0, ("workers",)))
+    assert not rig.sent(Released)
+    rig.receive("guest-2", Lease(anew, 0, 1, 4 if elastic else 8))
+    assert rig.told(Leased)["guest-2"].count == (1 if elastic else 2)
 
 
 # ---------------------------------------------------------------------------- barriers, leases
@@ -223,13 +279,32 @@ def test_a_scheduler_that_restarts_knows_the_groups(attached, rigs):
 # ---------------------------------------------------------------------------- tables
 
 
-def test_a_table_is_the_groups_that_declares_it_whatever_it_says(attached, rigs):
-    spec = replace(rigs.table(name="eval/w"), group="others")
+@pytest.mark.parametrize(
+    ("name", "rule", "owner"),
+    [
+        ("eval/w", bsp(), "eval"),
+        ("w", asp(), ""),
+        ("other/w", asp(), ""),
+        ("w", bsp(), None),
+        ("a//b", asp(), None),
+        ("eval/", asp(), None),
+    ],
+)
+def test_whose_clocks_a_table_goes_by_follows_from_its_name(attached, rigs, name, rule, owner):
+    spec = replace(rigs.table(rule, name=name), group="somebody's")
     attached.receive("guest-0", Declare(incarnation(attached, "guest-0"), spec))
+    if owner is None:
+        assert attached.told(NotDeclared)["guest-0"].table == name
+        return
     attached.promise()
-    assert [(each.name, each.group) for each in attached.view.tables] == [("eval/w", "eval")]
-    attached.receive("worker-0", Declare(2, rigs.table(name="eval/w")))
-    assert attached.told(NewView)["worker-0"].view.tables[0].group == "eval"
+    assert [(each.name, each.group) for each in attached.view.tables] == [(name, owner)]
+
+
+def test_another_group_may_declare_what_is_there(attached, rigs):
+    attached.receive("worker-0", Declare(2, rigs.table(bsp())))
+    attached.promise()
+    attached.receive("guest-0", Declare(incarnation(attached, "guest-0"), rigs.table(bsp())))
+    assert attached.told(NewView)["guest-0"].view.tables[0].group == ""
 
 
 @given(
@@ -260,6 +335,7 @@ def test_who_may_push_what(rigs):
     assert router.legs(Exchange((PushOp("shared", rows, rigs.as_bytes(1, 1, 1, 1)),)))
     out = memoryview(bytearray(32))
     assert router.legs(Exchange(pulls=(PullOp("w", rows, out),)))
+    assert Router(view).legs(Exchange(pulls=(PullOp("/w", rows, out),)))  # as others say it
 
 
 @pytest.fixture

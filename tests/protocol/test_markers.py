@@ -6,10 +6,11 @@ from msgspec.structs import replace
 from shoal.protocol.machine import Received, Send
 from shoal.protocol.markers import AHEAD, KEPT, Markers, marked
 from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, Standing
-from shoal.protocol.views import FOREVER, View
+from shoal.protocol.views import FOREVER, Member, View
 from shoal.tables.spec import TableSpec, bsp, ssp
 
-VIEW = View(1, 1, (), (), (TableSpec("w", 8, consistency=bsp()),))
+WORKERS = tuple(Member(f"worker-{n}", "worker", n, 11 + n) for n in (0, 1))
+VIEW = View(1, 1, (), WORKERS, (TableSpec("w", 8, consistency=bsp()),))
 
 
 def at(clocks, open_round, **more):
@@ -38,6 +39,14 @@ def test_a_marker_is_after_all_that_any_server_has_seen():
     assert marked(VIEW, heads) == (9 + AHEAD,)
     pushed = [at(((11, 4),), 3, closed=12), *heads]  # its worker has not advanced yet
     assert marked(VIEW, pushed) == (12 + AHEAD,)
+
+
+def test_a_marker_is_of_the_first_groups_clocks():
+    """Also where a server has not heard that a worker of another group has gone."""
+    guest = Member("guest", "worker", 0, 31, group="eval")
+    promises = [at(((11, 4), (12, 4), (31, 1000)), 3)]
+    assert marked(VIEW, promises) == (4 + AHEAD,)
+    assert marked(replace(VIEW, workers=(*WORKERS, guest)), promises) == (4 + AHEAD,)
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -23,9 +23,9 @@ def members(*names):
 ALL = members("server-0", "server-1", "worker-0", "worker-1")
 
 
-def at(clocks, open_round, group=""):
-    """A promise of a server whose rounds have come so far."""
-    return Frozen((1, 2), clocks, (Standing(group, open_round),))
+def at(clocks, open_round, group="", waits=True):
+    """A promise of a server whose rounds have come so far, and are open or not."""
+    return Frozen((1, 2), clocks, (Standing(group, open_round, waits=waits),))
 
 
 def first_view(present=ALL):
@@ -130,3 +130,5 @@ def test_the_dead_are_kept_until_every_server_is_past_their_last_round():
     assert [m.name for m in behind.departed] == ["worker-1"]
     past = next_view((1, 4), left, behind, (), [at((), 5)], "")
     assert past.departed == ()
+    nothing_waits = next_view((1, 4), left, behind, (), [at((), 4, waits=False)], "")
+    assert nothing_waits.departed == ()

@@ -22,11 +22,13 @@ from shoal.errors import (
     JoinTimeout,
     Refused,
     RunAborted,
+    ShoalError,
     SyncTimeout,
 )
 from shoal.reports.events import read_events
 from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
+from shoal.tables.row_methods import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
 ROWS = 600
@@ -307,3 +309,36 @@ def test_two_groups_train_one_model(run):
         assert torch.equal(mine.weight, theirs.weight)
         with pytest.raises(InvalidValue, match="do not fit"):
             shoal.FlatParams(torch.nn.Linear(30, 1).parameters()).pull(guest)
+
+
+def test_a_table_that_servers_cannot_open_ends_its_group_alone(run):
+    _, folder, first = run
+    row_methods.add("known_here", row_methods["sum"], again=True)
+    guest = shoal.connect(str(folder.path), group="eval")
+
+    def tried():
+        guest.create_table(TableSpec("w", kind="sparse", access=Access("known_here")))
+        while True:
+            guest.barrier("told")
+
+    with pytest.raises(ShoalError, match="unknown access method of sparse tables 'known_here'"):
+        tried()
+    guest.close()
+    push(first, "w")
+    first.advance().wait()
+    assert first.blocking.pull("w").tolist() == [1.0] * ROWS
+    with pytest.raises(Refused, match="known_here"):
+        first.blocking.pull("eval/w", keys=[1])
+
+
+def test_long_names(run):
+    _, folder, first = run
+    first.create_table(table("n" * 200))
+    with shoal.connect(str(folder.path), group="eval") as guest:
+        assert guest.blocking.pull("/" + "n" * 200).tolist() == [0.0] * ROWS
+        with pytest.raises(InvalidValue, match="1 to 200 characters"):
+            guest.create_table(table("m" * 199))
+        with pytest.raises(InvalidValue, match="servers wait with no group but the first"):
+            guest.barrier("all", ("workers", "servers"))
+    with pytest.raises(InvalidValue, match="group 'eval' attaches to a run"):
+        shoal.init(group="eval")

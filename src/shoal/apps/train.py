@@ -271,7 +271,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "steps": max(r["steps"] for r in results),
         "wall_s": time.time() - started_at,
         "time_to": time_to(events),
-        "lost": [name for name in names("lost") if name not in names("dropped")],
+        "lost": [n for n in names("lost") if n not in names("dropped") and "/" not in n],
         "dropped": names("dropped"),
         "reassigned": sum(each["count"] for each in returned),
         "differs": sum(each["kind"] == "differs" for each in events),

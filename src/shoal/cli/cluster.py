@@ -247,6 +247,8 @@ def worker(
     from shoal.apps.resuming import resumed_at
     from shoal.apps.script import become_worker
 
+    if who["group"] and resume:
+        raise click.UsageError("--resume is the first group's: checkpoints have its tables alone")
     passed = resumed_at(resume, resume_at)
     begun = resume, passed
     become_worker(

@@ -62,10 +62,15 @@ def init(
     if known is not None:
         return known
     env: Mapping[str, str] = os.environ
-    address = scheduler_at(scheduler) if scheduler else env.get("SHOAL_SCHEDULER", "")
+    address = scheduler or env.get("SHOAL_SCHEDULER", "")
+    address = scheduler_at(address) if address else ""
     wish = _number(env, "SHOAL_RANK", -1) if rank is None else rank
     secret = token or env.get("SHOAL_TOKEN", "")
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
+    if group and not address:
+        raise InvalidValue(
+            f"group {group!r} attaches to a run: say which, scheduler=ADDRESS or RUN"
+        )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
     found = [importable(each) for each in imports]

@@ -36,6 +36,8 @@ class Barriers:
         """A group has finished; another one of that name has entered none."""
         for key in [key for key in self.released if key.startswith(released_as(group, ""))]:
             del self.released[key]
+        for at in [at for at in self._open if at[0] == group]:
+            del self._open[at]
 
     def enter(self, member: Member, asked: Enter, now: float) -> bool:
         """Take a member in; False where that one is released already."""

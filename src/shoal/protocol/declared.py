@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.errors import Refused
-from shoal.tables.spec import TableSpec
+from shoal.protocol.namespaces import owner
+from shoal.tables.spec import TableSpec, asp
 
 
 class Declared:
@@ -12,11 +15,12 @@ class Declared:
     def __init__(self, specs: tuple[TableSpec, ...]) -> None:
         self.specs = specs
 
-    def declare(self, spec: TableSpec, servers: int) -> bool:
-        """Take a table in; False where it is there.
+    def declare(self, spec: TableSpec, servers: int, group: str = "") -> bool:
+        """Take a table in that a worker of a group has declared; False where it is there.
 
         Raises:
-            Refused: another of its name is there, or there are no servers
+            Refused: another of its name is there, or there are no servers, or it would go by clocks
+                that are not its group's
             InvalidValue: it cannot be cut
         """
         if not servers:
@@ -25,8 +29,22 @@ class Declared:
             )
         known = next((table for table in self.specs if table.name == spec.name), None)
         if known is None:
-            self.specs = (*self.specs, spec.cut(servers))
+            self.specs = (*self.specs, _owned(spec, group).cut(servers))
             return True
         if not known.is_cut_of(spec):
             raise Refused(f"table {spec.name!r} exists with another specification")
         return False
+
+
+def _owned(spec: TableSpec, group: str) -> TableSpec:
+    """With the group whose clocks it goes by."""
+    if not all(spec.name.split("/")):
+        raise Refused(f"table {spec.name!r}: what is between slashes has a name")
+    of = owner(spec.name, group)
+    if of != group and spec.consistency != asp():
+        raise Refused(
+            f"table {spec.name!r} is outside of the namespace {group!r}: it would go by the clocks "
+            "of the first group, whose workers alone could push to it; declare it in that "
+            "namespace, or as asp()"
+        )
+    return msgspec.structs.replace(spec, group=of)

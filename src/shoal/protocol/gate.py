@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -99,18 +99,25 @@ class Gate:
         return self.frozen or self.draining
 
     def place(
-        self, tables: Sequence[TableSpec], copies: Mapping[int, Copy], rank: int, changed: bool
+        self,
+        tables: Sequence[TableSpec],
+        copies: Mapping[int, Copy],
+        rank: int,
+        changed: bool,
+        unopened: Collection[int] = (),
     ) -> None:
         """Which rows are here, and whose pushes and pulls come here.
 
-        changed: others did in the view before
+        changed:   others did in the view before
+        unopened:  tables that nobody can use
         """
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
         for number, copy in copies.items():
             self.held[copy.table].append((copy.rows, number))
-            head, tail = copy.arc.head == rank, copy.arc.tail == rank
+            shut = copy.table in unopened
+            head, tail = copy.arc.head == rank and not shut, copy.arc.tail == rank and not shut
             asynchronous = tables[copy.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
             if not asynchronous:

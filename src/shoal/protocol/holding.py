@@ -6,9 +6,11 @@ from typing import cast
 
 import msgspec
 
+from shoal.errors import ShoalError
 from shoal.protocol.shards import MovableShard, OpenShard, Shard
 from shoal.protocol.views import Arc, View
 from shoal.protocol.windows import NOT_BEGUN, Copy
+from shoal.tables.spec import Access, TableSpec
 
 
 class Moved(msgspec.Struct):
@@ -18,19 +20,25 @@ class Moved(msgspec.Struct):
     begin:   where this server has come to take pushes: the clock that their rows have reached, of
              each group of workers
     cut:     copies that are in pieces now, with those of them that are here
+    unopened:  why a table cannot be opened, by its group
     """
 
     chains: bool = False
     begin: dict[str, int] = {}
     cut: dict[int, tuple[Copy, list[Copy]]] = {}
+    unopened: dict[str, str] = {}
 
 
 class Holding:
-    """A shard and a copy for each arc that is here, by the same numbers."""
+    """A shard and a copy for each arc that is here, by the same numbers.
+
+    unopened:  numbers of tables that could not be opened, of groups that may fail alone
+    """
 
     def __init__(self, open_shard: OpenShard) -> None:
         self.shards: dict[int, Shard] = {}
         self.copies: dict[int, Copy] = {}
+        self.unopened: set[int] = set()
         self._open_shard = open_shard
         self._next = 0
 
@@ -44,7 +52,7 @@ class Holding:
         """Open, cut and drop shards as the view says.
 
         Raises:
-            ShoalError: a table cannot be opened
+            ShoalError: a table of the first group cannot be opened
         """
         moved = Moved()
         mine = {
@@ -65,7 +73,7 @@ class Holding:
                 del mine[copy.table, copy.rows.start]
                 self._keep(copy, arc, rank, moved)
         for (table, _), arc in mine.items():
-            shard = self._open_shard(view.tables[table], arc.rows)
+            shard = self._opened(table, view.tables[table], arc, moved)
             fresh = Copy(self._next, table, arc, view.tables[table].group)
             if fresh.learned_by(rank):
                 cast(MovableShard, shard).learning = True
@@ -73,6 +81,17 @@ class Holding:
                 fresh.done = 0
             self._add(fresh, shard)
         return moved
+
+    def _opened(self, table: int, spec: TableSpec, arc: Arc, moved: Moved) -> Shard:
+        try:
+            return self._open_shard(spec, arc.rows)
+        except ShoalError as error:
+            if not spec.group:
+                raise
+            moved.unopened[spec.group] = error.message
+            self.unopened.add(table)
+        access = Access("lists" if spec.kind == "handled" else "sum")  # rows that nobody uses
+        return self._open_shard(msgspec.structs.replace(spec, access=access), arc.rows)
 
     def _keep(self, copy: Copy, arc: Arc, rank: int, moved: Moved) -> None:
         before, copy.arc, copy.ended = copy.arc, arc, False

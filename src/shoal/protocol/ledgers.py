@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+import msgspec
 
 from shoal.protocol.leases import Leases, LedgerRecord, Span
-from shoal.protocol.messages import Lease, Leased, NotLeased
-from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Lease, Leased
+from shoal.protocol.roster import Roster
+from shoal.protocol.views import Member, View
 
 
 class Ledgers:
@@ -30,18 +34,16 @@ class Ledgers:
         """A worker has done what it had, and wants more."""
         self.of(member.group).ask(member.id, asked)
 
-    def answers(
-        self, workers: Callable[[str], int]
-    ) -> list[tuple[NodeId, Leased | NotLeased, Leases]]:
-        """What can be said by now, and from which ledger. It is to be on disk before it is told.
-
-        workers: how many a group has
-        """
-        return [
-            (node, answer, leases)
-            for group, leases in self._leases.items()
-            for node, answer in leases.answers(workers(group))
-        ]
+    def answers(self, roster: Roster) -> Effects:
+        """What can be said by now. It is to be on disk before it is told."""
+        out: Effects = []
+        for group, leases in self._leases.items():
+            for node, answer in leases.answers(len(roster.at_work(group))):
+                if isinstance(answer, Leased) and answer.count:
+                    fields = {"name": roster.members[node].name, "group": group, **leases.size}
+                    out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
+                out.append(Send(node, answer))
+        return out
 
     def settle(self, view: View) -> list[tuple[Member, Span]]:
         """What those have left undone who are not in this view any more."""

@@ -62,10 +62,10 @@ def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
     promises:  of servers, which do nothing until they have the new one
     """
     clocks: dict[int, int] = {}
-    others = {member.incarnation for member in (*view.workers, *view.departed) if member.group}
+    known = {m.incarnation for m in (*view.workers, *view.departed) if not m.group}
     for each in promises:
         for worker, clock in each.clocks:
-            if worker not in others:
+            if worker in known:
                 clocks[worker] = max(clock, clocks.get(worker, 0))
     if view.markers and view.markers[-1] > min(clocks.values(), default=0):
         return view.markers

@@ -96,7 +96,8 @@ def gathering(
     members: Mapping[NodeId, Member], previous: View | None, finished: Collection[NodeId] = ()
 ) -> set[NodeId]:
     """The workers of groups that have not begun: not all have joined who make them complete."""
-    begun = {m.group for m in (previous.workers if previous else ()) if m.id not in finished}
+    workers = previous.workers if previous else ()
+    begun = {m.group for m in workers if m.id in members and m.id not in finished}
     here: dict[str, list[Member]] = {}
     for member in members.values():
         if member.group and member.group not in begun and member.id not in finished:
@@ -176,6 +177,9 @@ def next_view(
     def behind(group: str) -> int:
         return min((promise.standing(group).open_round for promise in promises), default=0)
 
+    def waits(group: str) -> bool:
+        return any(promise.standing(group).waits for promise in promises)
+
     known = {m.id: m for m in previous.workers} if previous else {}
     present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
     alive = members.keys() - {*finished, *gathering(members, previous, finished)}
@@ -204,8 +208,7 @@ def next_view(
     at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
     servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
     departed = previous.departed if previous else ()
-    used = {m.group for m in workers} | {spec.group for spec in tables}  # others have no rounds
-    earlier = [m for m in departed if m.group in used and m.last_clock > behind(m.group)]
+    earlier = [m for m in departed if m.last_clock > behind(m.group) and waits(m.group)]
     return View(
         term=number[0],
         number=number[1],

@@ -125,12 +125,14 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     open_round: the first that has not closed
     replayed:   ... at the heads that it follows, as far as it knows
     closed:     no push of this clock or a later one is in its rows
+    waits:      whether a push waits for a round to close, or has at another head
     """
 
     group: str = ""
     open_round: int = 0
     replayed: int = 0
     closed: int = 0
+    waits: bool = False
 
 
 class Frozen(Body, frozen=True, array_like=True, tag=True):
@@ -254,9 +256,11 @@ class End(Body, frozen=True, array_like=True, tag=True):
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):
-    """A member asks for the run's end."""
+    """A member asks for the run's end; or one of a group that has a name, or a server on account of
+    that `group`, for the group's."""
 
     reason: str
+    group: str = ""
 
 
 # ---------------------------------------------------------------------------- data

@@ -6,6 +6,8 @@ name in there; behind a slash it is the name of any table of the run.
 
 from __future__ import annotations
 
+from copy import copy
+
 import msgspec
 
 from shoal.protocol.views import View
@@ -38,7 +40,16 @@ def seen_from(view: View, namespace: str) -> View:
     """A view with the tables' names as a worker says them."""
     if not namespace:
         return view
-    tables = tuple(
-        msgspec.structs.replace(spec, name=local(spec.name, namespace)) for spec in view.tables
-    )
+    tables = tuple(copy(spec) for spec in view.tables)
+    for spec in tables:  # which may be longer with its slash than one that is declared
+        msgspec.structs.force_setattr(spec, "name", local(spec.name, namespace))
     return msgspec.structs.replace(view, tables=tables)
+
+
+def owner(name: str, group: str) -> str:
+    """The group whose clocks a table goes by that a worker of `group` declares.
+
+    >>> owner("eval/w", "eval"), owner("w", "eval"), owner("eval/w", "")
+    ('eval', '', '')
+    """
+    return group if name.startswith(f"{group}/") else ""

@@ -65,6 +65,10 @@ class Rounds:
         """Of all rounds that are open."""
         return [entry for entries in self._open.values() for entry in entries]
 
+    def waits(self, group: str) -> bool:
+        """Whether any of a group's pushes do."""
+        return any(entries for (of, _), entries in self._open.items() if of == group)
+
     def weights(self, group: str) -> tuple[tuple[int, float], ...]:
         """Of its rounds that have closed."""
         return tuple((clock, w) for (of, clock), w in self._weights.items() if of == group)

@@ -16,6 +16,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
 from shoal.tables.spec import asp
@@ -122,14 +123,19 @@ class _Server(msgspec.Struct):
 class Router:
     """Cuts exchanges for one view.
 
-    group: of workers, that the exchanges are of
+    group:      of workers, that the exchanges are of
+    namespace:  of the names in them
     """
 
-    def __init__(self, view: View, group: str = "") -> None:
+    def __init__(self, view: View, group: str = "", namespace: str = "") -> None:
         self.view = view
         self._group = group
         self.view_id = view.id
-        self.numbers = {spec.name: number for number, spec in enumerate(view.tables)}
+        self.numbers = {
+            name: number
+            for number, spec in enumerate(view.tables)
+            for name in (spec.name, "/" + qualified(spec.name, namespace))
+        }
         self._sizes = [spec.row_bytes for spec in view.tables]
         self._at = {member.rank: at for at, member in enumerate(view.servers)}
         self._routes: dict[tuple[int, KeyRange, bool], list[tuple[int, KeyRange]]] = {}
@@ -362,7 +368,7 @@ class Router:
     def _number(self, table: str) -> int:
         number = self.numbers.get(table)
         if number is None:
-            known = ", ".join(self.numbers) or "none"
+            known = ", ".join(spec.name for spec in self.view.tables) or "none"
             raise InvalidValue(f"no table {table!r} in this run (known: {known})")
         return number
 

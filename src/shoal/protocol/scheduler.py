@@ -30,7 +30,7 @@ from shoal.protocol.machine import (
     Story,
     Ticked,
 )
-from shoal.protocol.membership import join_refusal, missing, range_lost
+from shoal.protocol.membership import gathering, join_refusal, missing, range_lost
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
@@ -50,7 +50,6 @@ from shoal.protocol.messages import (
     Joined,
     Learned,
     Lease,
-    Leased,
     Leave,
     Message,
     NewView,
@@ -184,6 +183,7 @@ class SchedulerMachine:
         if rows is not None:
             self._end(range_lost(member, rows, how), now, out)
             return
+        self._over(member.group, finished=False)
         self._views.hurry(now, out)
         self._views.consider(now, out)
         self._release_barriers(out)
@@ -250,8 +250,8 @@ class SchedulerMachine:
                 self._lost(sender, "it was told of an end", now, out)
             case Finish():
                 self._finished(member, now, out)
-            case Abort(reason):
-                self._aborted(member, reason, now, out)
+            case Abort():
+                self._aborted(member, message, now, out)
             case _:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
 
@@ -259,7 +259,7 @@ class SchedulerMachine:
         self.roster.finish(member.id)
         self._stragglers.forget(member)
         self.ledgers.gone(member, FOREVER)
-        self._over(member.group)
+        self._over(member.group, finished=True)
         self._persist(out)
         out.append(Send(member.id, Finished()))
         self._release_barriers(out)
@@ -267,23 +267,27 @@ class SchedulerMachine:
         if not self.ended:
             self._views.consider(now, out)
 
-    def _aborted(self, member: Member, reason: str, now: float, out: Effects) -> None:
-        """The end of the run; or of no more than its group, where others go on without that."""
-        reason = f"{member.name}: {reason}"
-        if not member.group:
+    def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
+        """The end of the run; or of no more than a group, where others go on without that."""
+        if member.id in self.roster.finished:
+            return
+        reason, group = f"{member.name}: {asked.reason}", member.group or asked.group
+        if not group:
             self._end(RunAborted(reason), now, out)
             return
-        for node in self.roster.at_work(member.group):
+        for node in self.roster.at_work(group):
             out.append(Send(node, End(reason)))
             self._lost(node, f"{member.name} aborted", now, out)
-        self._over(member.group)
+        self._over(group, finished=True)
         self._persist(out)
 
-    def _over(self, group: str) -> None:
-        """Where all of a group have finished, another one may come that has its name."""
+    def _over(self, group: str, finished: bool) -> None:
+        """Where nobody of a group is left, another one may come that has its name; but where who
+        dies may be replaced, that one does what was not done."""
         if group and not self.roster.at_work(group):
-            self.ledgers.end(group)
             self._barriers.end(group)
+            if finished or not self.options.elastic:
+                self.ledgers.end(group)
 
     def _told(self, sender: NodeId, message: Why | Died, now: float, out: Effects) -> None:
         """Somebody asks, or has seen a process end, who may be no member."""
@@ -318,9 +322,8 @@ class SchedulerMachine:
         self._views.consider(now, out)
 
     def _declare(self, member: Member, spec: TableSpec, now: float, out: Effects) -> None:
-        spec = msgspec.structs.replace(spec, group=member.group)
         try:
-            self._views.declare(member.id, spec, now, out)
+            self._views.declare(member, spec, now, out)
         except ShoalError as error:
             out.append(Send(member.id, NotDeclared(spec.name, error.message)))
 
@@ -341,15 +344,10 @@ class SchedulerMachine:
             out.extend(Send(node, Released(name, generation)) for node in entered)
 
     def _answer_leases(self, out: Effects) -> None:
-        answers = self.ledgers.answers(lambda group: len(self.roster.at_work(group)))
+        answers = self.ledgers.answers(self.roster)
         if answers and not self.ended:
             self._persist(out)
-            for node, answer, leases in answers:
-                if isinstance(answer, Leased) and answer.count:
-                    member = self.roster.members[node]
-                    fields = {"name": member.name, "group": member.group, **leases.size}
-                    out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
-                out.append(Send(node, answer))
+            out.extend(answers)
 
     def _because(self, now: float) -> Because:
         members, finished = self.roster.members, self.roster.finished
@@ -358,7 +356,9 @@ class SchedulerMachine:
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        if self.view is None or self.roster.at_work():
+        members, finished = self.roster.members, self.roster.finished
+        waiting = gathering(members, self.view, finished)
+        if self.view is None or not waiting.issuperset(self.roster.at_work()):
             return
         first = [m.id for m in self.roster.members.values() if not m.group]
         if not self.roster.finished.isdisjoint(first):

@@ -232,7 +232,9 @@ class ServerMachine:
         copies = self.replication.of(group)
         replayed = max((copy.reached for copy in copies), default=0)
         closed = max((copy.closed for copy in copies), default=0)
-        return Standing(group, self.execution.rounds.first_open(group), replayed, closed)
+        rounds = self.execution.rounds
+        waits = rounds.waits(group) or self.handover.copied.waits(group)
+        return Standing(group, rounds.first_open(group), replayed, closed, waits)
 
     def _adopt(self, view: View, out: Effects) -> None:
         rank = self.session.rank
@@ -246,11 +248,16 @@ class ServerMachine:
             self._unopened = error.message
             self.session.abort(error.message, out)
             return
+        if moved.unopened:
+            self._unopened = "; ".join(moved.unopened.values())
+        for group, reason in moved.unopened.items():
+            self.session.abort(reason, out, group)
         if moved.cut:
             self.intake.loan.recall()
             self.gate.recut(moved.cut)
             self.handover.recut(moved.cut)
-        self.gate.place(view.tables, self.replication.copies, rank, moved.chains)
+        shut = self._holding.unopened
+        self.gate.place(view.tables, self.replication.copies, rank, moved.chains, shut)
         self.replication.adopt(view, rank, out)
         self.transfers.adopt()
         self._comparing.adopt(self.replication.now)

@@ -15,6 +15,7 @@ import msgspec
 from shoal.errors import (
     ClusterFull,
     Dropped,
+    InvalidValue,
     JoinRefused,
     JoinTimeout,
     RangeLost,
@@ -177,7 +178,11 @@ class Session:
     def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
         """Ask for a table. The view may have it already; another of its name is refused."""
         name = qualified(spec.name, self.options.namespace)
-        spec = msgspec.structs.replace(spec, name=name)
+        try:
+            spec = msgspec.structs.replace(spec, name=name)
+        except InvalidValue as error:  # it is too long with its namespace
+            out.append(Resolve(request_id, Outcome(error=error)))
+            return
         self.ask(f"table {spec.name}", request_id, Declare(self.incarnation, spec), now, out)
         if any(known.name == spec.name and known.is_cut_of(spec) for known in self._tables):
             self.answered(f"table {spec.name}", out)
@@ -231,6 +236,8 @@ class Session:
             self._join_by = now + self.options.join_timeout_s
             self._heard_at = now
         if self.view is None and now >= self._join_by:
+            if self.group and self.incarnation:  # nobody is to count with it
+                out.append(Send(SCHEDULER, Finish(self.incarnation)))
             self._stop(out, JoinTimeout(self._join_timed_out()))
             return
         if self.view is not None and now >= self._heard_at + self.options.silence_s:
@@ -312,9 +319,9 @@ class Session:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
 
-    def abort(self, reason: str, out: Effects) -> None:
-        """Ask the scheduler to end the run."""
-        out.append(Send(SCHEDULER, Abort(reason)))
+    def abort(self, reason: str, out: Effects, group: str = "") -> None:
+        """Ask the scheduler to end the run, or a group of workers."""
+        out.append(Send(SCHEDULER, Abort(reason, group)))
 
     def ask_for_view(self, out: Effects) -> None:
         """Somebody holds a newer view than ours: a heartbeat shows the scheduler which we have."""
@@ -346,7 +353,10 @@ class Session:
                 f"the scheduler did not answer this {self.role} within {limit:g} s; "
                 "is it running, and is its address right?"
             )
-        return f"{self.name} joined, but the cluster was not complete within {limit:g} s"
+        whole = "the cluster"
+        if self.group:
+            whole = f"group {self.group!r} of {self.options.group_size} workers, or the cluster,"
+        return f"{self.name} joined, but {whole} was not complete within {limit:g} s"
 
     def _stop(self, out: Effects, error: ShoalError | None) -> None:
         self.ended = True

@@ -123,17 +123,17 @@ class Succession:
         if self._proposal is not None and self._proposal.take(server, promise):
             self._conclude(now, out)
 
-    def declare(self, sender: NodeId, spec: TableSpec, now: float, out: Effects) -> None:
+    def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
         """A table is to be in the next one.
 
         Raises:
             ShoalError: it cannot be
         """
-        fresh = self._tables.declare(spec, self._options.servers)
+        fresh = self._tables.declare(spec, self._options.servers, sender.group)
         if fresh and self.view is not None:  # the first view has it anyway
             self.propose(f"table {spec.name!r} was declared", now, out)
         elif self.view is not None and self.view.named(spec.name) is not None:
-            out.append(Send(sender, NewView(self.view)))
+            out.append(Send(sender.id, NewView(self.view)))
 
     # ------------------------------------------------------------------ the next one
 

@@ -354,7 +354,8 @@ class WorkerMachine:
         first = view.member(self.session.me)
         if first is not None:
             self.clock = max(self.clock, first.first_clock)
-        before, router = self._router, Router(view, self.session.group)
+        space = self.session.options.namespace
+        before, router = self._router, Router(view, self.session.group, space)
         self._router = router
         self._flight.gated = chained(view)
         if before is not None and moved(before.view, view):

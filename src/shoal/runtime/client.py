@@ -17,7 +17,6 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.messages import Group
-from shoal.protocol.namespaces import local, qualified
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -161,8 +160,8 @@ class Client:
     def create_table(self, spec: TableSpec) -> TableSpec:
         """Declare a table; all workers may, with the same specification.
 
-        It goes by the clocks of the group whose workers declare it first. Workers of other groups
-        may pull from it, which waits for nobody, and push to it where it is `asp()`.
+        It goes by the clocks of this worker's group, in whose namespace it is. Workers of other
+        groups may pull from it, which waits for nobody, and push to it where it is `asp()`.
 
         Raises:
             UnknownName: no such access method, or it has no such option
@@ -171,8 +170,7 @@ class Client:
         """
         spec = checked(spec)  # what no server could open is refused here
         self._driver.ask(DeclareTable(spec)).wait()
-        space = self.options.prefix
-        return self.table(local(qualified(spec.name, space), space))
+        return self.table(spec.name)
 
     def push(
         self,
@@ -293,7 +291,13 @@ class Client:
         return self.exchange(Exchange(advance=True, last=last, after=ids_of(after)))
 
     def barrier(self, name: str, groups: tuple[Group, ...] = ("workers",)) -> None:
-        """Wait until every member of `groups` is here too; of workers, of this one's group."""
+        """Wait until every member of `groups` is here too; of workers, of this one's group.
+
+        Raises:
+            InvalidValue: another group than the first asks for servers as well
+        """
+        if self.options.group and set(groups) != {"workers"}:
+            raise InvalidValue(f"servers wait with no group but the first: not {groups}")
         self._driver.ask(EnterBarrier(name, groups)).wait()
 
     def exchange(self, ask: Exchange) -> Future:

@@ -18,7 +18,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     group:           of workers, that this one is in: it has clocks, barriers, allreduce, leases and
                      ranks of its own. The first group, which the cluster was started for, has no
                      name; others attach to it while it is there
-    group_size:      how many workers make another group complete
+    group_size:      how many workers make another group complete: it begins then
     namespace:       where the names of its tables are: `w` is the group's own; `/w` is the first
                      group's, from any namespace. The group's name where it is not given; "" to have
                      all tables in common with the first group

@@ -42,6 +42,8 @@ PATIENCE_S = 2.0  # how long a fault waits for its phase
 class Cast(Protocol):
     """What faults have to know of the cluster that they strike."""
 
+    guests: dict[NodeId, None]  # workers of another group: these always come again
+
     def phase(self) -> str: ...
     def over(self) -> bool: ...
     def add_worker(self) -> NodeId | None: ...
@@ -138,9 +140,9 @@ class Faults:
         until = self._world.now + 0.1 + random.random() * 1.2
         match what:
             case "crash worker":
-                if len(workers) > 1:
+                if lost := [name for name in workers if self._may_lose(name)]:
                     self._count(what)
-                    self._crash_worker(random.choice(workers))
+                    self._crash_worker(random.choice(lost))
             case "crash worker in mid-payload":
                 self._in_payload = True
             case "crash worker in mid-advance":
@@ -171,8 +173,8 @@ class Faults:
                     network.clog(slow, target, until)
                 self._count(what)
             case "take for dead":
-                if len(workers) > 1:
-                    network.partition(frozenset([random.choice(workers)]), until + 3.2)
+                if lost := [name for name in workers if self._may_lose(name)]:
+                    network.partition(frozenset([random.choice(lost)]), until + 3.2)
                     self._count(what)
             case "join":
                 if self._cast.add_worker() is not None:
@@ -185,6 +187,12 @@ class Faults:
                 if len(servers) > 1:
                     self._count(what)
                     self._cast.send_away(random.choice(servers))
+
+    def _may_lose(self, worker: NodeId) -> bool:
+        """Whether its group goes on."""
+        guests, nodes = self._cast.guests, self._world.nodes.items()
+        living = [n for n, s in nodes if n.startswith("worker") and s.alive and not s.stopped]
+        return worker in guests or any(n != worker and n not in guests for n in living)
 
     def _crash_worker(self, node: NodeId) -> None:
         self._cast.will_crash(node)
@@ -235,6 +243,8 @@ class Faults:
     def _half_advanced(self, node: NodeId, message: Message) -> bool:
         if not isinstance(message, Request) or message.advance < 0:
             return False
+        if not self._may_lose(node):
+            return False
         before, self._told = self._told, (node, message.seq)
         if before != self._told:
             return False
@@ -250,7 +260,7 @@ class Faults:
         if not self._in_payload or not isinstance(message, Request) or workers in ([], [source]):
             return False
         self._in_payload = False
-        if not self._world.nodes[source].alive:
+        if not self._world.nodes[source].alive or not self._may_lose(source):
             return False
         self._count("crash worker in mid-payload")
         self._cast.will_crash(source)

@@ -85,7 +85,7 @@ class Scenario:
             )
         for work in self.works.values():
             work.may_end = self._may_end
-        self._guests: dict[NodeId, None] = {}
+        self.guests: dict[NodeId, None] = {}
         self._guests_due = plan.guests  # who have to come, or to come again
         self.faults = Faults(self.world, self, random)
         self._views = Views()
@@ -138,7 +138,7 @@ class Scenario:
         group, options = "", SESSION
         if self._guests_due and self._workers_made > self.plan.workers:
             self._guests_due -= 1
-            self._guests[node] = None
+            self.guests[node] = None
             group, size = GUESTS, self.plan.guests
             options = replace(options, group=group, group_size=size, namespace=group)
         session = Session(node, "worker", options=options, process=self._made)
@@ -205,8 +205,8 @@ class Scenario:
         assert isinstance(machine, WorkerMachine)
         for work in self.works.values():
             work.ledger.crashed.add(machine.session.incarnation)
-        if worker in self._guests:
-            del self._guests[worker]
+        if worker in self.guests:
+            del self.guests[worker]
             self._guests_due += 1
 
     def needed(self, worker: NodeId) -> bool:

@@ -140,7 +140,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                     (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
     saves:          of a handled table: whether its handler saves and loads, so that it can be on
                     several servers and go to others; `Client.create_table` finds out
-    group:          of workers, whose clocks it goes by: those who have declared it
+    group:          of workers, whose clocks it goes by; the scheduler says it
     """
 
     name: str

@@ -184,6 +184,7 @@ class SchedulerMachine:
             self._end(range_lost(member, rows, how), now, out)
             return
         self._over(member.group, finished=False)
+        self._persist(out)
         self._views.hurry(now, out)
         self._views.consider(now, out)
         self._release_barriers(out)

@@ -161,6 +161,7 @@ def test_who_has_finished_long_ago_is_forgotten(attached):
     attached.promise()
     assert attached.view.group("eval")[0].rank == 0
     assert "guest-0" not in attached.machine.roster.members
+    assert set(attached.machine.ledgers.records()) <= {""}
     assert not attached.machine.roster.finished
 
 

@@ -52,8 +52,10 @@ class Ledgers:
 
     def gone(self, member: Member, done_clock: int) -> Span | None:
         """A worker has finished so many clocks and goes on no more: what it leaves undone."""
-        return self.of(member.group).gone(member.incarnation, done_clock)
+        leases = self._leases.get(member.group)  # many groups lease nothing
+        return leases.gone(member.incarnation, done_clock) if leases is not None else None
 
     def withdraw(self, member: Member) -> None:
         """A worker waits for none any more; what it has done will be known."""
-        self.of(member.group).withdraw(member.incarnation)
+        if member.group in self._leases:
+            self._leases[member.group].withdraw(member.incarnation)

@@ -211,9 +211,10 @@ class SchedulerMachine:
         if member is None:
             out.append(Send(sender, End("" if sender in self._relocating.left else _STRANGER)))
             return
-        if getattr(message, "incarnation", member.incarnation) != member.incarnation:
-            # Its former self's, taken for dead since: an old Join of its has come in late. If that
-            # is all there is of the new one, it will not be heard of, and is dead soon.
+        over = sender in self.roster.finished and isinstance(message, Enter | Lease | Abort)
+        if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
+            # Of before its end; or its former self's, taken for dead since: an old Join of its has
+            # come in late. If that is all there is of the new one, it will not be heard of.
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
         self.roster.heard_of([sender], now)
@@ -270,8 +271,6 @@ class SchedulerMachine:
 
     def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
         """The end of the run; or of no more than a group, where others go on without that."""
-        if member.id in self.roster.finished:
-            return
         reason, group = f"{member.name}: {asked.reason}", member.group or asked.group
         if not group:
             self._end(RunAborted(reason), now, out)

@@ -30,6 +30,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.record import Record
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
+from shoal.sim.plans import GUESTS
 from shoal.tables.spec import Consistency
 
 
@@ -214,8 +215,9 @@ class Durability:
             case Joined(incarnation):
                 written = record.next_incarnation > incarnation
             case Released(name, generation):
-                groups = {member.group for member in record.members if member.id == target}
-                keys = [released_as(group, name) for group in groups or {""}]
+                # also who is no member any more may be told
+                groups = {m.group for m in record.members if m.id == target} or {"", GUESTS}
+                keys = [released_as(group, name) for group in groups]
                 written = any(record.released.get(key, -1) >= generation for key in keys)
             case Leased(clock, epoch, first, count):
                 span = Span(epoch, first, count)

@@ -11,6 +11,7 @@ from shoal.errors import DataMissing, InvalidValue
 from shoal.runtime.client import Client
 from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
+from shoal.transport import transport_for
 
 
 def connect(address: str, **options: Any) -> Client:
@@ -55,9 +56,12 @@ def scheduler_at(where: str) -> str:
 
     Raises:
         DataMissing: no run is under way in that folder
+        AddressInvalid: it looks like an address, and is none
     """
     if "://" in where:
         return where
+    if ":" in where and not Path(where).exists():
+        transport_for(where)
     folder = RunFolder(Path(where))
     if not folder.path.is_dir():
         raise DataMissing(f"there is no run folder {folder.path}")

@@ -75,7 +75,7 @@ def test_another_number_of_servers_goes_on_as_if_nothing_had_been(before, after,
     shards = opened(before)
     update(shards, 1.0)
     for rank in range(before):
-        save_shards(tmp_path / "shards", rank, [shards[0][rank], shards[1][rank]])
+        save_shards(tmp_path / "shards", rank, [(0, shards[0][rank]), (0, shards[1][rank])])
     again = opened(after, SavedShards(tmp_path).beginning(open_shard))
     for each in (shards, again):
         update(each, 0.5)
@@ -89,7 +89,7 @@ def test_another_number_of_servers_goes_on_as_if_nothing_had_been(before, after,
 def test_another_method_takes_the_rows_and_begins_its_state_anew(tmp_path):
     shards = opened(1)
     update(shards, 1.0)
-    save_shards(tmp_path / "shards", 0, [each[0] for each in shards])
+    save_shards(tmp_path / "shards", 0, [(0, each[0]) for each in shards])
     saved = SavedShards(tmp_path)
     other = TableSpec("e", 0, (3,), kind="sparse", access=Access("adam"))
     shard = saved.beginning(open_shard)(other, KeyRange(0, SLOTS))
@@ -105,7 +105,7 @@ def test_export(tmp_path):
     shards = opened(2)
     update(shards, 1.0)
     for rank in range(2):
-        save_shards(tmp_path / "shards", rank, [shards[0][rank], shards[1][rank]])
+        save_shards(tmp_path / "shards", rank, [(0, shards[0][rank]), (0, shards[1][rank])])
     dense, sparse = rows_of(shards)
     [path] = export(tmp_path, "safetensors", None)
     tensors = load_file(path)
@@ -124,7 +124,7 @@ def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
     shard = open_shard(
         TableSpec("../../up", 3, access=Access("sum"), fragment_rows=3), KeyRange(0, 3)
     )
-    save_shards(tmp_path / "run" / "shards", 0, [shard])
+    save_shards(tmp_path / "run" / "shards", 0, [(0, shard)])
     [path] = export(tmp_path / "run", "text", None)
     assert path == tmp_path / "run" / "export" / "_.._up.txt"
     assert path.read_text() == "0 0\n1 0\n2 0\n"
@@ -136,7 +136,7 @@ def test_a_handled_table_is_exported(tmp_path):
         shard = open_shard(spec, held)
         mine = [key for key in range(20) if slot_of(key) in held]
         shard.handler.rows = {key: np.arange(key % 3, dtype=np.float32) for key in mine}
-        save_shards(tmp_path / "shards", rank, [shard])
+        save_shards(tmp_path / "shards", rank, [(0, shard)])
     [path] = export(tmp_path, "text", None)
     lines = [line.split() for line in path.read_text().splitlines()]
     assert lines == [[str(key), *map(str, range(key % 3))] for key in range(20)]
@@ -147,7 +147,7 @@ def test_a_handled_table_is_exported(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataMissing, match="has no shards"):
         SavedShards(tmp_path)
-    save_shards(tmp_path / "shards", 0, [each[0] for each in opened(1)])
+    save_shards(tmp_path / "shards", 0, [(0, each[0]) for each in opened(1)])
     path = tmp_path / "shards" / "server-0.safetensors"
     whole = path.read_bytes()
     for size in (0, 7, 100, len(whole) // 2):
@@ -163,7 +163,7 @@ def test_a_file_whose_contents_are_not_what_it_says_is_refused(spec, tmp_path):
     state = shard.state()
     for gone in ("keys", "records") if spec.sparse else ("rows",):
         shard.state = lambda gone=gone: {k: v for k, v in state.items() if k != gone}
-        save_shards(tmp_path / gone, 0, [shard])
+        save_shards(tmp_path / gone, 0, [(0, shard)])
         with pytest.raises(DataCorrupt, match="not what their specification says"):
             SavedShards(tmp_path / gone).beginning(open_shard)(spec, held)
 
@@ -192,3 +192,30 @@ def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
     refused = shoal("train", "ctr", "--init", "nowhere")
     assert refused.returncode == 2
     assert "nowhere has no shards" in refused.stderr
+
+
+def test_a_replica_stands_in_for_who_died_at_the_end(tmp_path):
+    """Of an arc the copy counts that was nearest to its tail, in the latest view."""
+    (low, high), _ = opened(2)
+    low.rows.fill_(1)
+    high.rows.fill_(2)
+    save_shards(tmp_path, 0, [(0, low), (1, high)], (1, 5))
+    expected = torch.cat([low.rows, high.rows])
+    assert torch.equal(SavedShards(tmp_path).merged("w")["rows"], expected)
+    high.rows.fill_(3)
+    save_shards(tmp_path, 1, [(0, high)], (1, 4))  # it was cut off
+    assert torch.equal(SavedShards(tmp_path).merged("w")["rows"], expected)
+    save_shards(tmp_path, 1, [(0, high)], (1, 5))
+    assert torch.equal(SavedShards(tmp_path).merged("w")["rows"][len(low.rows) :], high.rows)
+
+
+def test_rows_that_nobody_has_left_are_said(tmp_path):
+    (low, high), _ = opened(2)
+    save_shards(tmp_path, 0, [(0, low)])
+    for table in (lambda: SavedShards(tmp_path).merged("w"), lambda: open_saved(tmp_path, high)):
+        with pytest.raises(DataCorrupt, match="has not all rows of table 'w'"):
+            table()
+
+
+def open_saved(folder, shard):
+    return SavedShards(folder).beginning(open_shard)(shard.spec, shard.held)

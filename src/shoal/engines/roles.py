@@ -201,7 +201,7 @@ def run_server(
         session.announce(advertised(node.listen(listen), advertise))
         node.run()
         if save:
-            save_shards(Path(save), session.rank, machine.holdings())
+            save_shards(Path(save), session.rank, machine.copies(), session.view_id)
     finally:
         if writer is not None:
             writer.close()

@@ -202,15 +202,16 @@ class ServerMachine:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
         return self.gate.frozen
 
-    def holdings(self) -> list[Shard]:
-        """The shards of which this server is the tail: of all servers, every row once."""
-        copies, rank = self.replication.copies, self.session.rank
-        return [shard for number, shard in self.shards.items() if copies[number].arc.tail == rank]
+    def copies(self) -> list[tuple[int, Shard]]:
+        """All that this server has in full, each with its place from the tail."""
+        rank = self.session.rank
+        chains = [(n, copy.arc.full[::-1]) for n, copy in self.replication.copies.items()]
+        return [(chain.index(rank), self.shards[n]) for n, chain in chains if rank in chain]
 
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
-        """What each of them holds: its rows, and how many have made room for others."""
-        held = self.holdings()
-        return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in held]
+        """What it is the tail of: its rows, and how many have made room for others."""
+        tails = [shard for place, shard in self.copies() if not place]
+        return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in tails]
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
@@ -248,8 +249,7 @@ class ServerMachine:
             self._unopened = error.message
             self.session.abort(error.message, out)
             return
-        if moved.unopened:
-            self._unopened = "; ".join(moved.unopened.values())
+        self._unopened = "; ".join(moved.unopened.values()) or self._unopened
         for group, reason in moved.unopened.items():
             self.session.abort(reason, out, group)
         if moved.cut:

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.errors import DataCorrupt, InvalidValue
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, tiles
 from shoal.protocol.shards import OpenShard, Shard
+from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.runtime.folder import shard_files
 from shoal.tables.calls import elements
 from shoal.tables.snapshots import overlaid
@@ -31,17 +32,33 @@ SINCE_CRC = "since_crc32"  # ... and that file's checksum
 SINCE = "since"  # in a file's metadata: the folder with that of which it has the changes
 
 
-def save_shards(folder: Path, rank: int, shards: Sequence[Shard]) -> None:
-    """Write a server's shards, whole or not at all."""
+PLACES = "places"  # ... the view, and of each shard its place in its chain, from the tail
+
+
+def save_shards(
+    folder: Path, rank: int, placed: Sequence[tuple[int, Shard]], view: ViewId = NO_VIEW
+) -> None:
+    """Write a server's shards, each with its place from the tail of its chain, whole or not at all.
+
+    All replicas do: one of them may die before the others know that the run is over.
+    """
     tensors: dict[str, Tensor] = {}
     tables: Tables = []
-    for number, shard in enumerate(shards):
+    for number, (_, shard) in enumerate(placed):
         tables.append((shard.spec, (shard.held.start, shard.held.stop)))
         for name, tensor in shard.state().items():
             tensors[f"{number}.{name}"] = tensor
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"server-{rank}.new"
-    save_file(tensors, fresh, {"tables": msgspec.json.encode(tables).decode()})
+    places = [place for place, _ in placed]
+    save_file(
+        tensors,
+        fresh,
+        {
+            "tables": msgspec.json.encode(tables).decode(),
+            PLACES: msgspec.json.encode((view, places)).decode(),
+        },
+    )
     fresh.rename(folder / f"server-{rank}.safetensors")
 
 
@@ -63,11 +80,31 @@ class SavedShards:
         return {spec.name: spec for _, tables in self._files for spec, _ in tables}
 
     def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
-        """Each server's part of a table: the range that it held, and its state."""
-        for path, tables in self._files:
-            for number, (spec, held) in enumerate(tables):
-                if spec.name == table and held[0] < held[1]:
-                    yield KeyRange(*held), _read(path, number)
+        """All parts of a table: ranges that servers held, and their state; of replicas the one that
+        was nearest to its tail, in the latest view.
+
+        Raises:
+            DataCorrupt: some rows were left by nobody
+        """
+        found = [
+            (place, KeyRange(*held), path, number)
+            for path, tables in self._files
+            for number, ((spec, held), place) in enumerate(
+                zip(tables, _places_of(path, len(tables)), strict=True)
+            )
+            if spec.name == table and held[0] < held[1]
+        ]
+        chosen: list[tuple[KeyRange, Path, int]] = []
+        for _, rows, path, number in sorted(found, key=lambda each: each[0]):
+            if not any(len(rows & other) for other, _, _ in chosen):
+                chosen.append((rows, path, number))
+        ranges = sorted((rows for rows, _, _ in chosen), key=lambda rows: rows.start)
+        if not tiles(ranges, self.tables[table].keys.stop):
+            raise DataCorrupt(
+                f"{self.folder} has not all rows of table {table!r}: no server has left the rest"
+            )
+        for rows, path, number in chosen:
+            yield rows, _read(path, number)
 
     def merged(self, table: str) -> dict[str, Tensor]:
         """A table's `rows`; of a sparse one its `keys` as well, in order; of a handled one its
@@ -120,6 +157,16 @@ def _tables_of(path: Path) -> Tables:
             return msgspec.json.decode((file.metadata() or {}).get("tables", ""), type=Tables)
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
+
+
+def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
+    """For each shard how late it is asked: by its view, and its place in it."""
+    with safe_open(path, "pt") as file:
+        written = (file.metadata() or {}).get(PLACES)
+    if not written:
+        return [(0, 0, 0)] * count
+    (term, number), places = msgspec.json.decode(written, type=tuple[ViewId, list[int]])
+    return [(-term, -number, place) for place in places]
 
 
 def with_earlier(path: Path) -> list[Path]:

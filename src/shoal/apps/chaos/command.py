@@ -20,7 +20,7 @@ from rich.table import Table
 
 from shoal.apps.chaos.faults import Fault, Striker, Struck, fault_of
 from shoal.apps.chaos.marks import TABLE, Verdict, judge
-from shoal.apps.chaos.processes import PROBE, PROBES
+from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.resuming import resumed_at
 from shoal.apps.train import check_job, run_job, summarise, tasks_of
 from shoal.engines.base import SPARSE, Task
@@ -88,6 +88,8 @@ def run_chaos(
 
         def tick() -> None:
             striker.tick()
+            if striker.over:
+                (marks / OVER).touch()
             bar.update(shown, completed=len(striker.struck))
 
         workers = [f"worker-{rank}" for rank in range(job.workers)]

@@ -102,6 +102,12 @@ class Striker:
         self._step = 0  # of the worker that is furthest
         self._whole = False
 
+    @property
+    def over(self) -> bool:
+        """Whether all have struck, and the cluster is whole again."""
+        undone = self._taken_back is not None or self._leaving or not self._whole
+        return len(self.struck) == self._faults and not undone
+
     def tick(self) -> None:
         now = time.monotonic()
         self._read()

@@ -20,24 +20,39 @@ from shoal.tables.spec import Access, TableSpec, asp
 
 PROBE = Struct("<dd")  # a probe's beginning and end, monotonic seconds
 PROBES = "probes"
+OVER = "over"  # a file that is there once all faults have struck
+PATIENCE_S, POLL_S = 60.0, 0.02
 FRAGMENTS = 24
 
 
 class Marked:
     """The training loop's hooks, and a mark after every step.
 
-    pause_s: after a step: the job is to last while others are killed
+    The job is to last while others are killed: there is a pause after each step, and the last one
+    waits until all faults have struck.
+
+    seconds, steps: that it is to last, at least
     """
 
-    def __init__(self, client: Client, hooks: training.Progress, folder: Path, pause_s: float):
+    def __init__(
+        self, client: Client, hooks: training.Progress, folder: Path, seconds: float, steps: int
+    ) -> None:
         self._hooks = hooks
-        self._pause_s = pause_s
+        self._client = client
+        self._steps = steps
+        self._pause_s = seconds / max(steps, 1)
+        self._over = folder / OVER
         self._marks = Marks(client, folder)
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._hooks.stepped(epoch, step, result)
         self._marks.push()
         time.sleep(self._pause_s)
+        until = time.monotonic() + PATIENCE_S
+        while self._client.clock == self._steps - 1 and not self._over.exists():
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL_S)
 
     def epoch_done(self, epoch: int, step: int) -> None:
         self._hooks.epoch_done(epoch, step)
@@ -50,7 +65,7 @@ def run_worker(marks: str, seconds: float, **arguments: Any) -> None:
     """
 
     def marked(client: Client, hooks: training.Progress, steps: int) -> Marked:
-        return Marked(client, hooks, Path(marks), seconds / max(steps, 1))
+        return Marked(client, hooks, Path(marks), seconds, steps)
 
     training.run_worker(**arguments, watched=marked)
 

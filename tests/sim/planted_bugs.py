@@ -7,7 +7,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.keys import SLOTS
-from shoal.protocol import execution as execution_module
+from shoal.protocol import parking as parking_module
 from shoal.protocol import routing as routing_module
 from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
@@ -44,9 +44,9 @@ def duplicate_applied_twice():
 
 @contextmanager
 def pull_admitted_one_clock_early():
-    right = execution_module.needed
+    right = parking_module.needed
     early = lambda rule, clock: max(0, right(rule, clock) - 1)  # noqa: E731
-    with patch.object(execution_module, "needed", early):
+    with patch.object(parking_module, "needed", early):
         yield
 
 
@@ -69,7 +69,7 @@ def parked_pull_forgotten():
     right = Execution._serve
 
     def serve(self, *args):
-        if len(self.parked) != 2:
+        if len(self.parking.pulls) != 2:
             right(self, *args)
 
     with patch.object(Execution, "_serve", serve):

@@ -15,6 +15,7 @@ from shoal.protocol.gate import Ends, Gate
 from shoal.protocol.handover import Handover
 from shoal.protocol.links import Check, Link
 from shoal.protocol.messages import Request
+from shoal.protocol.parking import Parking
 from shoal.protocol.relocating import Relocating
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
@@ -195,14 +196,14 @@ def requests_outlive_their_view():
 
     def forget(self):
         shards = self._shards
-        for waiting in (self.parked, self._undone):
+        for waiting in (self.pulls, self.pushes):
             for key, each in list(waiting.items()):
                 taken = each.taken
                 if any(number not in shards for number, _, _ in taken.footprint.pulls):
                     taken.window.codes[key[1]] = "accepted"
                     del waiting[key]
 
-    with patch.object(Execution, "forget_requests", forget):
+    with patch.object(Parking, "clear", forget):
         yield
 
 

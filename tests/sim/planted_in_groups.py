@@ -4,11 +4,11 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from shoal.protocol import membership as membership_module
-from shoal.protocol.execution import Execution
 from shoal.protocol.holding import Holding
 from shoal.protocol.ledgers import Ledgers
 from shoal.protocol.links import Link
 from shoal.protocol.messages import Frozen
+from shoal.protocol.parking import Parking
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Rounds
 from shoal.protocol.saving import Saving
@@ -72,7 +72,7 @@ def visitor_waits():
     def own_pulls(self, taken):
         return [number for number, _, _ in taken.footprint.pulls]
 
-    with patch.object(Execution, "_own_pulls", own_pulls):
+    with patch.object(Parking, "_own_pulls", own_pulls):
         yield
 
 

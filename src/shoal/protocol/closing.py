@@ -6,14 +6,15 @@ applied after that, each by itself, once the marker's rows are taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.replay import Made
+from shoal.protocol.made import Made
+from shoal.protocol.parking import Parking
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.saving import Saving
@@ -23,7 +24,7 @@ from shoal.protocol.shards import Shard
 class Closing:
     """Closes the rounds of a server.
 
-    forget:  called with the id of a request that is answered by being refused
+    parking: of requests that are answered by being refused
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Closing:
         replication: Replication,
         saving: Saving,
         rounds: Rounds,
-        forget: Callable[[tuple[int, int]], None],
+        parking: Parking,
     ) -> None:
         self._gate = gate
         self._intake = intake
@@ -44,7 +45,7 @@ class Closing:
         self._replication = replication
         self._saving = saving
         self._rounds = rounds
-        self._forget = forget
+        self._parking = parking
 
     def close(self, group: str, clock: int, out: Effects) -> None:
         """Every worker of a group has passed that clock."""
@@ -133,7 +134,7 @@ class Closing:
         if any(each.window is window and each.seq == entry.seq for each in open_) and not problems:
             return  # other parts of it still wait
         if problems:
-            self._forget(key)
+            self._parking.leave(key)
         elif code != "accepted" or self._gate.replicated:
             return  # its pull in the same request answers for both; or others are to have it too
         code = window.codes[entry.seq] = "refused" if problems else "applied"

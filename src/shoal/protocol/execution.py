@@ -10,43 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-import msgspec
-
 from shoal.errors import AccessFailed
 from shoal.protocol.answers import Answers
 from shoal.protocol.closing import Closing
-from shoal.protocol.consistency import Clocks, needed, settles
-from shoal.protocol.describing import describe
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.gate import Gate
 from shoal.protocol.intake import Intake, Taken
 from shoal.protocol.links import What
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Code, Probe, Request
-from shoal.protocol.replay import Made
+from shoal.protocol.made import Made
+from shoal.protocol.messages import Code
+from shoal.protocol.parking import Parking, read_clock
 from shoal.protocol.replication import Replication
 from shoal.protocol.rounds import Contribution, Rounds
 from shoal.protocol.saving import Saving
 from shoal.protocol.shards import Shard, Staged
 from shoal.protocol.views import FOREVER
-from shoal.protocol.windows import Window
-
-
-class Parked(msgspec.Struct, frozen=True, eq=False):
-    """A pull that waits until every worker has reached `clock`; or a push that others lack, at 0.
-
-    since: when it came
-    """
-
-    taken: Taken
-    clock: int
-    since: float
 
 
 class Execution:
-    """Carries out what the gate has let in.
-
-    parked: pulls that wait, by request id
-    """
+    """Carries out what the gate has let in."""
 
     def __init__(
         self,
@@ -60,8 +43,7 @@ class Execution:
     ) -> None:
         self.rounds = Rounds()
         self.saving = saving
-        self.parked: dict[tuple[int, int], Parked] = {}
-        self._undone: dict[tuple[int, int], Parked] = {}  # pushes that others are to have as well
+        self.parking = Parking(gate, shards, clocks, answers, replication, saving)
         self._replication = replication
         self._gate = gate
         self._intake = intake
@@ -69,7 +51,7 @@ class Execution:
         self._clocks = clocks
         self._answers = answers
         self._closing = Closing(
-            gate, intake, shards, answers, replication, saving, self.rounds, self._forget
+            gate, intake, shards, answers, replication, saving, self.rounds, self.parking
         )
 
     def carry_out(self, taken: Taken, out: Effects) -> None:
@@ -77,8 +59,7 @@ class Execution:
         window, below = taken.window, taken.request.settled_below
         if below > window.settled_below:
             window.settle(below)
-            if self.parked or self._undone:
-                self.forget_below(window)
+            self.parking.settle(window)
         for load in taken.loads:
             problem = load.problem()
             if problem:
@@ -92,77 +73,11 @@ class Execution:
     def drop_worker(self, worker: int, last_clock: int) -> None:
         """It has left; it counts in the rounds below its last clock."""
         self.rounds.drop(worker, last_clock)
-        for waiting in (self.parked, self._undone):
-            for key in [key for key in waiting if key[0] == worker]:
-                del waiting[key]
-
-    def forget_requests(self) -> None:
-        """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
-        for (_, seq), parked in self.parked.items():
-            parked.taken.window.codes[seq] = "accepted"
-        self.parked.clear()
-        self._undone.clear()
-
-    def waiting(self, pushes: bool = False) -> list[tuple[Request, str, float]]:
-        """(request, reason, since when) of everything parked; also of pushes, if asked for."""
-        waiting = {**self._undone, **self.parked} if pushes else self.parked
-        return [
-            (each.taken.request, self._reason(each.taken, each.clock), each.since)
-            for each in waiting.values()
-        ]
-
-    def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
-        """The clock that a request of that code waits for, or -1, and whom it waits for."""
-        key = request.incarnation, request.seq
-        parked = self.parked.get(key)
-        if parked is not None:
-            return parked.clock, self._reason(parked.taken, parked.clock)
-        if code != "accepted":
-            return -1, ""
-        undone, group = self._undone.get(key), self._clocks.group(request.incarnation)
-        clock = self._clocks.of(group).minimum + 1
-        absent = self._answers.absent(group, clock)
-        return clock, self._reason(undone.taken, 0) if undone else absent
-
-    def _reason(self, taken: Taken, clock: int) -> str:
-        """Who keeps it from being answered."""
-        seq = taken.request.seq
-        own = [each for each in taken.window.taken.get(seq, ()) if not each.done]
-        if any(each.version < 0 for each in own):
-            clock = max(clock, self._settled_at(taken))
-        return (
-            self._answers.absent(taken.window.group, clock)
-            or self._replication.behind(self._own_pulls(taken), clock)
-            or self._replication.waits_for(own)
-        )
-
-    def _own_pulls(self, taken: Taken) -> list[int]:
-        """The shards that it pulls from which go by its worker's clocks: of others it takes what
-        there is."""
-        pulls, copies = taken.footprint.pulls, self._replication.copies
-        return [n for n, _, _ in pulls if copies[n].group == taken.window.group]
-
-    def _reached(self, taken: Taken) -> int:
-        """The clock that the rows which a request pulls have come to."""
-        minimum = self._clocks.of(taken.window.group).minimum
-        if not self._gate.replicated:
-            return minimum
-        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(taken)]
-        return min(reached, default=minimum)
-
-    def _ready(self, parked: Parked) -> bool:
-        if parked.clock > self._reached(parked.taken):
-            return False
-        return parked.taken.window.complete(parked.taken.request.seq)
+        self.parking.drop_worker(worker)
 
     def problems(self) -> Iterator[str]:
-        """Every parked pull has a reason that is still true; no closed round is kept."""
-        for parked in self.parked.values():
-            if self._ready(parked):
-                yield (
-                    f"{describe(parked.taken.request)} is parked although every worker has reached "
-                    f"clock {parked.clock}"
-                )
+        """No closed round is kept, and nobody waits for what has come."""
+        yield from self.parking.problems()
         for group in self._clocks.groups():
             minimum = self._clocks.of(group).minimum
             for clock in self.rounds.below(group, minimum):
@@ -179,8 +94,7 @@ class Execution:
         request, codes, accepted = taken.request, taken.window.codes, False
         if self._gate.replicated:  # it may come again, and others than the last time wait for it
             taken.window.older.discard(request.seq)
-            for waiting in (self.parked, self._undone):
-                waiting.pop((request.incarnation, request.seq), None)
+            self.parking.leave((request.incarnation, request.seq))
         if request.pushes:
             if request.clock < self._clocks[request.incarnation] and self._comes_late(taken):
                 self._close_out(taken, out)
@@ -196,16 +110,9 @@ class Execution:
             self._answers.reply(out, taken.sender, request, "applied")
         elif not accepted:
             codes[request.seq] = "accepted"
-            self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
+            self.parking.push(taken)
         elif codes[request.seq] == "accepted":  # and its own advance did not close it
             self._answers.reply(out, taken.sender, request, "accepted")
-
-    def forget_below(self, window: Window) -> None:
-        """What its worker has given up is not answered any more."""
-        worker, below = window.incarnation, window.settled_below
-        for waiting in (self.parked, self._undone):
-            for key in [key for key in waiting if key[0] == worker and key[1] < below]:
-                del waiting[key]
 
     def _close_out(self, taken: Taken, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
@@ -229,7 +136,7 @@ class Execution:
                 shard = self._shards[number]
                 if made is not None and window.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif (due := self._due(number, request)) > minimum:
+                elif (due := self.parking.due(number, request)) > minimum:
                     kept.setdefault(due, []).append((number, staged))
                     if made is not None:
                         made.in_round(number, request.pushes[at])
@@ -260,7 +167,7 @@ class Execution:
             )
             self.rounds.add(entry)
         if accepted and made is not None:
-            self._undone[request.incarnation, request.seq] = self._parked(taken, 0)
+            self.parking.push(taken)
         return accepted
 
     def _call(self, taken: Taken, out: Effects) -> None:
@@ -283,16 +190,6 @@ class Execution:
                 shard.read_keys(staged)
             made.changed(number, part, None, tuple(staged.views))
         self._carry(taken, made, out, "call")
-
-    def _due(self, number: int, request: Request) -> int:
-        """The clock that is to be reached before a push is in a shard's rows; 0 for at once."""
-        if request.assign:
-            return 0
-        spec = self._shards[number].spec
-        return settles(spec.consistency, request.clock) or self.saving.marker(spec, request.clock)
-
-    def _parked(self, taken: Taken, clock: int) -> Parked:
-        return Parked(taken, clock, self._replication.now)
 
     def _carry(self, taken: Taken, made: Made, out: Effects, what: What) -> None:
         """What a push or a call has done here is to be done on other servers as well."""
@@ -325,30 +222,15 @@ class Execution:
             self.settle(group, out)
             self.look(out)
 
-    def _settled_at(self, taken: Taken) -> int:
-        """The clock that is to be reached before all of its push is in the rows."""
-        pushes = taken.footprint.pushes
-        return max((self._due(number, taken.request) for number, _, _ in pushes), default=0)
-
     def _pull(self, taken: Taken, accepted: bool, out: Effects) -> None:
-        """Answer with rows, now or when the slowest worker has reached what the rules ask.
-
-        The answer acknowledges the request's own push too, so it also waits for that round.
-        """
-        request = taken.request
-        clock = _read_clock(request)
-        need = self._settled_at(taken) if accepted else 0
-        for number in self._own_pulls(taken):
-            spec = self._shards[number].spec  # its own pushes may wait for a marker
-            marker = self.saving.marker(spec, request.clock)
-            need = max(need, needed(spec.consistency, clock), marker)
-        parked = self._parked(taken, need)
-        if self._ready(parked):
+        """Answer with rows, now or when the slowest worker has reached what the rules ask."""
+        request, pull = taken.request, self.parking.pull(taken, accepted)
+        if self.parking.ready(pull):
             self._serve(taken, out)
             return
         taken.window.codes[request.seq] = "parked"
-        self.parked[request.incarnation, request.seq] = parked
-        reason = self._reason(taken, need)
+        self.parking.pulls[pull.key] = pull
+        reason = self.parking.reason(pull)
         out.append(Note("parked", {"worker": request.incarnation, "reason": reason}))
 
     def _serve(self, taken: Taken, out: Effects) -> None:
@@ -356,7 +238,7 @@ class Execution:
         if self._gate.replicated:
             out.append(Note("served", {"copies": [n for n, _, _ in taken.footprint.pulls]}))
         taken.window.codes[request.seq] = "applied"
-        weight = self.rounds.weight(taken.window.group, _read_clock(request) - 1)
+        weight = self.rounds.weight(taken.window.group, read_clock(request) - 1)
         self._answers.reply(out, taken.sender, request, "applied", "", buffers, weight)
 
     # ------------------------------------------------------------------ rounds
@@ -373,28 +255,18 @@ class Execution:
         if self._gate.replicated:
             self._replication.tell(group, minimum, out)
 
-    def _forget(self, key: tuple[int, int]) -> None:
-        """Nobody waits for that request's answer any more."""
-        self.parked.pop(key, None)
-        self._undone.pop(key, None)
-
     def look(self, out: Effects) -> None:
         """Answer what waits no longer."""
-        for key, parked in list(self.parked.items()):
-            if self._ready(parked):
-                del self.parked[key]
-                self._undone.pop(key, None)
+        for key, pull in list(self.parking.pulls.items()):
+            if self.parking.ready(pull):
+                self.parking.leave(key)
                 try:
-                    self._serve(parked.taken, out)
+                    self._serve(pull.taken, out)
                 except AccessFailed as error:
-                    self._refuse(parked.taken, error.message, out)
-        for key, undone in list(self._undone.items()):
-            taken = undone.taken
-            if key not in self.parked and taken.window.complete(key[1]):
-                del self._undone[key]
+                    self._refuse(pull.taken, error.message, out)
+        for key, push in list(self.parking.pushes.items()):
+            taken = push.taken
+            if key not in self.parking.pulls and taken.window.complete(key[1]):
+                self.parking.leave(key)
                 taken.window.codes[key[1]] = "applied"
                 self._answers.settled(out, taken.sender, *key, "applied", "")
-
-
-def _read_clock(request: Request) -> int:
-    return request.advance if request.advance >= 0 else request.clock

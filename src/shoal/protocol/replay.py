@@ -1,117 +1,26 @@
-"""What servers do for other servers: changes on their way there, and those that come from them."""
+"""Replay: what other servers have done, done here as well."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.keys import KeyRange
-from shoal.protocol.links import Change, Check, Operation, Origin, What, nothing
-from shoal.protocol.machine import Buffers, Effects, Note
-from shoal.protocol.messages import KEY_BYTES, Part, Replicate, State
+from shoal.protocol.gate import Gate
+from shoal.protocol.handover import Handover
+from shoal.protocol.intake import Intake
+from shoal.protocol.links import Change, Check, Operation, nothing
+from shoal.protocol.machine import Effects, Note
+from shoal.protocol.made import Made
+from shoal.protocol.messages import Replicate, State
+from shoal.protocol.parking import Parking
 from shoal.protocol.replication import Replication, Stage
-from shoal.protocol.rounds import Contribution
-from shoal.protocol.shards import Loads, MovableShard, Shard, Staged, Update
+from shoal.protocol.rounds import Contribution, Rounds
+from shoal.protocol.saving import Saving
+from shoal.protocol.shards import Loads, MovableShard, Shard, Staged
 from shoal.protocol.windows import NOT_BEGUN, Copy, Taking
-
-if TYPE_CHECKING:
-    from shoal.protocol.execution import Execution
-    from shoal.protocol.gate import Gate
-    from shoal.protocol.handover import Handover
-    from shoal.protocol.intake import Intake
-
-
-class Made:
-    """What is being done to shards at once, for other servers to do as well."""
-
-    def __init__(self, replication: Replication, shards: Mapping[int, Shard]) -> None:
-        self.changes: list[Change] = []
-        self.takings: list[Taking] = []
-        self._replication = replication
-        self._shards = shards
-        self._retained: list[tuple[int, Staged]] = []
-
-    def about_to(self, number: int, *staged: Staged) -> None:
-        """A shard is to be changed by these, which other servers are to have as well."""
-        if not self._replication.alone(number):
-            for each in staged:
-                each.retained = True
-                self._retained.append((number, each))
-
-    def in_round(self, number: int, part: Part) -> None:
-        """A part of a push waits for its round."""
-        self.takings.append(Taking(part, self._replication.copies[number], -1))
-
-    def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
-        """A shard has been."""
-        change = self._replication.change(number, part, lr, buffers)
-        self.changes.append(change)
-        self.takings.append(Taking(part, change.copy, change.version))
-
-    def merged(
-        self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
-    ) -> None:
-        """... by what a round came to."""
-        copy = self._replication.copies[number]
-        for update in updates:
-            views = update.views
-            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
-            part = Part(copy.table, update.rows.start, update.rows.stop, keys)
-            self.changed(number, part, update.lr, views)
-        for entry in entries:
-            _settled(entry, copy)
-
-    def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
-        """... by a part of a push that had to wait."""
-        copy = self._replication.copies[number]
-        views = tuple(staged.views)
-        change = self._replication.change(number, copy.part(staged), entry.lr, views)
-        self.changes.append(change)
-
-    def all_applied(self, entry: Contribution) -> None:
-        """All parts of it have been."""
-        for number, _ in entry.parts:
-            _settled(entry, self._replication.copies[number])
-
-    def operation(
-        self,
-        what: What,
-        group: str,
-        clock: int,
-        origins: tuple[Origin, ...],
-        round: int = -1,
-        weight: float = 0.0,
-        pushed: int = -1,
-    ) -> Operation:
-        """All of it, at the head, for the rest of the chains: the fields of an `Operation`."""
-        path = (self._replication.rank,)
-        return Operation(
-            what,
-            path,
-            clock,
-            self.changes,
-            origins,
-            self.release,
-            round,
-            weight,
-            pushed=pushed,
-            group=group,
-        )
-
-    def release(self) -> None:
-        """They have it."""
-        for number, staged in self._retained:
-            staged.retained = False
-            self._shards[number].release(staged)
-
-
-def _settled(entry: Contribution, copy: Copy) -> None:
-    """What waited of a push is in an arc's rows."""
-    for taking in entry.window.taken.get(entry.seq, ()):
-        if taking.copy is copy and taking.version < 0:
-            taking.version = copy.version
 
 
 class Replay:
@@ -122,16 +31,20 @@ class Replay:
         gate: Gate,
         intake: Intake,
         shards: Mapping[int, Shard],
-        execution: Execution,
         replication: Replication,
+        saving: Saving,
+        rounds: Rounds,
+        parking: Parking,
         handover: Handover,
     ) -> None:
         self._gate = gate
         self._intake = intake
         self._shards = shards
-        self._execution = execution
-        self._handover = handover
         self._replication = replication
+        self._saving = saving
+        self._rounds = rounds
+        self._parking = parking
+        self._handover = handover
 
     def stage(self, message: Replicate | State) -> Stage:
         """What gives room for the parts of what another server says."""
@@ -156,7 +69,7 @@ class Replay:
             return self._check(message, copies, loads, out)
         if message.what == "round":
             for copy in copies:
-                self._execution.saving.before(copy.number, message.round, out)
+                self._saving.before(copy.number, message.round, out)
                 copy.closed = max(copy.closed, message.round + 1)
         self._intake.loan.recall()
         made = Made(self._replication, self._shards)
@@ -176,8 +89,8 @@ class Replay:
                 settled.setdefault(copy.number, []).append((lr, staged))
             elif message.what == "push":
                 if copy.group == message.group:
-                    self._execution.saving.before(copy.number, message.round + 1, out)
-                    self._execution.saving.past(copy.number, message.pushed)
+                    self._saving.before(copy.number, message.round + 1, out)
+                    self._saving.past(copy.number, message.pushed)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)
@@ -196,17 +109,15 @@ class Replay:
             for incarnation, seq, _ in message.origins:  # it may have waited for a marker
                 self._handover.copied.remove(incarnation, seq, [copy.number for copy in copies])
         self._remember(message, made)
-        return Operation(
+        return made.operation(
             message.what,
-            (*message.path, self._replication.rank),
+            message.group,
             message.clock,
-            made.changes,
             message.origins,
-            made.release,
             message.round,
             message.weight,
-            pushed=message.pushed,
-            group=message.group,
+            message.pushed,
+            message.path,
         )
 
     def _check(
@@ -255,8 +166,8 @@ class Replay:
                 continue
             if below > window.settled_below:
                 window.settle(below)
-                self._execution.forget_below(window)
+                self._parking.settle(window)
             if seq >= window.settled_below:
                 window.taken.setdefault(seq, []).extend(takings)
         if message.what == "round" and message.round >= 0:
-            self._execution.rounds.weigh(message.group, message.round, message.weight)
+            self._rounds.weigh(message.group, message.round, message.weight)

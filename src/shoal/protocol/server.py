@@ -6,8 +6,6 @@ Architecture invariant: absent here are tensors (a `Shard` does the arithmetic),
 
 from __future__ import annotations
 
-import msgspec
-
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.answers import Answers
 from shoal.protocol.comparing import Comparing
@@ -15,10 +13,10 @@ from shoal.protocol.consistency import Clocks
 from shoal.protocol.describing import describe
 from shoal.protocol.draining import Draining
 from shoal.protocol.execution import Execution
-from shoal.protocol.gate import TAKEN, Gate, Verdict
+from shoal.protocol.gate import Gate
 from shoal.protocol.handover import Handover
 from shoal.protocol.holding import Holding
-from shoal.protocol.intake import Intake, Taken
+from shoal.protocol.intake import Intake
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.machine import (
     Arrival,
@@ -51,6 +49,7 @@ from shoal.protocol.messages import (
     State,
     Why,
 )
+from shoal.protocol.reception import Reception
 from shoal.protocol.replay import Replay
 from shoal.protocol.replication import Replication
 from shoal.protocol.requests import EnterBarrier, GoAway
@@ -60,7 +59,6 @@ from shoal.protocol.shards import OpenShard, Shard
 from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import Member, NodeId, View
 from shoal.protocol.waits import Waits
-from shoal.protocol.windows import WINDOW
 from shoal.tables.spec import TableSpec
 
 BEHIND_S = 0.01  # before sending again to a server whose connection broke
@@ -80,7 +78,6 @@ class ServerMachine:
         self._holding = Holding(open_shard)
         self.shards = self._holding.shards
         self.clocks = Clocks()
-        self._unopened = ""  # why a table of the view is not here; the run is being aborted
         self.gate = Gate()
         self.replication = Replication(self._holding.copies, replication)
         self.saving = Saving(markers or Markers(), self.shards, self.clocks, self.replication)
@@ -96,17 +93,27 @@ class ServerMachine:
             self.replication,
             self.saving,
         )
-        rounds = self.execution.rounds
+        rounds, self.parking = self.execution.rounds, self.execution.parking
         self.handover = Handover(self.gate, self.shards, self.clocks, self.replication, rounds)
         self.draining = Draining(self.gate, self.replication, self.handover)
         self.replay = Replay(
-            self.gate, self.intake, self.shards, self.execution, self.replication, self.handover
+            self.gate,
+            self.intake,
+            self.shards,
+            self.replication,
+            self.saving,
+            rounds,
+            self.parking,
+            self.handover,
         )
         self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
         self._comparing = Comparing(self.shards, self.replication)
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
-        self.waits = Waits(session, self._workers, self.clocks, self.gate, self.execution)
+        self.waits = Waits(session, self._workers, self.clocks, self.gate, self.parking)
         self._story = Story()
+        self._reception = Reception(
+            session, self.gate, self.intake, self.execution, self.answers, self._story
+        )
 
     # ------------------------------------------------------------------ the contract
 
@@ -157,9 +164,9 @@ class ServerMachine:
             return
         self._story.add(now, sender, message)
         if isinstance(message, Request):
-            self._request(sender, message, event.payload, out)
+            self._reception.request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
-            self._probe(sender, message, out)
+            self._reception.probe(sender, message, out)
         elif isinstance(message, Why):
             out.append(Send(sender, self.waits.because(now)))
         elif isinstance(message, Replicate | Replicated | State):
@@ -215,7 +222,7 @@ class ServerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [(describe(request), reason) for request, reason, _ in self.execution.waiting()]
+        return [(describe(request), reason) for request, reason, _ in self.parking.waiting()]
 
     # ------------------------------------------------------------------ views
 
@@ -246,10 +253,11 @@ class ServerMachine:
         try:
             moved = self._holding.adopt(view, rank)
         except ShoalError as error:  # the client checks first; this is for one that did not
-            self._unopened = error.message
+            self._reception.unopened = error.message
             self.session.abort(error.message, out)
             return
-        self._unopened = "; ".join(moved.unopened.values()) or self._unopened
+        if moved.unopened:
+            self._reception.unopened = "; ".join(moved.unopened.values())
         for group, reason in moved.unopened.items():
             self.session.abort(reason, out, group)
         if moved.cut:
@@ -263,7 +271,7 @@ class ServerMachine:
         self._comparing.adopt(self.replication.now)
         self.replication.greet(out)
         if moved.chains:
-            self.execution.forget_requests()
+            self.parking.clear()
         self._admit(view)
         self.handover.take_over()
         for group, clock in moved.begin.items():
@@ -300,52 +308,7 @@ class ServerMachine:
                 question = Learned(self.session.incarnation, learned)
                 self.session.ask("learned", 0, question, self.replication.now, out)
 
-    # ------------------------------------------------------------------ requests
-
-    def _request(
-        self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
-    ) -> None:
-        intact = payload is not None and not payload.revoked
-        taken: Taken | None = payload.context if intact and payload is not None else None
-        if taken is None or not self.gate.still_fresh(request, taken.window, taken.view):
-            verdict = self.gate.verdict(sender, request)
-            footprint = self.gate.footprint(request) if verdict in TAKEN else None
-            if footprint is None:
-                self._decline(sender, request, verdict, out)
-                return
-            loads = taken.loads if taken is not None and not taken.streamed else None
-            if loads is None and self.intake.announced(footprint):
-                # Its payload was discarded on arrival, for a reason that has passed since.
-                self.answers.reply(out, sender, request, "missing")
-                return
-            taken = self.intake.take(sender, request, footprint)
-            if loads is not None:
-                taken = msgspec.structs.replace(taken, loads=loads)
-        elif taken.streamed and payload is not None:
-            self.intake.land(payload)
-            out.append(Note("landed", {"request": request}))
-            if not self.intake.end_stream(taken):
-                raise self._broken(f"fragments of {describe(request)} were not applied")
-        self.execution.carry_out(taken, out)
-
-    def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        self.answers.count(out, verdict, sender, describe(request))
-        if verdict == "seen":
-            self._tell_state(sender, request, out)
-        elif verdict == "stale":
-            self.answers.reply(out, sender, request, "stale")
-            if request.view > self.session.view_id:
-                self.session.ask_for_view(out)
-        elif verdict == "early":
-            self.answers.reply(out, sender, request, "early")
-        elif verdict in ("too many", "misfit"):
-            reason = (
-                f"more than {WINDOW} requests in flight"
-                if verdict == "too many"
-                else self._unopened
-                or "it names rows or a table that this server does not hold, or has no weight"
-            )
-            self.answers.reply(out, sender, request, "refused", reason)
+    # ------------------------------------------------------------------ other servers
 
     def _replicated(
         self,
@@ -377,24 +340,6 @@ class ServerMachine:
             self.replication.answer(out)
             self._say_learned(out)
         self.execution.look(out)
-
-    # ------------------------------------------------------------------ answers
-
-    def _probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
-        verdict = self.gate.verdict(sender, probe)
-        if verdict == "fresh":
-            self.answers.reply(out, sender, probe, "missing")
-        elif verdict == "seen":
-            self._tell_state(sender, probe, out)
-        elif verdict == "stale":
-            self.answers.reply(out, sender, probe, "stale")
-        else:
-            self.answers.count(out, verdict, sender, describe(probe))
-
-    def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self.gate.windows[sender].codes[request.seq]
-        waits, reason = self.execution.waits_for(request, code)
-        self.answers.state(out, sender, request, code, waits, reason)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._story.broken(message)

@@ -7,10 +7,10 @@ from math import inf
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.describing import asked
-from shoal.protocol.execution import Execution
 from shoal.protocol.gate import Gate
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Because, Waited, Waiting
+from shoal.protocol.parking import Parking
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member
 
@@ -30,13 +30,13 @@ class Waits:
         workers: Mapping[int, Member],
         clocks: Clocks,
         gate: Gate,
-        execution: Execution,
+        parking: Parking,
     ) -> None:
         self._session = session
         self._workers = workers
         self._clocks = clocks
         self._gate = gate
-        self._execution = execution
+        self._parking = parking
         self._seconds: dict[int, float] = {}
         self._late: Sequence[int] = ()
         self._since = 0.0
@@ -47,7 +47,7 @@ class Waits:
         for worker in self._late:
             self._seconds[worker] = self._seconds.get(worker, 0.0) + now - self._since
         self._since = now
-        self._late = self._latest() if self._execution.parked and not self._gate.closed else ()
+        self._late = self._latest() if self._parking.pulls and not self._gate.closed else ()
         if self._seconds and now >= self._tell_at and not self._session.ended:
             self._tell_at = now + TELL_S
             self._seconds = {w: s for w, s in self._seconds.items() if w in self._workers}
@@ -56,7 +56,7 @@ class Waits:
 
     def _latest(self) -> Sequence[int]:
         found: list[int] = []
-        for group in {self._clocks.group(worker): None for worker, _ in self._execution.parked}:
+        for group in {self._clocks.group(worker): None for worker, _ in self._parking.pulls}:
             clocks = self._clocks.of(group)
             late = clocks.behind(clocks.minimum + 1)
             found += late if 2 * len(late) <= len(clocks) else ()
@@ -73,7 +73,7 @@ class Waits:
                 reason or "is about to be answered",
                 now - since,
             )
-            for request, reason, since in self._execution.waiting(pushes=True)
+            for request, reason, since in self._parking.waiting(pushes=True)
             if request.incarnation in self._workers
         ]
         return Because(self._session.name, tuple(waits))

@@ -247,7 +247,7 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
         if not reason and not machine.frozen:
             raise violated("forgotten", f"{node} parked {request} for no reason")
     copies = machine.replication.copies
-    for taken in (each.taken for each in machine.execution.parked.values()):
+    for taken in (each.taken for each in machine.parking.pulls.values()):
         groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
         waits = taken.request.pushes or not taken.window.complete(taken.request.seq)
         if not waits and taken.window.group not in groups:

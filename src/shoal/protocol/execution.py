@@ -110,7 +110,7 @@ class Execution:
             self._answers.reply(out, taken.sender, request, "applied")
         elif not accepted:
             codes[request.seq] = "accepted"
-            self.parking.push(taken)
+            self.parking.add_push(taken)
         elif codes[request.seq] == "accepted":  # and its own advance did not close it
             self._answers.reply(out, taken.sender, request, "accepted")
 
@@ -167,7 +167,7 @@ class Execution:
             )
             self.rounds.add(entry)
         if accepted and made is not None:
-            self.parking.push(taken)
+            self.parking.add_push(taken)
         return accepted
 
     def _call(self, taken: Taken, out: Effects) -> None:
@@ -224,12 +224,12 @@ class Execution:
 
     def _pull(self, taken: Taken, accepted: bool, out: Effects) -> None:
         """Answer with rows, now or when the slowest worker has reached what the rules ask."""
-        request, pull = taken.request, self.parking.pull(taken, accepted)
+        request, pull = taken.request, self.parking.look(taken, accepted)
         if self.parking.ready(pull):
             self._serve(taken, out)
             return
         taken.window.codes[request.seq] = "parked"
-        self.parking.pulls[pull.key] = pull
+        self.parking.add_pull(pull)
         reason = self.parking.reason(pull)
         out.append(Note("parked", {"worker": request.incarnation, "reason": reason}))
 

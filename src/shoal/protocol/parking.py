@@ -60,8 +60,8 @@ class Parking:
 
     # ------------------------------------------------------------------ who waits
 
-    def pull(self, taken: Taken, accepted: bool) -> Parked:
-        """What a pull waits for; it is not parked yet.
+    def look(self, taken: Taken, accepted: bool) -> Parked:
+        """What a pull waits for, if it is to wait.
 
         The answer acknowledges the request's own push too, so it also waits for that round.
 
@@ -76,7 +76,11 @@ class Parking:
             need = max(need, needed(spec.consistency, clock), marker)
         return Parked(taken, need, self._replication.now)
 
-    def push(self, taken: Taken) -> None:
+    def add_pull(self, pull: Parked) -> None:
+        """It is to wait."""
+        self.pulls[pull.key] = pull
+
+    def add_push(self, taken: Taken) -> None:
         """A push that is not settled: it may be asked for, and is answered once it is."""
         parked = Parked(taken, 0, self._replication.now)
         self.pushes[parked.key] = parked

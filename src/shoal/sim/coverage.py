@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.sim.faults import ONE_SIDED, PHASES
+from shoal.sim.faults import ONE_SIDED
+from shoal.sim.plans import PHASES
 
 LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVERAGE
 LEAST_SEEDS_OF = 200

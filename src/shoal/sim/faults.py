@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import Protocol
 
 import msgspec
 
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
 from shoal.protocol.views import NodeId
+from shoal.sim.cast import Cast
 from shoal.sim.world import SimNode, World
 
-PHASES = ("joining", "view change", "open round", "parked", "quiet")
 ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
 MENU = (
     *(3 * ONE_SIDED),
@@ -37,23 +36,6 @@ UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has 
 UNANSWERED = 0.3  # of those that join or leave
 REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
-
-
-class Cast(Protocol):
-    """What faults have to know of the cluster that they strike."""
-
-    guests: dict[NodeId, None]  # workers of another group: these always come again
-
-    def phase(self) -> str: ...
-    def over(self) -> bool: ...
-    def add_worker(self) -> NodeId | None: ...
-    def add_server(self) -> NodeId | None: ...
-    def send_away(self, server: NodeId) -> None: ...
-    def repaired(self) -> bool: ...
-    def restart_scheduler(self) -> None: ...
-    def will_crash(self, worker: NodeId) -> None: ...
-    def needed(self, worker: NodeId) -> bool: ...
-    def at_work(self) -> bool: ...
 
 
 class Armed(msgspec.Struct):

@@ -9,10 +9,10 @@ import msgspec
 from shoal.protocol.links import ReplicationOptions
 from shoal.protocol.session import SessionOptions
 from shoal.protocol.worker import WorkerOptions
-from shoal.sim.faults import PHASES
 from shoal.sim.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
+PHASES = ("joining", "view change", "open round", "parked", "quiet")
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
 SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
 CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks

@@ -1,0 +1,189 @@
+"""Who is in a simulated cluster: members that start, go, come again, and what they are doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from msgspec.structs import replace
+
+from shoal.protocol.markers import Markers
+from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.placement import copies_of
+from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.requests import GoAway
+from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.session import Session
+from shoal.protocol.views import NodeId, View
+from shoal.protocol.worker import WorkerMachine
+from shoal.sim.plans import GUESTS, REPLICATION, SESSION, WORKER, Plan
+from shoal.sim.workload import INCARNATIONS, Workload
+from shoal.sim.world import World
+from shoal.tables.opening import open_shard
+
+DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
+
+
+class Cast:
+    """The members of a cluster.
+
+    servers:  all that there were
+    guests:   workers of another group: these always come again
+    lost:     members that the scheduler took for dead
+    """
+
+    def __init__(self, world: World, plan: Plan, works: Mapping[str, Workload]) -> None:
+        self.servers: dict[NodeId, ServerMachine] = {}
+        self.guests: dict[NodeId, None] = {}
+        self.lost: dict[NodeId, None] = {}
+        self._world = world
+        self._plan = plan
+        self._works = works
+        self._guests_due = plan.guests  # who have to come, or to come again
+        self._workers_made = self._servers_made = 0
+        self._options = SchedulerOptions(
+            servers=plan.servers,
+            workers=plan.workers,
+            join_timeout_s=20.0,
+            silence_s=3.0,
+            broken_s=1.8,
+            elastic=True,
+            replicas=plan.replicas,
+            drain_s=0.5,
+            pause_s=0.5,
+            slow_share=SLOW_SHARE if Random(plan.seed * 29 + 3).random() < DROPPING else 0.0,
+            slow_s=0.5,
+            checkpoint_s=plan.checkpoint_s,
+        )
+
+    def start(self) -> None:
+        """All of them, and guests a little later."""
+        self._world.add(SCHEDULER, SchedulerMachine(self._options))
+        for _ in range(self._plan.servers):
+            self.add_server()
+        for _ in range(self._plan.workers):
+            self.add_worker()
+        for _ in range(self._plan.guests):
+            self._world.at(Random(self._plan.seed * 53 + 1).random() ** 2, self._add_guest)
+
+    def _add_guest(self) -> None:
+        self.add_worker()
+
+    def add_worker(self) -> NodeId | None:
+        """Start another worker; None where the ledger has no keys for one more.
+
+        It is a guest where one is due, once the first group is there.
+        """
+        if self._full():
+            return None
+        node = f"worker-{self._workers_made}"
+        self._workers_made += 1
+        group, options = "", SESSION
+        if self._guests_due and self._workers_made > self._plan.workers:
+            self._guests_due -= 1
+            self.guests[node] = None
+            group, size = GUESTS, self._plan.guests
+            options = replace(options, group=group, group_size=size, namespace=group)
+        session = Session(node, "worker", options=options, process=self._made)
+        machine = WorkerMachine(session, WORKER)
+        self._world.add(node, machine, self._works[group].program(node, machine))
+        return node
+
+    def add_server(self) -> NodeId | None:
+        """Start another server."""
+        if self._full():
+            return None
+        node = f"server-{self._servers_made}"
+        self._servers_made += 1
+        session = Session(node, "server", options=SESSION, process=self._made)
+        markers = Markers(self._plan.save_every)
+        self.servers[node] = ServerMachine(session, open_shard, REPLICATION, markers)
+        self._world.add(node, self.servers[node])
+        return node
+
+    @property
+    def _made(self) -> int:
+        return self._workers_made + self._servers_made
+
+    def _full(self) -> bool:
+        return self._made >= INCARNATIONS - 4
+
+    def send_away(self, server: NodeId) -> None:
+        """Somebody wants a server to go."""
+        self._world.ask(server, GoAway())
+
+    def repaired(self) -> bool:
+        """Whether all rows are on as many servers as they are to be."""
+        view = self.view
+        living = [n for n in self.servers if self.lives(n)]
+        wanted = min(self._plan.replicas, len(living))
+        return (
+            view is not None
+            and {m.id for m in view.servers} == set(living)
+            and all(
+                len(arc.full) >= min(wanted, copies_of(spec, self._plan.replicas))
+                for spec, arcs in zip(view.tables, view.arcs, strict=True)
+                for arc in arcs
+            )
+        )
+
+    def lives(self, server: NodeId) -> bool:
+        """Whether it serves, and the scheduler thinks so too."""
+        sim = self._world.nodes[server]
+        return sim.alive and not sim.stopped and server not in self.lost
+
+    def will_crash(self, worker: NodeId) -> None:
+        """Some of its pushes may be nowhere; a guest comes again."""
+        machine = self._world.nodes[worker].machine
+        assert isinstance(machine, WorkerMachine)
+        for work in self._works.values():
+            work.ledger.crashed.add(machine.session.incarnation)
+        if worker in self.guests:
+            del self.guests[worker]
+            self._guests_due += 1
+
+    def needed(self, worker: NodeId) -> bool:
+        """Whether its group may not begin without another in its place."""
+        return self._guests_due > 0
+
+    def restart_scheduler(self) -> None:
+        """Another one, with what the one before has written down."""
+        disk = self._world.nodes[SCHEDULER].disk
+        self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
+
+    @property
+    def scheduler(self) -> SchedulerMachine:
+        machine = self._world.nodes[SCHEDULER].machine
+        assert isinstance(machine, SchedulerMachine)
+        return machine
+
+    @property
+    def view(self) -> View | None:
+        """The scheduler's."""
+        return self.scheduler.view
+
+    def phase(self) -> str:
+        """What the cluster is doing."""
+        if self.view is None:
+            return "joining"
+        servers = self.servers.values()
+        if any(machine.frozen for machine in servers):
+            return "view change"
+        if any(machine.waiting() for machine in servers):
+            return "parked"
+        return "open round" if any(machine.execution.rounds for machine in servers) else "quiet"
+
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self._world.nodes[SCHEDULER].stopped
+
+    def at_work(self) -> bool:
+        """Whether somebody still has to push."""
+        return any(
+            isinstance(sim.machine, WorkerMachine)
+            and not sim.stopped
+            and sim.machine.clock < self._plan.clocks
+            for sim in self._world.nodes.values()
+            if sim.alive
+        )

@@ -322,8 +322,14 @@ class SchedulerRig(Rig):
         return self.effects
 
     def at(self, now):
+        """Ticks until then, as its deadlines say; `effects` has what came of all of them."""
+        effects, before = [], None
+        while self.machine._begun and before != (due := self.machine.deadline() or now) < now:
+            self.now, before = max(self.now, due), due
+            effects += self.handle(Ticked())
         self.now = now
-        return self.handle(Ticked())
+        self.effects = effects + self.handle(Ticked())
+        return self.effects
 
     def join(self, *names):
         for name in names:

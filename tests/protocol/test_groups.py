@@ -89,8 +89,8 @@ def test_who_dies_before_the_group_begins_is_waited_for(started):
     started.handle(PeerLost("guest-0"))
     alive_at = started.now + 1.9
     alive(started, alive_at)
-    started.machine.roster.cut_off("guest-0", started.now - 5)
-    started.at(started.now)
+    started.machine.roster.detector.cut_off("guest-0", started.now - 5)
+    started.at(started.now + 0.2)
     guest(started, "guest-1", size=2)
     assert started.machine._views._proposal is None
     guest(started, "guest-2", size=2)

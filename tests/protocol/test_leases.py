@@ -159,7 +159,7 @@ def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
     started.receive("worker-1", lease(other, 0))
     started.handle(PeerLost("worker-0"))
     for node in ("worker-1", "server-0"):
-        started.now = 2.5
+        started.now = 2.2
         started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
     started.at(2.5)
     assert not started.notes("returned")
@@ -189,7 +189,7 @@ def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
     started.handle(PeerLost("worker-1"))
-    started.now = 2.5
+    started.now = 2.2
     for node in ("worker-0", "server-0"):
         started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
     started.at(2.5)

@@ -27,7 +27,8 @@ from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.sim.network import NetworkOptions
-from shoal.sim.world import Sleep, World
+from shoal.sim.node import Sleep
+from shoal.sim.world import World
 from shoal.tables.dense import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 

@@ -34,6 +34,7 @@ NOTED = (
     "view",
     "crowded",
     "lost",
+    "awaited",
     "leased",
     "returned",
     "dropped",
@@ -77,7 +78,7 @@ def run_scheduler(
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
     if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
-        options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S)
+        options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S, same_host=True)
     check_options(options)
     configure_log()
     journal = Journal(Path(state)) if state else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable
 
 import msgspec
 
-from shoal.protocol.messages import Enter, Group, Waiting
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Enter, Group, Released, Waiting
+from shoal.protocol.roster import Roster
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
@@ -28,8 +30,12 @@ class Barriers:
     released:  the last generation of each name; it survives a restart of the scheduler
     """
 
-    def __init__(self, released: dict[str, int]) -> None:
+    def __init__(
+        self, released: dict[str, int], roster: Roster, persist: Callable[[Effects], None]
+    ) -> None:
         self.released = released
+        self._roster = roster
+        self._persist = persist
         self._open: dict[tuple[str, str, int], _Barrier] = {}
 
     def end(self, group: str) -> None:
@@ -39,55 +45,50 @@ class Barriers:
         for at in [at for at in self._open if at[0] == group]:
             del self._open[at]
 
-    def enter(self, member: Member, asked: Enter, now: float) -> bool:
-        """Take a member in; False where that one is released already."""
+    def enter(self, member: Member, asked: Enter, now: float, out: Effects) -> None:
+        """Take a member in; or tell it once more that that one is released."""
         group, name, generation = member.group, asked.name, asked.generation
         if generation <= self.released.get(released_as(group, name), -1):
-            return False
+            out.append(Send(member.id, Released(name, generation)))
+            return
         barrier = self._open.setdefault((group, name, generation), _Barrier(now))
         barrier.entered[member.id] = asked.groups
-        return True
+        self.release(out)
 
-    def release(
-        self, members: Iterable[Member], finished: Container[NodeId]
-    ) -> list[tuple[str, int, list[NodeId]]]:
-        """The barriers that are complete now, each with who waits in it."""
-        present, complete = list(members), []
+    def release(self, out: Effects) -> None:
+        """Let those go who wait in barriers that are complete now."""
         for (group, name, generation), barrier in list(self._open.items()):
-            entered = barrier.entered
-            awaited = _awaited(present, group, entered)
-            if all(m.id in entered or m.id in finished for m in awaited):
+            if not self._absent(group, barrier):
                 del self._open[group, name, generation]
                 self.released[released_as(group, name)] = generation
-                complete.append((name, generation, list(entered)))
-        return complete
+                self._persist(out)
+                out.append(Note("released", {"name": name, "generation": generation}))
+                out.extend(Send(node, Released(name, generation)) for node in barrier.entered)
 
-    def waits(
-        self, members: Collection[Member], finished: Container[NodeId], now: float
-    ) -> list[Waiting]:
+    def waits(self, now: float) -> list[Waiting]:
         """Who waits in which, and for whom."""
         found = []
         for (group, name, _), barrier in self._open.items():
+            members = self._roster.members.values()
             inside = sorted(m.name for m in members if m.id in barrier.entered)
-            absent = sorted(
-                m.name
-                for m in _awaited(members, group, barrier.entered)
-                if m.id not in barrier.entered and m.id not in finished
-            )
-            reason = f"waits for {', '.join(absent)}"
+            reason = f"waits for {', '.join(self._absent(group, barrier))}"
             found.append(
                 Waiting(", ".join(inside), f"barrier {name!r}", reason, now - barrier.since)
             )
         return found
 
+    def _absent(self, group: str, barrier: _Barrier) -> list[str]:
+        """The names of those who are still to come."""
+        there = barrier.entered.keys() | self._roster.finished
+        roles = {role for wanted in barrier.entered.values() for role in wanted}
+        return sorted(
+            m.name
+            for m in self._roster.members.values()
+            if m.id not in there and f"{m.role}s" in roles
+            if m.role != "worker" or m.group == group
+        )
+
 
 def released_as(group: str, name: str) -> str:
     """What a barrier is written down as: no group has a colon in its name."""
     return f"{group}:{name}"
-
-
-def _awaited(members: Iterable[Member], group: str, entered: Entered) -> list[Member]:
-    roles = {role for wanted in entered.values() for role in wanted}
-    return [
-        m for m in members if f"{m.role}s" in roles and (m.role != "worker" or m.group == group)
-    ]

@@ -19,8 +19,12 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     """
     servers, workers:  how many make the cluster complete
     join_timeout_s:    how long to wait for them
-    silence_s:         a member that is not heard of for this long is taken for dead
+    silence_s:         a member that is not heard of for this long is taken for dead; for longer, as
+                       its heartbeats have come late (`Detector`)
     broken_s:          ... or for this long after its connection broke
+    alone_s:           ... for this long where it has rows that nobody else has, and there is no
+                       proof of its death
+    same_host:         all members are on this host: a connection that broke is such a proof
     resend_s:          between repetitions of an unanswered Freeze or End
     drain_s:           how long servers are asked to drain for a view that moves rows; when that was
                        in vain, a view without moves is made, and it is tried again after pause_s
@@ -38,6 +42,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     join_timeout_s: float = 120.0
     silence_s: float = 10.0
     broken_s: float = 3.0
+    alone_s: float = 60.0
+    same_host: bool = False
     resend_s: float = 0.25
     linger_s: float = 2.0
     elastic: bool = False

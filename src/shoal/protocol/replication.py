@@ -201,13 +201,15 @@ class Replication:
             if link is not None:
                 link.broken(self.now)
             if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
-                out.append(Send(sender, message))
+                out.append(Send(sender, Replicated(self._view, 0, ())))
         if link is None:
             return False
         news = link.heard(message.number)
         for table, start, version in message.done:
             for copy in self.copies.values():
-                if (copy.table, copy.rows.start) == (table, start):
+                if (copy.table, copy.rows.start) != (table, start):
+                    continue
+                if self._following(copy) == sender:
                     news = self._heard_of(copy, min(version, copy.version)) or news
         if news:
             link.go_on(self.now, out)

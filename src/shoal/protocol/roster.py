@@ -1,10 +1,10 @@
-"""The roster: who is in, under which incarnation, who has finished, and who has fallen silent."""
+"""The roster: who is in, under which incarnation, and who has finished."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
 
+from shoal.protocol.detection import Detector
 from shoal.protocol.machine import Story
 from shoal.protocol.messages import Join
 from shoal.protocol.record import Record, SchedulerOptions
@@ -25,8 +25,7 @@ class Roster:
         self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
-        self._options = options
-        self._silent_at: dict[NodeId, float] = {}
+        self.detector = Detector(options)
         self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
 
     def admit(self, node: NodeId, asked: Join) -> Member:
@@ -51,12 +50,12 @@ class Roster:
 
     def remove(self, node: NodeId) -> Member | None:
         """It is dead, or has gone."""
-        self._silent_at.pop(node, None)
+        self.detector.forget(node)
         return self.members.pop(node, None)
 
     def finish(self, node: NodeId) -> None:
         self.finished.add(node)
-        self._silent_at.pop(node, None)
+        self.detector.forget(node)
 
     def forget(self, view: View, now: float) -> None:
         """Those who have finished, a while ago, and are in no view any more: there may be many, by
@@ -96,29 +95,15 @@ class Roster:
 
     # ------------------------------------------------------------------ silence
 
-    def heard_of(self, nodes: Iterable[NodeId], now: float) -> None:
+    def heard_of(self, nodes: Iterable[NodeId], now: float, beat: bool = False) -> None:
         """They live; those that have not finished are expected to be heard of again."""
-        at = now + self._options.silence_s
-        self._silent_at.update({node: at for node in nodes if node not in self.finished})
-
-    def cut_off(self, node: NodeId, now: float) -> None:
-        """The connection to it broke."""
-        if node in self.members and node not in self.finished:
-            limit = now + self._options.broken_s
-            self._silent_at[node] = min(self._silent_at.get(node, inf), limit)
-
-    def silent(self, now: float) -> list[NodeId]:
-        """Who is to be taken for dead."""
-        return [node for node, at in self._silent_at.items() if now >= at]
+        for node in nodes:
+            if node not in self.finished:
+                self.detector.heard_of(node, now, beat)
 
     def quiet_for(self, now: float) -> float:
         """For how long the server has not been heard of that has been quiet for longest."""
-        heard = [self._silent_at[n] - self._options.silence_s for n in self.servers()]
-        return now - min(heard, default=now)
-
-    def silent_at(self) -> float:
-        """When the next one is."""
-        return min(self._silent_at.values(), default=inf)
+        return self.detector.quiet_for(self.servers(), now)
 
     def check(self, story: Story) -> None:
         """Members have distinct incarnations; all of them were granted one."""

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.errors import JoinTimeout, RunAborted, ShoalError
 from shoal.protocol.barriers import Barriers
+from shoal.protocol.detection import HELD_UP_S
 from shoal.protocol.farewell import Farewell
 from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.machine import (
@@ -55,7 +56,6 @@ from shoal.protocol.messages import (
     NewView,
     NotDeclared,
     NotJoined,
-    Released,
     Stays,
     Waited,
     Why,
@@ -92,10 +92,10 @@ class SchedulerMachine:
         self._views = Succession(record, options, self.roster, self._persist)
         self._relocating = self._views.relocating
         self.ledgers = self._views.ledgers
-        self._barriers = Barriers(dict(record.released))
+        self._barriers = Barriers(dict(record.released), self.roster, self._persist)
         self._stragglers = Stragglers(options)
         self._farewell = Farewell(options.resend_s, options.linger_s)
-        self._join_by = inf
+        self._join_by = self._due = inf
         self._begun = False
         self._reason = record.reason
         self._story = Story()
@@ -114,14 +114,18 @@ class SchedulerMachine:
         out: Effects = []
         if not self._begun:
             self._begin(now, out)
+        elif now > self._due + HELD_UP_S:
+            self.roster.detector.held_up(now)
         if isinstance(event, Received):
             self._story.add(now, event.sender, event.message)
             self._received(event.sender, event.message, now, out)
         elif isinstance(event, PeerLost):
-            self.roster.cut_off(event.node, now)
+            self.roster.detector.cut_off(event.node, now)
         elif isinstance(event, Ticked):
             self._tick(now, out)
         self._answer_leases(out)
+        due = self.deadline()
+        self._due = inf if due is None else due
         return out
 
     def deadline(self) -> float | None:
@@ -130,7 +134,7 @@ class SchedulerMachine:
         if self.ended:
             at = self._farewell.wakes_at()
             return at if at < inf else None
-        at = min(self.roster.silent_at(), self._views.wakes_at())
+        at = min(self.roster.detector.wakes_at(), self._views.wakes_at())
         if self.view is None:
             at = min(at, self._join_by)
         return at if at < inf else None
@@ -167,10 +171,17 @@ class SchedulerMachine:
             reason = f"missing after {limit:g} s: {absent}" if absent else "no view could be made"
             self._end(JoinTimeout(reason), now, out)
             return
-        for node in self.roster.silent(now):
-            how = f"not heard of for {self.options.silence_s:g} s, or its connection broke"
-            self._lost(node, how, now, out)
+        self._look_for_silent(now, out)
         self._views.tick(now, out)
+
+    def _look_for_silent(self, now: float, out: Effects) -> None:
+        detector = self.roster.detector
+        for node in detector.silent(now):
+            member = self.roster.members[node]
+            if self._views.alone(member) and detector.spare(node, now):
+                out.append(Note("awaited", {"name": member.name, "node": node}))
+            else:
+                self._lost(node, detector.how(node, now), now, out)
 
     def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
         member = None if self.ended else self.roster.remove(node)
@@ -187,7 +198,7 @@ class SchedulerMachine:
         self._persist(out)
         self._views.hurry(now, out)
         self._views.consider(now, out)
-        self._release_barriers(out)
+        self._barriers.release(out)
         self._end_if_done(now, out)
 
     # ------------------------------------------------------------------ messages
@@ -217,7 +228,7 @@ class SchedulerMachine:
             # come in late. If that is all there is of the new one, it will not be heard of.
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
-        self.roster.heard_of([sender], now)
+        self.roster.heard_of([sender], now, isinstance(message, Heartbeat))
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
@@ -245,7 +256,7 @@ class SchedulerMachine:
             case Declare(_, spec):
                 self._declare(member, spec, now, out)
             case Enter():
-                self._enter(member, message, now, out)
+                self._barriers.enter(member, message, now, out)
             case Lease():
                 self.ledgers.ask(member, message)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
@@ -264,7 +275,7 @@ class SchedulerMachine:
         self._over(member.group, finished=True)
         self._persist(out)
         out.append(Send(member.id, Finished()))
-        self._release_barriers(out)
+        self._barriers.release(out)
         self._end_if_done(now, out)
         if not self.ended:
             self._views.consider(now, out)
@@ -329,20 +340,6 @@ class SchedulerMachine:
 
     # ------------------------------------------------------------------ barriers, end
 
-    def _enter(self, member: Member, asked: Enter, now: float, out: Effects) -> None:
-        if self._barriers.enter(member, asked, now):
-            self._release_barriers(out)
-        else:  # the answer was lost
-            out.append(Send(member.id, Released(asked.name, asked.generation)))
-
-    def _release_barriers(self, out: Effects) -> None:
-        for name, generation, entered in self._barriers.release(
-            self.roster.members.values(), self.roster.finished
-        ):
-            self._persist(out)
-            out.append(Note("released", {"name": name, "generation": generation}))
-            out.extend(Send(node, Released(name, generation)) for node in entered)
-
     def _answer_leases(self, out: Effects) -> None:
         answers = self.ledgers.answers(self.roster)
         if answers and not self.ended:
@@ -350,8 +347,8 @@ class SchedulerMachine:
             out.extend(answers)
 
     def _because(self, now: float) -> Because:
-        members, finished = self.roster.members, self.roster.finished
-        waits = self._barriers.waits(members.values(), finished, now) + self._views.waits(now)
+        members = self.roster.members
+        waits = self._barriers.waits(now) + self._views.waits(now)
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 

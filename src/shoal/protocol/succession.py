@@ -100,17 +100,26 @@ class Succession:
             waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
         if self._proposal is not None:
             waits += self._proposal.waits([members[n] for n in self._roster.servers()], now)
+        for node, seconds in self._roster.detector.spared(now):
+            rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
+            reason = f"it is silent, and nobody else has {rows}"
+            waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
         return waits
 
     # ------------------------------------------------------------------ what happens
 
+    def alone(self, member: Member) -> bool:
+        """Whether nobody else has some of its rows."""
+        return self.bereaved(member) is not None
+
     def bereaved(self, dead: Member) -> list[str] | None:
         """The rows that go with a server, if any do; none are named where it was the last one."""
-        if self.view is None or dead.role != "server":
+        if self.view is None or dead.role != "server" or self.view.member(dead.id) is None:
             return None
-        living = {m.rank for m in self.view.servers if m.id in self._roster.members}
+        others = [node for node in self._roster.servers() if node != dead.id]
+        living = {m.rank for m in self.view.servers if m.id in others}
         rows = lost(self.view.tables, self.view.arcs, living)
-        return rows if rows or not living else None
+        return rows if rows or not others else None
 
     def hurry(self, now: float, out: Effects) -> None:
         """Somebody is gone, who may have been the only one that was waited for."""

@@ -12,7 +12,7 @@ from shoal.keys import KeyRange, slot_of
 from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.checkers import violated
-from shoal.sim.world import Program
+from shoal.sim.node import Program
 from shoal.tables.calls import Call, What, read_answer
 from shoal.tables.handled import HandledShard
 from shoal.tables.spec import Access, TableSpec

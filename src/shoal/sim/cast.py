@@ -22,6 +22,7 @@ from shoal.sim.workload import INCARNATIONS, Workload
 from shoal.sim.world import World
 from shoal.tables.opening import open_shard
 
+ALONE_S = 9.0  # no member that lives is kept away for as long
 DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
 
 
@@ -48,6 +49,7 @@ class Cast:
             join_timeout_s=20.0,
             silence_s=3.0,
             broken_s=1.8,
+            alone_s=ALONE_S,
             elastic=True,
             replicas=plan.replicas,
             drain_s=0.5,

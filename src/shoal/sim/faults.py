@@ -15,7 +15,8 @@ from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
 from shoal.protocol.views import NodeId
 from shoal.sim.cast import Cast
-from shoal.sim.world import SimNode, World
+from shoal.sim.node import SimNode
+from shoal.sim.world import World
 
 ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
 MENU = (
@@ -27,6 +28,9 @@ MENU = (
     "slow worker",
     "clog",
     "take for dead",
+    "stop worker",
+    "stop server",
+    "stop scheduler",
     "join",
     "join server",
     "leave server",
@@ -36,6 +40,7 @@ UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has 
 UNANSWERED = 0.3  # of those that join or leave
 REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
+DEAD_S = 3.2  # for as long somebody is kept away who is to be taken for dead
 
 
 class Armed(msgspec.Struct):
@@ -156,8 +161,10 @@ class Faults:
                 self._count(what)
             case "take for dead":
                 if lost := [name for name in workers if self._may_lose(name)]:
-                    network.partition(frozenset([random.choice(lost)]), until + 3.2)
+                    network.partition(frozenset([random.choice(lost)]), until + DEAD_S)
                     self._count(what)
+            case "stop worker" | "stop server" | "stop scheduler":
+                self._stop(what, [name for name in names if name.startswith(what.split()[1])])
             case "join":
                 if self._cast.add_worker() is not None:
                     self._count(what)
@@ -170,6 +177,15 @@ class Faults:
                     self._count(what)
                     self._cast.send_away(random.choice(servers))
 
+    def _stop(self, what: str, names: list[NodeId]) -> None:
+        """SIGSTOP: it goes on soon; or so late that it might have been taken for dead."""
+        seconds = 0.1 + self._aside.random() * 1.2
+        if self._aside.random() < 0.5 and not what.endswith("worker"):
+            seconds += DEAD_S
+        if names:
+            self._count(what + (" for long" if seconds > DEAD_S else ""))
+            self._world.pause(self._aside.choice(names), self._world.now + seconds)
+
     def _may_lose(self, worker: NodeId) -> bool:
         """Whether its group goes on."""
         guests, nodes = self._cast.guests, self._world.nodes.items()
@@ -179,7 +195,8 @@ class Faults:
     def _crash_worker(self, node: NodeId) -> None:
         self._cast.will_crash(node)
         self._world.crash(node, tell=self._random.random() < 0.5)
-        replaced = self._random.random() < 0.7 or self._cast.phase() == "joining"
+        begins = self._cast.phase() in ("joining", "view change")  # of which nothing may be left
+        replaced = self._random.random() < 0.7 or begins
         if replaced or self._cast.needed(node):
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 

@@ -16,7 +16,8 @@ from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import NodeId
 from shoal.sim.checkers import Violation, violated
 from shoal.sim.network import NetworkOptions
-from shoal.sim.world import Program, Sleep, World
+from shoal.sim.node import Program, Sleep
+from shoal.sim.world import World
 
 SUMS = 12
 PIECE_BYTES, GATHERED_BYTES = 256, 60  # small, so that there are several, and both ways

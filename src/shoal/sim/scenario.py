@@ -9,6 +9,7 @@ from random import Random
 import msgspec
 
 from shoal.errors import ShoalError
+from shoal.protocol.detection import LOOK_S
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.obituary import Obituary
@@ -29,9 +30,10 @@ from shoal.sim.checkers import (
 from shoal.sim.cuts import Cuts
 from shoal.sim.faults import Faults
 from shoal.sim.holdings import check_holdings, made_room
+from shoal.sim.node import SimNode
 from shoal.sim.plans import GUESTS, Plan
 from shoal.sim.workload import Workload
-from shoal.sim.world import SimNode, World
+from shoal.sim.world import World
 
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
@@ -116,17 +118,36 @@ class Scenario:
         elif isinstance(machine, SchedulerMachine):
             if note.kind == "view" and machine.view:
                 self._views.made(machine.view)
+            elif note.kind == "joined":  # perhaps again
+                self.cast.lost.pop(note.fields["node"], None)
             elif note.kind == "lost":
-                self._took_for_dead(note.fields["node"])
+                self._took_for_dead(note.fields["node"], note.fields["how"])
 
-    def _took_for_dead(self, node: NodeId) -> None:
+    def _took_for_dead(self, node: NodeId, how: str) -> None:
         self.cast.lost[node] = None
+        stopped_until = self.world.nodes[SCHEDULER].paused_until
+        said_so = (
+            self.world.nodes[node].alive and self.world.nodes[node].paused_until < stopped_until
+        )
+        if said_so and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
+            raise violated("blamed", f"{node} is {how}, but it was the scheduler that stood still")
         if node in self.cast.servers:
+            if self.world.nodes[node].alive:
+                self._gave_up(node)
             return
         self.cast.will_crash(node)
         if self.world.nodes[node].alive:
             self.world.coverage["taken for dead alive"] += 1
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
+
+    def _gave_up(self, server: NodeId) -> None:
+        """A living one: others have its rows."""
+        self.world.coverage["server taken for dead alive"] += 1
+        view = self.cast.view
+        if view is not None and view.member(server) is not None:
+            others = {m.rank for m in view.servers if m.id not in self.cast.lost}
+            if gone := lost(view.tables, view.arcs, others):
+                raise violated("given up", f"{server} lives, and nobody else has {gone}")
 
     def _on_crash(self, node: NodeId) -> None:
         """In some seeds somebody has started it, who sees it end and says so."""

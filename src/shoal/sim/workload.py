@@ -35,8 +35,9 @@ from shoal.protocol.worker import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
 from shoal.sim.harvest import Harvest
+from shoal.sim.node import Program, Sleep
 from shoal.sim.visits import Visits
-from shoal.sim.world import Program, Sleep, World
+from shoal.sim.world import World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
 INCARNATIONS = 24

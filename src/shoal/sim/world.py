@@ -9,16 +9,13 @@ serialised; payloads arrive in two pieces, so that a crash can fall between them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import Any
 
-import msgspec
-
-from shoal.errors import ShoalError
 from shoal.protocol.describing import describe
 from shoal.protocol.machine import (
     Asked,
@@ -27,7 +24,6 @@ from shoal.protocol.machine import (
     Event,
     Machine,
     Note,
-    Outcome,
     PeerLost,
     Persist,
     Received,
@@ -44,40 +40,10 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.sim.connections import Connections
 from shoal.sim.network import Envelope, Network, NetworkOptions
+from shoal.sim.node import Crash, Program, SimNode, Sleep
 from shoal.transport.wire import encode, message_of
 
 UNTOLD = ("node", "whole", "servers", "workers")  # of what a node notes
-
-
-class Sleep(msgspec.Struct, frozen=True):
-    """A program computes for this long."""
-
-    seconds: float
-
-
-Program = Generator[Any, Any, None]
-
-
-class Crash(Exception):
-    """Raised inside a node to end it between two effects."""
-
-
-class SimNode:
-    """A machine, its disk, and the program that asks it."""
-
-    def __init__(self, node: NodeId, machine: Machine, program: Program | None = None) -> None:
-        self.node = node
-        self.machine = machine
-        self.program = program
-        self.disk: bytes | None = None
-        self.alive = True
-        self.stopped = False
-        self.error: ShoalError | None = None
-        self.outcomes: dict[int, Outcome] = {}
-        self.waits_for: int | None = None
-        self.turn = 0  # of the program; a wake-up for an earlier turn is void
-        self.tickets = count(1)
-        self.tick_at: float | None = None
 
 
 class World:
@@ -143,6 +109,12 @@ class World:
         if tell:
             for other in list(self.nodes.values()):
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
+
+    def pause(self, node: NodeId, until: float) -> None:
+        """Stop a node, as SIGSTOP does: what happens to it happens when it goes on."""
+        sim = self.nodes[node]
+        sim.paused_until = max(until, sim.paused_until)
+        self._trace(f"{node} is stopped until {until:.3f}")
 
     def ask(self, node: NodeId, request: object) -> None:
         """Somebody asks a machine for something, and waits for no answer."""
@@ -213,6 +185,8 @@ class World:
         sim = self.nodes.get(envelope.target)
         if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
             return
+        if self._is_paused(sim, lambda: self._arrive(envelope)):
+            return
         message = message_of(envelope.frame)
         if not nbytes:
             self._handle(sim, Received(source, message))
@@ -234,6 +208,8 @@ class World:
     ) -> None:
         source = envelope.source
         if not sim.alive or sim.stopped or self._is_cut(envelope):
+            return
+        if self._is_paused(sim, lambda: self._finish(sim, envelope, message, sink, half)):
             return
         sender = self.nodes.get(source)
         if sender is not None and not sender.alive:
@@ -275,7 +251,7 @@ class World:
     # ------------------------------------------------------------------ machines
 
     def _handle(self, sim: SimNode, event: Event) -> None:
-        if not sim.alive or sim.stopped:
+        if not sim.alive or sim.stopped or self._is_paused(sim, lambda: self._handle(sim, event)):
             return
         self.events += 1
         try:
@@ -326,7 +302,7 @@ class World:
         self.at(at, lambda: self._tick(sim, at))
 
     def _tick(self, sim: SimNode, at: float) -> None:
-        if sim.tick_at != at:
+        if sim.tick_at != at or self._is_paused(sim, lambda: self._tick(sim, at)):
             return
         sim.tick_at = None
         due = sim.machine.deadline()
@@ -334,6 +310,13 @@ class World:
             self._handle(sim, Ticked())
         else:
             self._schedule_tick(sim)
+
+    def _is_paused(self, sim: SimNode, again: Callable[[], None]) -> bool:
+        """Whether it is, and does this when it goes on."""
+        if self.now >= sim.paused_until:
+            return False
+        self.at(sim.paused_until, again)
+        return True
 
     # ------------------------------------------------------------------ programs
 
@@ -344,6 +327,8 @@ class World:
     def _advance(self, sim: SimNode, turn: int) -> None:
         """Drive a node's program until it has to wait."""
         if not sim.alive or sim.program is None or turn != sim.turn:
+            return
+        if self._is_paused(sim, lambda: self._advance(sim, turn)):
             return
         sim.turn += 1
         value: Any = None

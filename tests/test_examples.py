@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SHOAL = [sys.executable, "-m", "shoal.cli"]
+SHOAL = [sys.executable, "-m", "shoal"]
 PYTHON = [sys.executable]
 SHOAL_RUN = [*SHOAL, "run", "--workers", "2", "--servers", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -37,6 +37,7 @@ All survive pickling, because they travel from worker processes to the one that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -148,7 +149,16 @@ class RunAborted(PeerError):
 
 
 class RangeLost(RunAborted):
-    """Every server that had some rows is gone, and the rows with them; the text names both."""
+    """Every server that had some rows is gone, and the rows with them; the text names both.
+
+    >>> RangeLost("server-0 died with the last replica of w[0:64), v[8:16)").ranges
+    ('w[0:64)', 'v[8:16)')
+    """
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """The rows, as table[first:last); none where the run had no table yet."""
+        return tuple(re.findall(r"[^\s,]+\[[0-9]+:[0-9]+\)", self.message))
 
 
 class Dropped(RunAborted):

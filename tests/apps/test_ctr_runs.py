@@ -19,7 +19,7 @@ def file_of(folder, text, name="rows.txt"):
 
 def shoal(*arguments, folder, command=("train", "ctr")):
     return subprocess.run(
-        [sys.executable, "-m", "shoal.cli", *command, *map(str, arguments)],
+        [sys.executable, "-m", "shoal", *command, *map(str, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -18,7 +18,7 @@ from shoal.apps.word2vec.vectors import Vectors
 from shoal.apps.word2vec.worker import Block
 from shoal.errors import DataCorrupt, DataMissing
 
-SHOAL = [sys.executable, "-m", "shoal.cli"]
+SHOAL = [sys.executable, "-m", "shoal"]
 
 # ---------------------------------------------------------------------------- text
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.moving import Moves, next_arcs, settled
-from shoal.protocol.placement import place
+from shoal.protocol.placement import crowded, place
 from shoal.protocol.relocating import Relocating
 from shoal.protocol.views import Arc, Member, View
 from shoal.tables.spec import Access, TableSpec
@@ -169,6 +169,32 @@ def test_replicas_go_to_another_host():
     cluster.settle()
     for arc in cluster.view.arcs[0]:
         assert {hosts[rank] for rank in arc.chain} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("before", "come", "replicas"),
+    [("aa", "bb", 2), ("aa", "bc", 2), ("aaa", "bbb", 2), ("aaa", "bbbccc", 3), ("aab", "b", 2)],
+)
+def test_rows_spread_over_hosts_as_these_come(before, come, replicas):
+    cluster = Cluster(
+        [member(rank, host=host) for rank, host in enumerate(before)], [table()], replicas
+    )
+    for number, host in enumerate(come, len(before)):
+        cluster.servers.append(member(number, host=host))
+        cluster.settle()
+        loads = cluster.loads().values()
+        assert max(loads) - min(loads) <= max(2, 0.1 * sum(loads) / len(loads))
+    assert crowded(cluster.view.arcs[0], cluster.servers) == []
+
+
+def test_who_is_sent_away_is_one_of_two_on_a_host():
+    """By loads alone it was the one that was alone on its host."""
+    servers = [member(0, host="a"), member(1, host="b"), member(2, host="b")]
+    cluster = Cluster(servers, [table(6)], replicas=2)
+    arc = Arc(KeyRange(0, 6), (0, 1, 2))
+    cluster.view = replace(cluster.view, arcs=((arc,),))
+    cluster.step()
+    assert all(0 in arc.full for arc in cluster.view.arcs[0])
 
 
 def happens(cluster, random, number):

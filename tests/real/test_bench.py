@@ -53,7 +53,7 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
         [
             sys.executable,
             "-m",
-            "shoal.cli",
+            "shoal",
             "bench",
             suite,
             "--rounds",
@@ -111,7 +111,7 @@ def test_sides_take_turns():
 def test_replicas_are_measured_beside_one_and_beside_bare_processes():
     words = ["bench", "dense", "--replicas", "2", "--rounds", "1", "--json"]
     ended = subprocess.run(
-        [sys.executable, "-m", "shoal.cli", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "shoal", *words], capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     small, large = json.loads(ended.stdout.splitlines()[-1])["rows"]

@@ -261,7 +261,7 @@ def test_a_script_as_a_group(run, tmp_path):
     _, folder, first = run
     script = tmp_path / "guest.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "shoal.cli", "worker", "--scheduler", str(folder.path)]
+    command = [sys.executable, "-m", "shoal", "worker", "--scheduler", str(folder.path)]
     done = subprocess.run(
         [*command, "--group", "guests", str(script)], capture_output=True, text=True, timeout=60
     )

@@ -70,7 +70,7 @@ def test_every_acknowledged_push_is_there_once(kind, rule, victim, tmp_path):
     script.write_text(SCRIPT)
     with subprocess.Popen(
         [
-            sys.executable, "-m", "shoal.cli", "run", "--servers", "3", "--replicas", "2",
+            sys.executable, "-m", "shoal", "run", "--servers", "3", "--replicas", "2",
             "--workers", str(WORKERS), str(script), kind, rule, str(tmp_path),
         ],
         cwd=tmp_path,
@@ -104,7 +104,7 @@ def test_every_acknowledged_push_is_there_once(kind, rule, victim, tmp_path):
 )
 def test_replicas_that_cannot_be_are_refused(words, says, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "shoal.cli", *words],
+        [sys.executable, "-m", "shoal", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

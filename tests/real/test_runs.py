@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 
-SHOAL = [sys.executable, "-m", "shoal.cli"]
+SHOAL = [sys.executable, "-m", "shoal"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.real
 
@@ -106,6 +106,9 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     assert run.returncode != 0
     assert victim in errors
     assert "SIGKILL" in errors
+    if victim == "server-1":
+        assert "with the last replica of" in errors
+        assert "with --replicas 2 a run outlives a server" in errors
     _assert_nothing_left(run.pid)
 
 
@@ -161,6 +164,20 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
     assert run.returncode != 0
     assert "with the last replica of params.float32[0:" in errors
     _assert_nothing_left(run.pid)
+
+
+def test_what_died_with_its_server_goes_on_from_the_last_checkpoint(tmp_path):
+    words = "--workers 2 --servers 2 --epochs 60 --batch-size 16 --checkpoint-every 20"
+    with training(tmp_path, words) as run:
+        pid = _pid_in_training(tmp_path, "server-1", run)
+        os.kill(pid, signal.SIGKILL)
+        _, errors = run.communicate(timeout=30)
+    assert run.returncode != 0
+    assert "with the last replica of params.float32[" in errors
+    how = errors.split("go on from the last checkpoint: shoal ")[1].split("\n")[0].split()
+    done = command(*how, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9
 
 
 def test_ctrl_c_cleans_up(tmp_path):

@@ -149,5 +149,5 @@ def test_a_cluster_by_hand_has_them_in_a_folder_that_all_share(tmp_path):
 
 
 def shoal(*words):
-    command = [sys.executable, "-m", "shoal.cli", *map(str, words)]
+    command = [sys.executable, "-m", "shoal", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -172,7 +172,7 @@ def test_a_file_whose_contents_are_not_what_it_says_is_refused(spec, tmp_path):
 def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
     def shoal(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "shoal.cli", *arguments],
+            [sys.executable, "-m", "shoal", *arguments],
             cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import InvalidValue, RangeLost
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
 from shoal.runtime.folder import RunFolder
 
 
@@ -17,10 +17,15 @@ def resumable(folder: RunFolder, command: str, words: str = "") -> Iterator[None
     try:
         yield
     except RangeLost as lost:
-        if not folder.checkpoints.exists():
-            raise
-        how = f"shoal {command} --resume {folder.path} {words}".rstrip()
-        raise RangeLost(f"{lost.message}; go on from the last checkpoint: {how}") from None
+        hint = "with --replicas 2 a run outlives a server, with --checkpoint-every it can go on"
+        if folder.checkpoints.exists():
+            try:
+                resumed_at(str(folder.path))
+                how = f"shoal {command} --resume {folder.path} {words}".rstrip()
+                hint = f"go on from the last checkpoint: {how}"
+            except (DataMissing, DataCorrupt) as error:
+                hint = error.message
+        raise RangeLost(f"{lost.message}; {hint}") from None
 
 
 def resumed_at(resume: str, resume_at: int = -1) -> int:

@@ -114,7 +114,22 @@ def run(
 @click.option("--workers", type=click.IntRange(1), required=True)
 @click.option("--servers", type=click.IntRange(0), required=True)
 @_replicas
+@click.option("--elastic", is_flag=True, help="workers may come and go while the run goes on")
 @_slow_workers
+@click.option(
+    "--silence-s",
+    type=click.FloatRange(1.0),
+    default=10.0,
+    show_default=True,
+    help="after which a member is taken for dead; longer for one whose heartbeats come late",
+)
+@click.option(
+    "--alone-s",
+    type=click.FloatRange(0.0),
+    default=60.0,
+    show_default=True,
+    help="... and for a server that has rows which nobody else has",
+)
 @_checkpoint_every_s
 @click.option("--join-timeout", type=float, default=120.0, show_default=True, help="seconds")
 @click.option("--state", default="", help="a file to restart from after a crash")
@@ -124,7 +139,10 @@ def scheduler(
     workers: int,
     servers: int,
     replicas: int,
+    elastic: bool,
     slow_workers: str,
+    silence_s: float,
+    alone_s: float,
     checkpoint_every_s: float,
     join_timeout: float,
     state: str,
@@ -142,7 +160,10 @@ def scheduler(
         token,
         state,
         replicas=replicas,
+        elastic=elastic,
         slow_share=SLOW_SHARE[slow_workers],
+        silence_s=silence_s,
+        alone_s=alone_s,
         checkpoint_s=checkpoint_every_s,
     )
 
@@ -155,6 +176,12 @@ def scheduler(
 )
 @click.option("--interface", default="", help="network interface to listen on")
 @click.option("--rank", type=int, default=-1, help="the rank wished for")
+@click.option(
+    "--host-label",
+    default="",
+    metavar="NAME",
+    help="what may die together with it, a host or a rack  [its host's name]",
+)
 @click.option(
     "--out",
     default="",
@@ -173,6 +200,7 @@ def server(
     advertise: str,
     interface: str,
     rank: int,
+    host_label: str,
     out: str,
     checkpoint_every: int,
     keep_checkpoints: int,
@@ -200,6 +228,7 @@ def server(
         init_timeout,
         token,
         imports=imports,
+        host=host_label,
         init=begun_with(resume, passed),
         out=out,
         checkpoint_every=checkpoint_every,

@@ -33,6 +33,7 @@ from shoal.errors import (
     JoinRefused,
     JoinTimeout,
     ProcessDied,
+    RangeLost,
     RunAborted,
     ShoalError,
     by_name,
@@ -169,7 +170,7 @@ class LocalEngine:
                 if each.code:
                     failed.append(each)
                     give_up_at = min(give_up_at, monotonic() + GRACE_S)
-                    if each.code < 0:
+                    if each.code < 0 and not each.name.startswith("server"):
                         give_up_at = monotonic()  # killed: nobody else knows more
             tick()
             if self._only_late_ones():
@@ -217,14 +218,15 @@ class LocalEngine:
 
     def _cause(self, failed: list[Exit]) -> ShoalError:
         """The most telling error: a killed process first, then the first typed report."""
+        told = [(each, report) for each in failed if (report := self._report(each)) is not None]
         killed = next((each for each in failed if each.code < 0), None)
         if killed is not None:
-            name = signal.Signals(-killed.code).name
-            return ProcessDied(
-                f"{killed.name} was killed by {name}; the run cannot go on without it "
-                f"(its log: {self.folder.log(killed.name)})"
-            )
-        told = [(each, report) for each in failed if (report := self._report(each)) is not None]
+            how = f"{killed.name} was killed by {signal.Signals(-killed.code).name}"
+            where = f"(its log: {self.folder.log(killed.name)})"
+            for _, report in told:
+                if isinstance(report, RangeLost):
+                    return RangeLost(f"{how} {where}: {report.message}")
+            return ProcessDied(f"{how}; the run cannot go on without it {where}")
         # Those that were told of the end know less than the one that caused it.
         told.sort(key=lambda pair: type(pair[1]) is RunAborted)
         if told:

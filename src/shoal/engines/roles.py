@@ -58,6 +58,8 @@ def run_scheduler(
     elastic: bool = False,
     slow_share: float = 0.0,
     slow_s: float = 5.0,
+    silence_s: float = 10.0,
+    alone_s: float = 60.0,
     checkpoint_s: float = 0.0,
     ledger: dict[str, Any] | None = None,
     passed: int = 0,
@@ -74,6 +76,8 @@ def run_scheduler(
         elastic=elastic,
         slow_share=slow_share,
         slow_s=slow_s,
+        silence_s=silence_s,
+        alone_s=max(alone_s, silence_s),
         checkpoint_s=checkpoint_s,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
@@ -124,6 +128,7 @@ def run_server(
     started_at: float = 0.0,
     threads: int = 1,
     imports: Sequence[str] = (),
+    host: str = "",
     save: str = "",
     init: str = "",
     checkpoints: str = "",
@@ -135,6 +140,7 @@ def run_server(
     """Be a server until the run ends.
 
     imports:  modules of the user's, which define access methods
+    host:     what it may die together with: this machine's name where none is given
     save:     the folder that gets its shards when the run has ended in order
     init:     the folder of a run whose rows tables begin with
     checkpoints:  the folder that gets one every so many clocks, and where views name one; `passed`
@@ -159,7 +165,8 @@ def run_server(
     torch.set_num_threads(threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
     options = SessionOptions(join_timeout_s=init_timeout_s)
-    session = Session(name, "server", "", socket.gethostname(), rank, options, process=os.getpid())
+    host = host or socket.gethostname()
+    session = Session(name, "server", "", host, rank, options, process=os.getpid())
     log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
 
     def note(each: Note) -> None:

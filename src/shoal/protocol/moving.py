@@ -137,7 +137,9 @@ class _Plan:
             while len(draft.full) > max(self._wanted(draft), 1):
                 loads = self._loads(draft.table)
                 old = [rank for rank in draft.full if rank != draft.newest or rank in self._leaving]
-                draft.full.remove(max(old, key=lambda rank: (rank in self._leaving, loads[rank])))
+                draft.full.remove(
+                    max(old, key=lambda r: (r in self._leaving, self._beside(draft, r), loads[r]))
+                )
 
     def repair(self) -> None:
         """Whatever has too few servers that stay gets one more."""
@@ -155,11 +157,12 @@ class _Plan:
                 draft.since = self._number
 
     def balance(self, table: int) -> None:
-        """Rows of a table go from the servers that have most to those that have fewest."""
+        """Rows of a table go from the servers that have most to those that have fewest; and from
+        hosts that have several of their replicas, which would die together, to others."""
         if table in self._busy or not divisible(self._tables[table]):
             return
         loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
-        while (move := self._move(table, loads)) is not None:
+        while (move := self._move(table, loads) or self._spread(table, loads)) is not None:
             draft, giver, taker = move
             draft.learner, draft.since = taker, self._number
             loads[giver] -= self._size(draft)
@@ -183,6 +186,30 @@ class _Plan:
                     return max(fitting, key=self._size), giver, taker
                 return self._cut(min(options, key=self._size), amount), giver, taker
         return None
+
+    def _spread(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
+        """An arc that is to go to another host, where that costs little of the balance."""
+        mean = sum(loads.values()) / max(len(loads), 1)
+        amount, most = max(1, int(UNEVEN * mean)), max(2, 2 * UNEVEN * mean)
+        for draft in self._of(table):
+            hosts = {self._hosts[rank] for rank in draft.full}
+            givers = [rank for rank in draft.full if rank in loads and self._beside(draft, rank)]
+            takers = [rank for rank in loads if self._hosts[rank] not in hosts]
+            if draft.learner != NOBODY or not givers or not takers:
+                continue
+            giver = max(givers, key=lambda rank: (loads[rank], -rank))
+            taker = min(takers, key=lambda rank: (loads[rank], rank))
+            size = min(self._size(draft), amount)
+            after = loads + Counter({taker: size})
+            after[giver] -= size
+            if max(after.values()) - min(after.values()) <= most:
+                whole = size == self._size(draft)
+                return draft if whole else self._cut(draft, size), giver, taker
+        return None
+
+    def _beside(self, draft: _Draft, rank: int) -> bool:
+        """Whether another server of its host has the arc as well."""
+        return [self._hosts[each] for each in draft.members].count(self._hosts[rank]) > 1
 
     def _may(self, draft: _Draft, giver: int, taker: int) -> bool:
         """Whether it may go from one to the other, and its replicas are on no fewer hosts then."""

@@ -1,3 +1,5 @@
+"""`python -m shoal` is `shoal`."""
+
 from shoal.cli import main
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""A cluster that is started by hand: who is waited for, who may come, and what dies together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from shoal.apps.why import explain
+from shoal.runtime.client import Client
+from shoal.tables.spec import Access, TableSpec
+
+pytestmark = pytest.mark.real
+
+SHOAL = [sys.executable, "-m", "shoal"]
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """Starts a role; all are ended at the end, if they have not by themselves."""
+    address, started = f"unix://{tmp_path}/private/s.sock", []
+
+    def start(role, *words):
+        where = "--listen" if role == "scheduler" else "--scheduler"
+        process = subprocess.Popen(
+            [*SHOAL, role, where, address, *map(str, words)],
+            cwd=tmp_path,
+            env={k: v for k, v in os.environ.items() if k != "SHOAL_TOKEN"},
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(process)
+        return process
+
+    start.address = address
+    start.started = started
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def until(true, what, limit_s=40.0):
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, what()
+        time.sleep(0.02)  # polls other processes: there is no event to wait for
+
+
+def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by_hand):
+    by_hand("scheduler", "--workers", 1, "--servers", 1, "--silence-s", 1)
+    server = by_hand("server")
+    with Client(by_hand.address) as client:
+        client.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))
+        client.blocking.push("w", torch.ones(8))
+        server.send_signal(signal.SIGSTOP)
+        late = client.push("w", torch.ones(8))
+        said = []
+
+        def told():
+            found = explain(by_hand.address)["waits"]
+            said[:] = [each["reason"] for each in found if each["at"] == "scheduler"]
+            return any("nobody else has w[0:8)" in reason for reason in said)
+
+        until(told, lambda: said)
+        server.send_signal(signal.SIGCONT)
+        late.wait()
+        assert client.blocking.pull("w").tolist() == [2.0] * 8
+    assert [process.wait(20) for process in by_hand.started] == [0, 0]
+
+
+def test_workers_come_late_and_go_early_where_the_cluster_is_elastic(by_hand):
+    by_hand("scheduler", "--workers", 1, "--servers", 1, "--elastic")
+    by_hand("server")
+    with Client(by_hand.address) as first:
+        first.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))
+        with Client(by_hand.address) as second:
+            until(lambda: len(first.view.workers) == 2, lambda: first.view)
+            second.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))
+            second.blocking.push("w", torch.ones(8))
+        assert first.blocking.pull("w").tolist() == [1.0] * 8
+    assert [process.wait(20) for process in by_hand.started] == [0, 0]
+
+
+def test_replicas_are_on_servers_of_different_labels(by_hand):
+    by_hand("scheduler", "--workers", 1, "--servers", 4, "--replicas", 2)
+    for label in "aabb":
+        by_hand("server", "--host-label", label)
+    with Client(by_hand.address) as client:
+        client.create_table(TableSpec("w", 80, fragment_rows=2, access=Access("sum"), merge="sum"))
+        hosts = {member.rank: member.host for member in client.view.servers}
+        assert sorted(hosts.values()) == ["a", "a", "b", "b"]
+        for arc in client.view.arcs_of("w"):
+            assert {hosts[rank] for rank in arc.full} == {"a", "b"}

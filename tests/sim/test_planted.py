@@ -72,7 +72,7 @@ IN_CHAINS = [
     ("learner_knows_no_past", "exactly once", 142),
     ("learner_takes_its_place_too_early", "freshness own writes lost replicas invariant short", 94),
     ("open_rounds_stay_behind", "split round cut", 434),
-    ("clock_by_another_way", "freshness own writes", 155),
+    ("clock_by_another_way", "freshness own writes", 295),
     ("checkpoint_takes_what_is_there", "cut", 8),
     ("eviction_not_told", "replicas", 157),
     ("reads_make_room", "replicas invariant", 32),

@@ -88,33 +88,33 @@ def run_scheduler(
     journal = Journal(Path(state)) if state else None
     log = _event_log(events, "scheduler", started_at)
 
-    def note(each: Note) -> None:
-        if each.kind == "crowded" and each.fields["hosts"]:
-            hosts = ", ".join(each.fields["hosts"])
-            logging.getLogger("shoal.scheduler").warning(
-                "several replicas of some rows are on one host, and die with it: %s", hosts
-            )
-        if each.kind in NOTED:
-            fields = {key: value for key, value in each.fields.items() if key != "node"}
-            logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)
-            if log is not None:
-                log.write(
-                    each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()}
-                )
-
     before = journal.read() if journal else None
     begun = msgspec.convert(ledger, LedgerRecord) if ledger else LedgerRecord()
     if log is not None and ledger and before is None:
         log.write("ledger", record=ledger, passed=passed)
     machine = SchedulerMachine(options, before, begun)
     me = Identity(SCHEDULER, "scheduler", token=token)
-    node = Node(machine, me, journal=journal, on_note=note)
+    node = Node(machine, me, journal=journal, on_note=lambda each: _note_of_scheduler(each, log))
     try:
         address = node.listen(listen)
         logging.getLogger("shoal.scheduler").info("listening at %s", address)
         node.run()
     finally:
         node.close()
+
+
+def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
+    """What a scheduler has noted, for its log and the run's."""
+    if each.kind == "crowded" and each.fields["hosts"]:
+        hosts = ", ".join(each.fields["hosts"])
+        logging.getLogger("shoal.scheduler").warning(
+            "several replicas of some rows are on one host, and die with it: %s", hosts
+        )
+    if each.kind in NOTED:
+        fields = {key: value for key, value in each.fields.items() if key != "node"}
+        logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)
+        if log is not None:
+            log.write(each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()})
 
 
 def run_server(
@@ -169,22 +169,6 @@ def run_server(
     session = Session(name, "server", "", host, rank, options, process=os.getpid())
     log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
 
-    def note(each: Note) -> None:
-        if each.kind == "joined" and log is not None:
-            log.write("joined", role="server", rank=session.rank)
-        if each.kind == "differs":
-            logging.getLogger("shoal.server").error(
-                "a replica has other rows than its head: %s%s at version %s",
-                *(each.fields[name] for name in ("table", "rows", "version")),
-            )
-            if log is not None:
-                log.write("differs", table=each.fields["table"], rows=str(each.fields["rows"]))
-        if each.kind == "unmoved":
-            reason = each.fields["reason"]
-            logging.getLogger("shoal.server").error("rows cannot go to another server: %s", reason)
-        if each.kind == "stays":
-            logging.getLogger("shoal.server").warning("cannot leave: %s", each.fields["reason"])
-
     opened: OpenShard = open_shard
     if init:
         opened = SavedShards(Path(init)).beginning(open_shard)
@@ -201,7 +185,7 @@ def run_server(
         machine,
         Identity(name, "server", token=token),
         scheduler=scheduler,
-        on_note=note,
+        on_note=lambda each: _note_of_server(each, session, log),
         on_save=writer.put if writer is not None else lambda save: None,
     )
     leaves_on_signals(node)
@@ -219,6 +203,25 @@ def run_server(
         if log is not None:
             for spec, size in machine.sizes():
                 log.write("table", table=spec.name, rank=session.rank, **size)
+
+
+def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
+    """What a server has noted, for its log and the run's."""
+    said = logging.getLogger("shoal.server")
+    match each.kind:
+        case "joined" if log is not None:
+            log.write("joined", role="server", rank=session.rank)
+        case "differs":
+            table, rows, version = (each.fields[name] for name in ("table", "rows", "version"))
+            said.error(
+                "a replica has other rows than its head: %s%s at version %s", table, rows, version
+            )
+            if log is not None:
+                log.write("differs", table=table, rows=str(rows))
+        case "unmoved":
+            said.error("rows cannot go to another server: %s", each.fields["reason"])
+        case "stays":
+            said.warning("cannot leave: %s", each.fields["reason"])
 
 
 def leaves_on_signals(node: Node) -> None:

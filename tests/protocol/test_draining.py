@@ -9,6 +9,7 @@ from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.replication import Replication
 from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 
 
@@ -35,6 +36,16 @@ def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
         draining.tick(now / 4)
     assert not draining._gate.draining
     draining.begin(Drain((1, 3)), 9.0, [])
+    assert draining._gate.draining
+
+
+def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
+    """It once had what waits told to servers of the view before, which was lost with that."""
+    draining._gate.promise((1, 2))
+    draining.begin(Drain((1, 3)), 0.0, [])
+    assert not draining._gate.draining
+    draining._gate.adopt(View(1, 2, (), ()))
+    draining.begin(Drain((1, 3)), 0.1, [])  # it is said again
     assert draining._gate.draining
 
 

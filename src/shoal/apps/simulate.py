@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,18 +17,25 @@ from rich.progress import track
 from rich.table import Table
 
 from shoal.sim.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
+from shoal.sim.menu import Fault, fault_of
 from shoal.sim.scenario import Report, simulate
 
 
-def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) -> dict[str, Any]:
+def run_seeds(
+    first: int, count: int, jobs: int, trace: bool, console: Console, menu: Sequence[str] = ()
+) -> dict[str, Any]:
     """Simulate seeds [first, first + count); print what they covered; return the figures.
+
+    menu:  what goes wrong, by turns (`fault_of` reads them); where it is empty, what seeds draw
 
     coverage counts, for each fault and phase, the seeds that hit it; where there are enough of
     them, `thin` names the counters that too few have hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)
-    reports = list(track(_simulate_all(seeds, jobs, trace), "simulating", count, console=console))
+    chosen = [fault_of(each) for each in menu]
+    running = _simulate_all(seeds, jobs, trace, chosen)
+    reports = list(track(running, "simulating", count, console=console))
     coverage: Counter[str] = Counter()
     combined = blake2b(digest_size=16)
     for report in reports:
@@ -34,12 +43,13 @@ def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) 
         combined.update(report.trace_hash.encode())
     trace_hash = reports[0].trace_hash if count == 1 else combined.hexdigest()
     found = [report for report in reports if report.violation]
-    enough = count >= LEAST_SEEDS_OF
+    enough = count >= LEAST_SEEDS_OF and not menu
     thin = {k: coverage[k] for k in REQUIRED_COVERAGE if enough and coverage[k] < LEAST_SEEDS}
     _show(console, reports, coverage, trace_hash, trace)
     for report in found:
         console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
-        console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace")
+        same = f" --menu {','.join(menu)}" if menu else ""
+        console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace{same}")
     for name, seeds_hit in thin.items():
         console.print(f"[yellow]thin[/]: {name} in {seeds_hit} seeds, not {LEAST_SEEDS}")
     return {
@@ -58,17 +68,17 @@ def run_seeds(first: int, count: int, jobs: int, trace: bool, console: Console) 
     }
 
 
-def _simulate_all(seeds: range, jobs: int, trace: bool) -> Any:
+def _simulate_all(seeds: range, jobs: int, trace: bool, menu: list[Fault]) -> Any:
     torch.set_num_threads(1)
     if jobs == 1 or len(seeds) == 1:
-        return (simulate(seed, trace) for seed in seeds)
-    return _in_processes(seeds, jobs, trace)
+        return (simulate(seed, trace, menu) for seed in seeds)
+    return _in_processes(seeds, jobs, trace, menu)
 
 
-def _in_processes(seeds: range, jobs: int, trace: bool) -> Any:
+def _in_processes(seeds: range, jobs: int, trace: bool, menu: list[Fault]) -> Any:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(simulate, seeds, [trace] * len(seeds), chunksize=4)
+        yield from pool.map(simulate, seeds, repeat(trace), repeat(menu), chunksize=4)
 
 
 def _show(

@@ -26,13 +26,23 @@ from shoal.jobs.spec import JobSpec, from_mapping
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), default=None, help="processes  [one a core]")
 @click.option("--trace", is_flag=True, help="print the conversation of each seed")
+@click.option(
+    "--menu",
+    default="",
+    help="what goes wrong, by turns, as for `shoal chaos`: kill-server,stop-worker-1@4 (a step is "
+    "a clock)  [what each seed draws]",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool) -> None:
+def simulate(
+    seed: int, seeds: int, jobs: int | None, trace: bool, menu: str, as_json: bool
+) -> None:
     """Run seeded clusters with faults in virtual time, with every checker watching."""
     from shoal.apps.simulate import run_seeds
 
     console = Console(stderr=as_json)
-    report = run_seeds(seed, seeds, jobs or os.cpu_count() or 1, trace, console)
+    report = run_seeds(
+        seed, seeds, jobs or os.cpu_count() or 1, trace, console, menu.split(",") if menu else ()
+    )
     if as_json:
         click.echo(json.dumps(report))
     if report["violations"]:
@@ -47,7 +57,7 @@ def simulate(seed: int, seeds: int, jobs: int | None, trace: bool, as_json: bool
     default="kill-server,kill-worker,kill-scheduler",
     show_default=True,
     help="what is done, by turns: kill, stop, restart, slow or partition, and a role; perhaps a "
-    "rank, and a step: stop-worker-1@40",
+    "rank, and a step: stop-worker-1@40. Or random: drawn from --seed",
 )
 @click.option("--early", is_flag=True, help="strike before rows have all their replicas again")
 @options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"))

@@ -29,8 +29,8 @@ class Draining:
 
     def begin(self, message: Drain, now: float, out: Effects) -> None:
         """The scheduler asks for it, perhaps once more."""
-        if message.view <= max(self._gate.promised, self._given_up):
-            return
+        if self._gate.frozen or message.view <= max(self._gate.promised, self._given_up):
+            return  # frozen: the view before this one is still to come, and it is asked again
         if not self._gate.draining:
             self._gate.draining = True
             self.until = now + self._replication.options.drain_s

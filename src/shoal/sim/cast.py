@@ -77,7 +77,7 @@ class Cast:
 
         It is a guest where one is due, once the first group is there.
         """
-        if self._full():
+        if self.full():
             return None
         node = f"worker-{self._workers_made}"
         self._workers_made += 1
@@ -94,7 +94,7 @@ class Cast:
 
     def add_server(self) -> NodeId | None:
         """Start another server."""
-        if self._full():
+        if self.full():
             return None
         node = f"server-{self._servers_made}"
         self._servers_made += 1
@@ -108,7 +108,8 @@ class Cast:
     def _made(self) -> int:
         return self._workers_made + self._servers_made
 
-    def _full(self) -> bool:
+    def full(self) -> bool:
+        """Whether no more members may come."""
         return self._made >= INCARNATIONS - 4
 
     def send_away(self, server: NodeId) -> None:
@@ -129,6 +130,13 @@ class Cast:
                 for arc in arcs
             )
         )
+
+    def whole(self) -> bool:
+        """... and whether all workers of the first group are there, or have finished."""
+        nodes = self._world.nodes.items()
+        there = [n for n, sim in nodes if n.startswith("worker") and sim.alive]
+        workers = [node for node in there if node not in self.guests]
+        return self.repaired() and len(workers) >= self._plan.workers
 
     def lives(self, server: NodeId) -> bool:
         """Whether it serves, and the scheduler thinks so too."""

@@ -128,7 +128,7 @@ class Faults:
         match what:
             case "crash worker":
                 if lost := [name for name in workers if self._may_lose(name)]:
-                    self._count(what)
+                    self.count(what)
                     self._crash_worker(random.choice(lost))
             case "crash worker in mid-payload":
                 self._in_payload = True
@@ -136,7 +136,7 @@ class Faults:
                 self._in_advance = len(workers) > 1
             case "crash scheduler":
                 if self._world.nodes[SCHEDULER].alive:
-                    self._count(what)
+                    self.count(what)
                     self._world.crash(SCHEDULER, tell=random.random() < 0.5)
                     self._restart_later()
             case "crash scheduler before persist" | "crash scheduler after persist":
@@ -144,37 +144,37 @@ class Faults:
             case "partition":
                 island = frozenset(random.sample(names, random.randint(1, max(1, len(names) // 2))))
                 network.partition(island, until)
-                self._count(what)
+                self.count(what)
             case "clog":
                 if len(names) > 1:
                     source, target = random.sample(names, 2)
                     network.clog(source, target, until)
-                    self._count(what)
+                    self.count(what)
             case "break":
                 if len(names) > 1:
-                    self._count(what)
+                    self.count(what)
                     self._world.break_connection(*random.sample(names, 2))
             case "slow worker":
                 slow = random.choice(workers or names)
                 for target in names:
                     network.clog(slow, target, until)
-                self._count(what)
+                self.count(what)
             case "take for dead":
                 if lost := [name for name in workers if self._may_lose(name)]:
                     network.partition(frozenset([random.choice(lost)]), until + DEAD_S)
-                    self._count(what)
+                    self.count(what)
             case "stop worker" | "stop server" | "stop scheduler":
                 self._stop(what, [name for name in names if name.startswith(what.split()[1])])
             case "join":
                 if self._cast.add_worker() is not None:
-                    self._count(what)
+                    self.count(what)
             case "join server":
                 if self._cast.add_server() is not None:
-                    self._count(what)
+                    self.count(what)
             case "leave server":
                 servers = [name for name in names if name.startswith("server")]
                 if len(servers) > 1:
-                    self._count(what)
+                    self.count(what)
                     self._cast.send_away(random.choice(servers))
 
     def _stop(self, what: str, names: list[NodeId]) -> None:
@@ -183,7 +183,7 @@ class Faults:
         if self._aside.random() < 0.5 and not what.endswith("worker"):
             seconds += DEAD_S
         if names:
-            self._count(what + (" for long" if seconds > DEAD_S else ""))
+            self.count(what + (" for long" if seconds > DEAD_S else ""))
             self._world.pause(self._aside.choice(names), self._world.now + seconds)
 
     def _may_lose(self, worker: NodeId) -> bool:
@@ -200,10 +200,19 @@ class Faults:
         if replaced or self._cast.needed(node):
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
+    def kill(self, node: NodeId, role: str) -> None:
+        """SIGKILL; another takes its place, with what the one before has written down."""
+        if role == "worker":
+            self._cast.will_crash(node)
+        self._world.crash(node)
+        come = {"worker": self.replace_worker, "server": self._replace_server}
+        again = come.get(role, self._cast.restart_scheduler)
+        self._world.at(self._world.now + 0.05 + self._random.random(), again)
+
     def replace_worker(self) -> None:
         """Start a worker in the place of one that is gone."""
         if not self._cast.over() and self._cast.add_worker() is not None:
-            self._count("restart worker")
+            self.count("restart worker")
 
     def _restart_later(self) -> None:
         at = self._world.now + 0.05 + self._random.random()
@@ -223,7 +232,7 @@ class Faults:
             return False
         if self._at_persist == "after":
             sim.disk = effect.record
-        self._count(f"crash scheduler {self._at_persist} persist")
+        self.count(f"crash scheduler {self._at_persist} persist")
         self._at_persist = ""
         self._restart_later()
         return True
@@ -237,7 +246,7 @@ class Faults:
             network.clog(SCHEDULER, server, now + 0.05)  # until they have done something
             for worker in [node for node in nodes if node.startswith("worker")]:
                 network.clog(server, worker, now + 0.4)
-        self._count("answers late as rows move")
+        self.count("answers late as rows move")
 
     def _half_advanced(self, node: NodeId, message: Message) -> bool:
         if not isinstance(message, Request) or message.advance < 0:
@@ -248,7 +257,7 @@ class Faults:
         if before != self._told:
             return False
         self._in_advance, self._told = False, None
-        self._count("crash worker in mid-advance")
+        self.count("crash worker in mid-advance")
         self._cast.will_crash(node)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
@@ -261,7 +270,7 @@ class Faults:
         self._in_payload = False
         if not self._world.nodes[source].alive or not self._may_lose(source):
             return False
-        self._count("crash worker in mid-payload")
+        self.count("crash worker in mid-payload")
         self._cast.will_crash(source)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
@@ -287,7 +296,7 @@ class Faults:
     def _kill(self, victim: NodeId) -> None:
         if self._world.nodes[victim].alive:
             self._doomed = None
-            self._count("crash server")
+            self.count("crash server")
             self._world.crash(victim)
             self._after_death()
 
@@ -296,7 +305,7 @@ class Faults:
         for other in list(self._world.nodes):
             if other.startswith("server"):
                 self._world.network.clog(victim, other, self._world.now + 1.0)
-        self._count("server unheard")
+        self.count("server unheard")
 
     def _after_death(self) -> None:
         """Another server comes, or not; and another dies, once the chains are whole again or not.
@@ -316,7 +325,7 @@ class Faults:
 
     def _replace_server(self) -> None:
         if not self._cast.over() and self._cast.add_server() is not None:
-            self._count("restart server")
+            self.count("restart server")
 
     def _kill_another(self, patient: bool, about_to: str) -> None:
         if self._cast.over() or not self._cast.at_work() or self.healed:
@@ -327,7 +336,7 @@ class Faults:
         nodes = self._world.nodes
         servers = [n for n, s in nodes.items() if n.startswith("server") and s.alive]
         if len(servers) > 1:
-            self._count("crash another server" + ("" if patient else " at once"))
+            self.count("crash another server" + ("" if patient else " at once"))
             self._kill_server(self._random.choice(sorted(servers)), 0, about_to)
 
     def _meanwhile(self) -> None:
@@ -336,13 +345,13 @@ class Faults:
         living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
         what = random.choice(("", "join", "clog"))
         if what == "join" and self._cast.add_worker() is not None:
-            self._count(what)
+            self.count(what)
         elif what == "clog":
             for source in [node for node in living if node.startswith("server")]:
                 for target in [node for node in living if node.startswith("worker")]:
                     if random.random() < 0.5:
                         world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
-            self._count(what)
+            self.count(what)
 
     def _struck_down(self, sim: SimNode, effect: Send) -> bool:
         """Kill a server that is about to say something to the others, or to a worker."""
@@ -357,11 +366,11 @@ class Faults:
         if self._random.random() < 0.5:  # the next one
             return False
         self._doomed = None
-        self._count(f"crash server about to {about_to}")
+        self.count(f"crash server about to {about_to}")
         self._world.at(self._world.now, self._after_death)
         return True
 
-    def _count(self, fault: str) -> None:
+    def count(self, fault: str) -> None:
         """Count a fault, by its phase where it is one that may come in any."""
         name = f"{fault} ({self._cast.phase()})" if fault in ONE_SIDED else fault
         self.counts[name] += 1

@@ -100,6 +100,11 @@ class Plan(msgspec.Struct, frozen=True):
             guests_leased=aside.random() < LEASED,
         )
 
+    def for_menu(self) -> Plan:
+        """The same, where nothing else goes wrong and one server may die without a loss."""
+        more = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
+        return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
+
     def phases(self) -> tuple[str, ...]:
         """The phases that this cluster goes through."""
         if self.consistency.settles == "close":

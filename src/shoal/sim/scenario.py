@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
@@ -30,6 +30,7 @@ from shoal.sim.checkers import (
 from shoal.sim.cuts import Cuts
 from shoal.sim.faults import Faults
 from shoal.sim.holdings import check_holdings, made_room
+from shoal.sim.menu import Fault, Served
 from shoal.sim.node import SimNode
 from shoal.sim.plans import GUESTS, Plan
 from shoal.sim.workload import Workload
@@ -38,6 +39,7 @@ from shoal.sim.world import World
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0
 REPAIR_S = 12.0  # after the last fault
+MOST_EVENTS = 60_000  # of a seed; of a menu, whose faults come one after the other, more
 
 
 class Report(msgspec.Struct):
@@ -57,8 +59,8 @@ class Report(msgspec.Struct):
 class Scenario:
     """A cluster, its faults and its checkers, from one seed."""
 
-    def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        self.plan = plan = Plan.of(seed)
+    def __init__(self, seed: int, keep_lines: bool = False, menu: Sequence[Fault] = ()) -> None:
+        self.plan = plan = Plan.of(seed).for_menu() if menu else Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
         self.work = Workload(
@@ -91,6 +93,7 @@ class Scenario:
         self.world.on_save = self._cuts.add
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
+        self._menu = Served(menu, self.world, self.cast, self.faults, random) if menu else None
         self.cast.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
@@ -166,6 +169,8 @@ class Scenario:
             for work in self.works.values():
                 work.check_buffers(sim.node)
         self.faults.look()
+        if self._menu is not None:
+            self._menu.look()
 
     def _may_end(self) -> bool:
         """`short`: once nothing goes wrong any more, chains grow back to what they are to be."""
@@ -246,18 +251,20 @@ class Scenario:
 def simulate(
     seed: int,
     keep_lines: bool = False,
+    menu: Sequence[Fault] = (),
     planted: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Report:
     """Run one seed to its end and report; a violation is in the report, not raised.
 
+    menu:    what goes wrong, by turns, instead of what the seed draws
     planted: a context in which a bug is planted, for the tests of the checkers.
     """
     checker = violation = ""
     with planted():
-        scenario = Scenario(seed, keep_lines)
+        scenario = Scenario(seed, keep_lines, menu)
         world = scenario.world
         try:
-            world.run(until=LIMIT_S, most_events=60_000)
+            world.run(until=LIMIT_S, most_events=MOST_EVENTS * (4 if menu else 1))
             scenario.check_end()
         except Violation as found:
             checker, violation = found.checker, found.message

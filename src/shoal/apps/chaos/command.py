@@ -6,19 +6,21 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 import msgspec
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shoal.apps.chaos.faults import Fault, Striker, Struck, fault_of
+from shoal.apps.chaos.faults import Striker, Struck
 from shoal.apps.chaos.marks import TABLE, Verdict, judge
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.resuming import resumed_at
@@ -26,15 +28,19 @@ from shoal.apps.train import check_job, run_job, summarise, tasks_of
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
+from shoal.protocol.record import SchedulerOptions
 from shoal.reports.events import write_tables
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.shards import SavedShards
+from shoal.sim.menu import MENU, Fault, fault_of
 from shoal.strategies.base import StrategyOptions
 
 SECONDS_A_FAULT = 2.0  # the job is to last so long for each
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
+DRAWN = [name for name in MENU if name.split("-")[0] not in ("slow", "partition")]  # without root
 
 
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
@@ -51,7 +57,7 @@ def run_chaos(
     """Run a job undisturbed, then with faults; return the figures.
 
     faults: how many, but where the menu says at which step each is
-    menu:   what is done, by turns: `fault_of` reads them
+    menu:   what is done, by turns: `fault_of` reads them; or "random", drawn from the job's seed
     early:  do not wait until all rows have all their replicas again: the last one of some may be
             killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
 
@@ -60,7 +66,8 @@ def run_chaos(
             are to be disturbed where that cannot be done
         UnknownName: a fault that there is not
     """
-    chosen = [fault_of(name) for name in menu]
+    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(menu) == ["random"] else menu
+    chosen = [fault_of(name) for name in drawn]
     if all(each.step >= 0 for each in chosen):
         faults = len(chosen)
     if job.replicas < 2:
@@ -100,16 +107,31 @@ def run_chaos(
             if not early:
                 raise
             engine.stop()
-            return _resumed(job, folder, data_dirs, lost, len(striker.struck), undisturbed)
+            return _resumed(job, folder, data_dirs, lost, striker.struck, undisturbed)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
-    shards = SavedShards(folder.shards).merged(TABLE.name)
-    held = dict(zip(shards["keys"].tolist(), shards["rows"].view(-1).tolist(), strict=True))
-    verdict = judge(marks, {key % (1 << 64): times for key, times in held.items()})
+    verdict = judge(marks, _times(SavedShards(folder.shards).merged(TABLE.name)))
     probes = list(PROBE.iter_unpack((marks / PROBES).read_bytes()))
     report = _report(striker.struck, verdict, probes, summary, undisturbed)
+    report["detection"] = _tuning(hosts is not None)
     folder.summary.write_text(json.dumps({**summary, "chaos": report}, indent=2) + "\n")
     return report
+
+
+def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
+    """How often each key was counted, of the table of marks."""
+    if shards is None:
+        return {}
+    held = zip(shards["keys"].tolist(), shards["rows"].view(-1).tolist(), strict=True)
+    return {key % (1 << 64): times for key, times in held}
+
+
+def _tuning(several_hosts: bool) -> dict[str, float]:
+    """After how many seconds somebody is taken for dead: silent, cut off, seen to end."""
+    options = SchedulerOptions(0, 1)
+    if several_hosts:
+        return {"silence_s": options.silence_s, "broken_s": options.broken_s}
+    return {"silence_s": options.silence_s, "broken_s": BROKEN_HERE_S, "seen_to_end_s": 0.0}
 
 
 def _resumed(
@@ -117,7 +139,7 @@ def _resumed(
     folder: RunFolder,
     data_dirs: Sequence[Path],
     lost: RangeLost,
-    kills: int,
+    struck: Sequence[Struck],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
     """All replicas of some rows were killed at once: go on from the last checkpoint."""
@@ -126,11 +148,19 @@ def _resumed(
         passed = resumed_at(goes_on.resume, goes_on.resume_at)
     except DataMissing:  # it had not come to its first one
         goes_on, passed = job, 0
+    held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
+    verdict = judge(folder.path / "marks", _times(held))
     summary = run_job(goes_on, data_dirs)
     return {
-        "kills": kills,
+        "kills": sum(each.fault.what == "kill" for each in struck),
         "range_lost": lost.message,
+        "ranges": list(lost.ranges),
         "resumed_at": passed,
+        "intended": verdict.intended,
+        "acknowledged": verdict.acknowledged,
+        "rolled_back": verdict.lost,  # acknowledged after the checkpoint
+        "acknowledged_doubled": verdict.doubled,
+        "strange": verdict.strange,
         "accuracy": summary["accuracy"],
         "accuracy_undisturbed": undisturbed["accuracy"],
         "run_dir": summary["run_dir"],

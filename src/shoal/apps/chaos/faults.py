@@ -4,61 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import JobSpec
-from shoal.registry import unknown
+from shoal.sim.menu import Fault
 
-What = Literal["kill", "stop", "restart", "slow", "partition"]
 LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # then it is taken back
 SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
 EARLY_S = 0.1  # ... and it is not waited for, where what must not be lost may be
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
-MENU = tuple(
-    f"{what}-{role}"
-    for what in ("kill", "stop", "restart", "slow", "partition")
-    for role in ("server", "worker", "scheduler")
-)
-FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """What is done to a process of a role: to that of a rank, or -1; at a step, or -1.
-
-    kill: SIGKILL. stop: SIGSTOP, for a second. restart: SIGTERM; a server leaves in order, and
-    another comes. slow: 1 Mbit/s, for two seconds. partition: no link, for two seconds
-    """
-
-    what: What
-    role: str
-    rank: int = -1
-    step: int = -1
-
-
-def fault_of(text: str) -> Fault:
-    """`kill-server`, `kill-server-1`, `stop-worker@40`: the first of any rank, the last at a step.
-
-    Raises:
-        UnknownName: it is none of these
-
-    >>> fault_of("partition-server-1@40")
-    Fault(what='partition', role='server', rank=1, step=40)
-    """
-    found = FORM.fullmatch(text.strip())
-    if found is None or found["name"] not in MENU:
-        raise unknown("fault", text, MENU)
-    what, role = found["name"].split("-")
-    rank, step = (int(found[each] or -1) for each in ("rank", "step"))
-    return msgspec.convert({"what": what, "role": role, "rank": rank, "step": step}, Fault)
 
 
 class Struck(msgspec.Struct):

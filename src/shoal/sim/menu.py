@@ -1,0 +1,128 @@
+"""Menus: what somebody wants to go wrong, in the simulator or on a real cluster (`shoal chaos`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.server import ServerMachine
+from shoal.protocol.views import NodeId
+from shoal.protocol.worker import WorkerMachine
+from shoal.registry import unknown
+from shoal.sim.cast import Cast
+from shoal.sim.faults import Faults
+from shoal.sim.world import World
+
+What = Literal["kill", "stop", "restart", "slow", "partition"]
+MENU = tuple(
+    f"{what}-{role}"
+    for what in ("kill", "stop", "restart", "slow", "partition")
+    for role in ("server", "worker", "scheduler")
+)
+FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
+LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time, where a real cluster's last for one or two seconds
+PAUSE_S = 0.2  # at most, between being whole and the next fault
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is done to a process of a role: to that of a rank, or -1; at a step, or -1.
+
+    kill: SIGKILL. stop: SIGSTOP, for a second. restart: SIGTERM; a server leaves in order, and
+    another comes. slow: 1 Mbit/s, for two seconds. partition: no link, for two seconds
+    """
+
+    what: What
+    role: str
+    rank: int = -1
+    step: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.what}-{self.role}"
+
+
+def fault_of(text: str) -> Fault:
+    """`kill-server`, `kill-server-1`, `stop-worker@40`: the first of any rank, the last at a step.
+
+    Raises:
+        UnknownName: it is none of these
+
+    >>> fault_of("partition-server-1@40")
+    Fault(what='partition', role='server', rank=1, step=40)
+    """
+    found = FORM.fullmatch(text.strip())
+    if found is None or found["name"] not in MENU:
+        raise unknown("fault", text, MENU)
+    what, role = found["name"].split("-")
+    rank, step = (int(found[each] or -1) for each in ("rank", "step"))
+    return msgspec.convert({"what": what, "role": role, "rank": rank, "step": step}, Fault)
+
+
+class Served:
+    """A menu's faults, by turns, on a simulated cluster: each when it is whole again."""
+
+    def __init__(
+        self, menu: Sequence[Fault], world: World, cast: Cast, faults: Faults, random: Random
+    ) -> None:
+        self._menu = menu
+        self._world = world
+        self._cast = cast
+        self._faults = faults
+        self._random = random
+        self._served = 0
+        self._next_at = -1.0  # once the cluster is whole
+
+    def look(self) -> None:
+        """After an event: strike if it is time."""
+        if self._faults.healed or not self._cast.at_work() or not self._cast.whole():
+            self._next_at = -1.0
+            return
+        fault, now = self._menu[self._served % len(self._menu)], self._world.now
+        if fault.step > self._step() or (fault.step >= 0 and self._served >= len(self._menu)):
+            return
+        if self._next_at < 0:
+            self._next_at = now + self._random.random() * PAUSE_S
+        elif now >= self._next_at:
+            self._next_at = -1.0
+            self._served += 1
+            self._world.at(now, lambda: self._strike(fault))
+
+    def _step(self) -> int:
+        machines = [sim.machine for sim in self._world.nodes.values() if sim.alive]
+        return max((m.clock for m in machines if isinstance(m, WorkerMachine)), default=0)
+
+    def _strike(self, fault: Fault) -> None:
+        living = [n for n, s in self._world.nodes.items() if s.alive and not s.stopped]
+        nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
+        if not nodes or (fault.what in ("kill", "restart") and self._cast.full()):
+            return
+        node, now, network = (
+            self._random.choice(sorted(nodes)),
+            self._world.now,
+            self._world.network,
+        )
+        self._faults.count(f"menu {fault}")
+        match fault.what, fault.role:
+            case "stop", _:
+                self._world.pause(node, now + LASTS_S)
+            case "partition", _:
+                network.partition(frozenset([node]), now + LASTS_S)
+            case "slow", _:
+                for other in living:
+                    network.clog(node, other, now + SLOW_S)
+                    network.clog(other, node, now + SLOW_S)
+            case "restart", "server":
+                self._cast.send_away(node)
+                self._cast.add_server()
+            case _, role:
+                self._faults.kill(node, role)
+
+    def _is(self, node: NodeId, rank: int) -> bool:
+        if node == SCHEDULER or rank < 0:
+            return True
+        machine = self._world.nodes[node].machine
+        return isinstance(machine, ServerMachine | WorkerMachine) and machine.session.rank == rank

@@ -38,7 +38,6 @@ class Marked:
         self, client: Client, hooks: training.Progress, folder: Path, seconds: float, steps: int
     ) -> None:
         self._hooks = hooks
-        self._client = client
         self._steps = steps
         self._pause_s = seconds / max(steps, 1)
         self._over = folder / OVER
@@ -49,7 +48,7 @@ class Marked:
         self._marks.push()
         time.sleep(self._pause_s)
         until = time.monotonic() + PATIENCE_S
-        while self._client.clock == self._steps - 1 and not self._over.exists():
+        while step == self._steps - 1 and not self._over.exists():
             if time.monotonic() > until:
                 break
             time.sleep(POLL_S)

@@ -57,6 +57,13 @@ def test_imports_point_up_the_list(path):
             raise AssertionError(f"{room} imports its sibling {other}")
 
 
+@pytest.mark.parametrize("room", ["tables", "sim"])
+def test_no_clock_but_its_own_and_no_network(room):
+    for path in (ROOT / room).glob("*.py"):
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"time", "datetime", "socket", "selectors"}, path
+
+
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
 def test_no_clock_no_chance_no_io(room):
     for path in (ROOT / room).glob("*.py"):

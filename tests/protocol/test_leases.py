@@ -183,6 +183,20 @@ def test_who_has_finished_has_done_what_it_had(started):
     assert started.told(Leased)["worker-1"].over
 
 
+def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    small = {"epochs": 1, "batches": 1}
+    started.receive("worker-0", lease(mine, 0, **small))
+    started.receive("worker-1", lease(other, 0, patient=True, **small))
+    started.now += 2.0
+    [wait] = started.why()
+    assert (wait.who, wait.what) == ("worker-1", "a lease")
+    assert wait.reason == "waits for worker-0 to do theirs"
+    assert wait.seconds == 2.0
+    started.receive("worker-0", lease(mine, 1, **small))
+    assert started.why() == []
+
+
 def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
     mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
     small = {"epochs": 1, "batches": 1}

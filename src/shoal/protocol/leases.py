@@ -95,6 +95,16 @@ class Leases:
         left = not self._epochs or self._returned or self._untouched[0] < self._epochs
         return not left and not any(each.span.count for each in self._granted.values())
 
+    @property
+    def wanting(self) -> list[NodeId]:
+        """Who has asked and was not answered."""
+        return [node for node, _ in self._wanting.values()]
+
+    @property
+    def holders(self) -> list[int]:
+        """The incarnations that have batches to do."""
+        return sorted(each.incarnation for each in self._granted.values() if each.span.count)
+
     # ------------------------------------------------------------------ questions
 
     def ask(self, node: NodeId, asked: Lease) -> None:

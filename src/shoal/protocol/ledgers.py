@@ -8,9 +8,9 @@ import msgspec
 
 from shoal.protocol.leases import Leases, LedgerRecord, Span
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Lease, Leased
+from shoal.protocol.messages import Lease, Leased, Waiting
 from shoal.protocol.roster import Roster
-from shoal.protocol.views import Member, View
+from shoal.protocol.views import Member, NodeId, View
 
 
 class Ledgers:
@@ -18,6 +18,7 @@ class Ledgers:
 
     def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
         self._leases = {group: Leases(record) for group, record in records.items()}
+        self._since: dict[NodeId, float] = {}  # those who have asked have waited
 
     def of(self, group: str) -> Leases:
         """A group's."""
@@ -30,9 +31,22 @@ class Ledgers:
         """A group has finished; another one of that name has data of its own."""
         self._leases.pop(group, None)
 
-    def ask(self, member: Member, asked: Lease) -> None:
+    def ask(self, member: Member, asked: Lease, now: float) -> None:
         """A worker has done what it had, and wants more."""
+        self._since.setdefault(member.id, now)
         self.of(member.group).ask(member.id, asked)
+
+    def waits(self, roster: Roster, now: float) -> list[Waiting]:
+        """Who waits for batches, and for whom."""
+        names = {member.incarnation: member.name for member in roster.members.values()}
+        found = []
+        for leases in self._leases.values():
+            others = ", ".join(names[each] for each in leases.holders if each in names)
+            for node in leases.wanting:
+                who = roster.members[node].name if node in roster.members else node
+                seconds = now - self._since.get(node, now)
+                found.append(Waiting(who, "a lease", f"waits for {others} to do theirs", seconds))
+        return found
 
     def answers(self, roster: Roster) -> Effects:
         """What can be said by now. It is to be on disk before it is told."""
@@ -42,6 +56,7 @@ class Ledgers:
                 if isinstance(answer, Leased) and answer.count:
                     fields = {"name": roster.members[node].name, "group": group, **leases.size}
                     out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
+                self._since.pop(node, None)
                 out.append(Send(node, answer))
         return out
 

@@ -258,7 +258,7 @@ class SchedulerMachine:
             case Enter():
                 self._barriers.enter(member, message, now, out)
             case Lease():
-                self.ledgers.ask(member, message)
+                self.ledgers.ask(member, message, now)
             case Finish() if member.role == "server":  # it was told of an end that is not ours
                 self._lost(sender, "it was told of an end", now, out)
             case Finish():
@@ -349,6 +349,7 @@ class SchedulerMachine:
     def _because(self, now: float) -> Because:
         members = self.roster.members
         waits = self._barriers.waits(now) + self._views.waits(now)
+        waits += self.ledgers.waits(self.roster, now)
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
         return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 

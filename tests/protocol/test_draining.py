@@ -9,6 +9,7 @@ from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
 from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.replication import Replication
 from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.succession import SOON_S
 from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 
@@ -85,6 +86,17 @@ def test_rows_move_when_all_have_drained(rig):
     assert len(rig.sent(Freeze)) == 2
     rig.frozen("server-0", "server-1", drained=True)
     assert any(arc.learning for arc in rig.machine.view.arcs[0])
+
+
+def test_where_something_came_in_after_all_it_is_tried_again_soon(rig):
+    """A tail that had drained was told more by a head that had not: a learner was to have it."""
+    for name in ("server-0", "server-1"):
+        rig.receive(name, Drained(rig.machine._views._proposal.number))
+    rig.frozen("server-0", drained=True)
+    rig.frozen("server-1", drained=False)
+    assert not any(arc.learning for arc in rig.machine.view.arcs[0])
+    assert rig.machine.deadline() == SOON_S
+    assert rig.at(SOON_S) == {Drain}
 
 
 def test_where_a_server_cannot_a_view_without_moves_is_made_and_later_it_is_tried_again(rig):

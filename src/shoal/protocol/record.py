@@ -27,7 +27,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     same_host:         all members are on this host: a connection that broke is such a proof
     resend_s:          between repetitions of an unanswered Freeze or End
     drain_s:           how long servers are asked to drain for a view that moves rows; when that was
-                       in vain, a view without moves is made, and it is tried again after pause_s
+                       in vain, a view without moves is made, and it is tried again after pause_s;
+                       sooner where something had only come in after they had drained
     linger_s:          at the end, how long to wait for members to confirm it
     replicas:          servers that have a copy of each row, where there are as many
     slow_share:        a worker is dropped that others have waited for in so much of the last

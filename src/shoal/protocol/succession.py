@@ -28,6 +28,8 @@ from shoal.protocol.roster import Roster
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
+SOON_S = 0.5  # after which rows may move that could not, though nobody was waited for in vain
+
 
 class Succession:
     """Makes views.
@@ -196,7 +198,9 @@ class Succession:
         drained = all(promise.drained for promise in promises)
         drained = drained and all(member.id in self._roster.members for member in before)
         if proposal.drains and not drained:
-            self._still_until = now + self._options.pause_s
+            waited = now - proposal.since >= self._options.drain_s
+            pause = self._options.pause_s
+            self._still_until = now + (pause if waited else min(pause, SOON_S))
         view = self._next(proposal.number, drained, promises, reason)
         if self._to_mark:
             self._to_mark = False

@@ -294,3 +294,24 @@ def test_an_acknowledgement_of_what_was_not_sent_changes_nothing(chain):
     chain.receive(0, "server-1", Replicated((1, 1), 99, ()))
     chain.receive(0, "worker-1", Replicated((1, 1), 1, ((0, 0, 5),)))
     assert chain.told == []
+
+
+def test_a_greeting_is_answered_with_a_greeting_and_nothing_else(rigs):
+    """It was once given back as it came: and the other took its own words for news of the next."""
+    chain = rigs.Chain(length=2)
+    view, said = chain.view.id, ((0, 0, 3),)
+    chain.under_way.clear()
+    chain.receive(1, "server-0", Replicated(view, 0, said))
+    assert [message for _, _, message, _ in chain.under_way] == [Replicated(view, 0, ())]
+
+
+def test_only_the_next_server_says_what_it_has_and_those_after_it(rigs):
+    chain = rigs.Chain(length=3)
+    chain.ask(0, 0, 0, 1, 2, 3, 4)
+    chain.deliver(Replicate)
+    [copy] = chain.servers[1].replication.copies.values()
+    assert copy.version == 1
+    chain.receive(1, "server-0", Replicated(chain.view.id, 0, ((0, 0, 1),)))
+    assert copy.done == 0  # server-0 is before it
+    chain.receive(1, "server-2", Replicated(chain.view.id, 1, ((0, 0, 1),)))
+    assert copy.done == 1

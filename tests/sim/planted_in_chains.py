@@ -16,7 +16,6 @@ from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Ends, Gate
 from shoal.protocol.handover import Handover
 from shoal.protocol.links import Check, Link
-from shoal.protocol.machine import Send
 from shoal.protocol.messages import Request
 from shoal.protocol.parking import Parking
 from shoal.protocol.relocating import Relocating
@@ -389,35 +388,6 @@ def answers_stay_behind():
         self._answered.clear()
 
     with patch.object(HandledShard, "install", install):
-        yield
-
-
-@contextmanager
-def greeting_echoes_what_it_says():
-    """A server answers a greeting with the same words, and the other takes its own for news."""
-
-    def acknowledged(self, sender, message, out):
-        self._silent.pop(sender, None)
-        link = self._links.get(sender)
-        if not message.number:
-            if link is not None:
-                link.broken(self.now)
-            if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
-                out.append(Send(sender, message))
-        if link is None:
-            return False
-        news = link.heard(message.number)
-        for table, start, version in message.done:
-            for copy in self.copies.values():
-                if (copy.table, copy.rows.start) == (table, start):
-                    news = self._heard_of(copy, min(version, copy.version)) or news
-        if news:
-            link.go_on(self.now, out)
-            self._forget()
-            self.answer(out)
-        return news
-
-    with patch.object(Replication, "acknowledged", acknowledged):
         yield
 
 

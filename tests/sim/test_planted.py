@@ -83,7 +83,6 @@ IN_CHAINS = [
     ("replica_takes_no_marker", "cut", 35),
     ("call_stays_at_its_head", "replicas called once", 8),
     ("call_answered_at_its_head", "called once", 227),
-    ("greeting_echoes_what_it_says", "invariant lost replicas short", 8),
     ("who_stood_still_blames_the_others", "blamed", 201),
     ("sole_copy_is_given_up", "given up", 22),
 ]

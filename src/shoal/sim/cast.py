@@ -161,6 +161,8 @@ class Cast:
         """Another one, with what the one before has written down."""
         disk = self._world.nodes[SCHEDULER].disk
         self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
+        for node in self.scheduler.roster.members:  # whose loss may not have been written down
+            self.lost.pop(node, None)
 
     @property
     def scheduler(self) -> SchedulerMachine:

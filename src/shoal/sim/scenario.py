@@ -193,13 +193,14 @@ class Scenario:
         view = self.cast.view
         if view is None and gone and ended:
             return  # it was never complete
-        if view is not None and view.tables and gone:
+        if view is not None and gone:
             ranks = {member.rank for member in view.servers if member.id not in gone}
+            bereft = bool(lost(view.tables, view.arcs, ranks))
             if any(self.cast.servers[node].session.name in ended for node in gone):
-                if not lost(view.tables, view.arcs, ranks):
+                if not bereft and ranks:
                     raise violated("named death", f"without {gone} the run ended with {ended!r}")
                 return
-            if lost(view.tables, view.arcs, ranks):
+            if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
         for node, sim in self.world.nodes.items():
             expected = node in self.cast.lost or self._never_in(sim)

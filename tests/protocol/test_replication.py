@@ -303,15 +303,3 @@ def test_a_greeting_is_answered_with_a_greeting_and_nothing_else(rigs):
     chain.under_way.clear()
     chain.receive(1, "server-0", Replicated(view, 0, said))
     assert [message for _, _, message, _ in chain.under_way] == [Replicated(view, 0, ())]
-
-
-def test_only_the_next_server_says_what_it_has_and_those_after_it(rigs):
-    chain = rigs.Chain(length=3)
-    chain.ask(0, 0, 0, 1, 2, 3, 4)
-    chain.deliver(Replicate)
-    [copy] = chain.servers[1].replication.copies.values()
-    assert copy.version == 1
-    chain.receive(1, "server-0", Replicated(chain.view.id, 0, ((0, 0, 1),)))
-    assert copy.done == 0  # server-0 is before it
-    chain.receive(1, "server-2", Replicated(chain.view.id, 1, ((0, 0, 1),)))
-    assert copy.done == 1

@@ -1,13 +1,14 @@
 """Detection: no fixed time-out; nobody is blamed for the scheduler's own pauses."""
 
 import pytest
+from msgspec.structs import replace
 
-from shoal.protocol.detection import HALVES_S, LOOK_S, MOST, PATIENCE, Detector
+from shoal.protocol.detection import HALVES_S, LOOK_S, PATIENCE, Detector
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import Died, End, Heartbeat, Join
+from shoal.protocol.messages import Died, End, Frozen, Heartbeat, Join, Leave
 from shoal.protocol.record import SchedulerOptions
 
-OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, broken_s=2.0)
+OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=40.0, broken_s=2.0)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_that_fades(detector):
 
 def test_nobody_is_waited_for_for_ever(detector):
     beats(detector, 0, 1, 500)
-    assert detector.limit("a") == MOST * OPTIONS.silence_s
+    assert detector.limit("a") == OPTIONS.silence_most_s
 
 
 def test_a_broken_connection_is_judged_by_lateness_too(detector):
@@ -121,3 +122,31 @@ def test_a_broken_connection_is_no_proof_between_hosts(cluster):
     cluster.at(9.0)
     assert cluster.notes("lost") == []
     assert not cluster.machine.ended
+
+
+def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
+    """Both were silent at once: the second was no member any more when it was looked up."""
+    rig = rigs.SchedulerRig(servers=2, workers=1)
+    rig.join("server-0", "server-1", "worker-0")
+    leaving = rig.machine.roster.members["server-1"]
+    rig.receive("server-1", Leave(leaving.incarnation))
+    proposal = rig.machine._views._proposal
+    assert proposal is not None
+    proposal.hurry()
+    rig.receive("server-1", Frozen(proposal.number, ()))
+    rig.now = 9.0
+    alive(rig, "worker-0")
+    rig.at(11.0)
+    assert "server-0" not in rig.machine.roster.members
+
+
+def test_the_last_server_of_all_ends_the_run_in_whatever_view_it_is(rigs):
+    rig = rigs.SchedulerRig(elastic=True, workers=1)
+    rig.join("server-0", "worker-0")
+    rig.receive("late", Join("late", "server", "", "here", process=8))  # in no view yet
+    members = rig.machine.roster.members
+    members["server-0"] = replace(members["server-0"], process=7)
+    rig.receive("engine", Died("here", 7))
+    assert not rig.machine.ended
+    rig.receive("engine", Died("here", 8))
+    assert rig.machine.ended

@@ -12,12 +12,14 @@ from shoal.runtime.folder import RunFolder
 
 
 @contextmanager
-def resumable(folder: RunFolder, command: str, words: str = "") -> Iterator[None]:
+def resumable(folder: RunFolder, command: str, replicas: int, words: str = "") -> Iterator[None]:
     """Where rows are lost, say how to go on: by this command, with these words behind it."""
     try:
         yield
     except RangeLost as lost:
-        hint = "with --replicas 2 a run outlives a server, with --checkpoint-every it can go on"
+        hint = "with --checkpoint-every another like it could go on"
+        if replicas == 1:
+            hint = f"with --replicas 2 a run outlives a server, {hint}"
         if folder.checkpoints.exists():
             try:
                 resumed_at(str(folder.path))

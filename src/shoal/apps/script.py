@@ -101,7 +101,7 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
                 )
             )
         given_up = names if how.on_worker_loss == "drop" else ()
-        with resumable(folder, "run", _words(script, args, how)):
+        with resumable(folder, "run", how.replicas, _words(script, args, how)):
             engine.join(spare=spare_processes(how.servers, how.replicas), given_up=given_up)
     return folder.path
 

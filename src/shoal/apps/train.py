@@ -82,7 +82,7 @@ def run_job(
             spare += workers if job.on_worker_loss == "replace" else []
             given_up = workers if job.on_worker_loss in ("drop", "reassign") else ()
             returning = workers if job.slow_workers == "backup" else ()
-            with resumable(folder, "train"):
+            with resumable(folder, "train", job.replicas):
                 engine.join(tick, spare=spare, given_up=given_up, returning=returning)
     write_tables(folder)
     summary = summarise(job, folder, started_at)

@@ -93,7 +93,8 @@ def run_worker(
             spec, client, learner, dataset, log, len(batches), strategy.in_step, states
         )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
-        hooks = watched(client, progress, spec.epochs * len(batches))
+        steps = spec.epochs * len(batches)
+        hooks = watched(client, progress, min(steps, spec.max_steps or steps))
         first = rank if not passed else -1  # the parameters are there
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":

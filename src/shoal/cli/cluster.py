@@ -118,7 +118,7 @@ def run(
 @_slow_workers
 @click.option(
     "--silence-s",
-    type=click.FloatRange(1.0),
+    type=click.FloatRange(3.0),
     default=10.0,
     show_default=True,
     help="after which a member is taken for dead; longer for one whose heartbeats come late",
@@ -126,7 +126,7 @@ def run(
 @click.option(
     "--alone-s",
     type=click.FloatRange(0.0),
-    default=60.0,
+    default=15.0,
     show_default=True,
     help="... and for a server that has rows which nobody else has",
 )

@@ -50,6 +50,7 @@ RETURNS = 3  # times that a worker is started again which was dropped because it
 LATE_S = 20.0  # when all others have ended, for those that were started again
 TELL_S = 5.0  # for the scheduler to hear of a death; it may be starting again
 GRACE_S = 1.0  # after the first death, for the others to say what they saw
+KILLED_S = 4.0  # ... after a server's, for the scheduler to say what was lost
 
 
 def spare_processes(servers: int, replicas: int) -> list[str]:
@@ -169,9 +170,11 @@ class LocalEngine:
                     continue
                 if each.code:
                     failed.append(each)
-                    give_up_at = min(give_up_at, monotonic() + GRACE_S)
-                    if each.code < 0 and not each.name.startswith("server"):
-                        give_up_at = monotonic()  # killed: nobody else knows more
+                    server = each.name.startswith("server")
+                    patience = (KILLED_S if server else 0.0) if each.code < 0 else GRACE_S
+                    give_up_at = min(give_up_at, monotonic() + patience)
+                    if isinstance(self._report(each), RangeLost):
+                        give_up_at = monotonic()  # nobody knows more
             tick()
             if self._only_late_ones():
                 give_up_at = min(give_up_at, monotonic() + LATE_S)
@@ -238,7 +241,7 @@ class LocalEngine:
 
     def _report(self, each: Exit) -> ShoalError | None:
         path = self.folder.error(each.name)
-        if not path.exists():
+        if each.code < 0 or not path.exists():  # a killed one has not got round to it
             return None
         report = json.loads(path.read_text())
         return by_name(report["type"])(report["message"], report["story"])

@@ -59,7 +59,7 @@ def run_scheduler(
     slow_share: float = 0.0,
     slow_s: float = 5.0,
     silence_s: float = 10.0,
-    alone_s: float = 60.0,
+    alone_s: float = 15.0,
     checkpoint_s: float = 0.0,
     ledger: dict[str, Any] | None = None,
     passed: int = 0,
@@ -77,7 +77,7 @@ def run_scheduler(
         slow_share=slow_share,
         slow_s=slow_s,
         silence_s=silence_s,
-        alone_s=max(alone_s, silence_s),
+        alone_s=alone_s,
         checkpoint_s=checkpoint_s,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )

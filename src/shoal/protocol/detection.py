@@ -18,7 +18,6 @@ from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.views import NodeId
 
 PATIENCE = 3.0  # times the largest lateness
-MOST = 4.0  # times the option, at most
 HALVES_S = 30.0  # after which a lateness counts half
 WEIGHT = 0.125  # of the latest interval in the mean of all
 LOOK_S = 0.1  # between two looks at who is silent
@@ -85,7 +84,8 @@ class Detector:
     def limit(self, node: NodeId) -> float:
         """Seconds without a word after which a member is taken for dead."""
         heard, least = self._heard[node], self._options.silence_s
-        return min(max(least, heard.mean + PATIENCE * heard.late), MOST * least)
+        most = max(least, self._options.silence_most_s)
+        return min(max(least, heard.mean + PATIENCE * heard.late), most)
 
     def cut_off(self, node: NodeId, now: float) -> None:
         """The connection to it broke; if it lives it comes back."""

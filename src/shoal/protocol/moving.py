@@ -200,7 +200,8 @@ class _Plan:
             giver = max(givers, key=lambda rank: (loads[rank], -rank))
             taker = min(takers, key=lambda rank: (loads[rank], rank))
             size = min(self._size(draft), amount)
-            after = loads + Counter({taker: size})
+            after = Counter(loads)
+            after[taker] += size
             after[giver] -= size
             if max(after.values()) - min(after.values()) <= most:
                 whole = size == self._size(draft)

@@ -20,7 +20,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     servers, workers:  how many make the cluster complete
     join_timeout_s:    how long to wait for them
     silence_s:         a member that is not heard of for this long is taken for dead; for longer, as
-                       its heartbeats have come late (`Detector`)
+                       its heartbeats have come late (`Detector`), but not than silence_most_s
     broken_s:          ... or for this long after its connection broke
     alone_s:           ... for this long where it has rows that nobody else has, and there is no
                        proof of its death
@@ -42,8 +42,9 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     workers: int
     join_timeout_s: float = 120.0
     silence_s: float = 10.0
+    silence_most_s: float = 15.0  # less than workers wait for an answer
     broken_s: float = 3.0
-    alone_s: float = 60.0
+    alone_s: float = 15.0
     same_host: bool = False
     resend_s: float = 0.25
     linger_s: float = 2.0

@@ -177,7 +177,9 @@ class SchedulerMachine:
     def _look_for_silent(self, now: float, out: Effects) -> None:
         detector = self.roster.detector
         for node in detector.silent(now):
-            member = self.roster.members[node]
+            member = self.roster.members.get(node)
+            if member is None:  # it has gone with a view that the one before was waited for
+                continue
             if self._views.alone(member) and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))
             else:

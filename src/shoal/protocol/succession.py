@@ -116,12 +116,14 @@ class Succession:
 
     def bereaved(self, dead: Member) -> list[str] | None:
         """The rows that go with a server, if any do; none are named where it was the last one."""
-        if self.view is None or dead.role != "server" or self.view.member(dead.id) is None:
+        if self.view is None or dead.role != "server":
             return None
         others = [node for node in self._roster.servers() if node != dead.id]
         living = {m.rank for m in self.view.servers if m.id in others}
         rows = lost(self.view.tables, self.view.arcs, living)
-        return rows if rows or not others else None
+        if others and (not rows or self.view.member(dead.id) is None):
+            return None
+        return rows
 
     def hurry(self, now: float, out: Effects) -> None:
         """Somebody is gone, who may have been the only one that was waited for."""

@@ -48,6 +48,7 @@ class Cast:
             workers=plan.workers,
             join_timeout_s=20.0,
             silence_s=3.0,
+            silence_most_s=12.0,
             broken_s=1.8,
             alone_s=ALONE_S,
             elastic=True,

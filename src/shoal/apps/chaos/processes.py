@@ -48,7 +48,7 @@ class Marked:
         self._marks.push()
         time.sleep(self._pause_s)
         until = time.monotonic() + PATIENCE_S
-        while step == self._steps - 1 and not self._over.exists():
+        while step == self._steps and not self._over.exists():
             if time.monotonic() > until:
                 break
             time.sleep(POLL_S)

@@ -57,7 +57,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(folder, "train ctr"):
+        with watcher, resumable(folder, "train ctr", spec.replicas):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")

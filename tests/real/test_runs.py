@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.apps.resuming import resumed_at
+from shoal.errors import DataMissing
 
 SHOAL = [sys.executable, "-m", "shoal"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -167,9 +169,14 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
 
 
 def test_what_died_with_its_server_goes_on_from_the_last_checkpoint(tmp_path):
-    words = "--workers 2 --servers 2 --epochs 60 --batch-size 16 --checkpoint-every 20"
+    words = "--workers 2 --servers 2 --epochs 100 --batch-size 16 --checkpoint-every 20"
     with training(tmp_path, words) as run:
         pid = _pid_in_training(tmp_path, "server-1", run)
+        [folder] = tmp_path.glob("shoal-runs/*")
+        until = time.monotonic() + 20
+        while not _has_a_checkpoint(folder):
+            assert time.monotonic() < until
+            time.sleep(0.05)  # polls other processes' files
         os.kill(pid, signal.SIGKILL)
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
@@ -178,6 +185,13 @@ def test_what_died_with_its_server_goes_on_from_the_last_checkpoint(tmp_path):
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9
+
+
+def _has_a_checkpoint(run: Path) -> bool:
+    try:
+        return resumed_at(str(run)) > 0
+    except DataMissing:
+        return False
 
 
 def test_ctrl_c_cleans_up(tmp_path):

@@ -5,12 +5,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from shoal.protocol import detection as detection_module
 from shoal.protocol import membership as membership_module
 from shoal.protocol import succession as succession_module
 from shoal.protocol import worker as worker_module
 from shoal.protocol.consistency import VectorClock
-from shoal.protocol.detection import Detector
 from shoal.protocol.execution import Execution
 from shoal.protocol.flight import Flight
 from shoal.protocol.gate import Ends, Gate
@@ -388,23 +386,4 @@ def answers_stay_behind():
         self._answered.clear()
 
     with patch.object(HandledShard, "install", install):
-        yield
-
-
-@contextmanager
-def who_stood_still_blames_the_others():
-    """A scheduler that was stopped takes those for dead of whom it has not read yet."""
-    right = Detector.silent
-
-    def silent(self, now):
-        return right(self, now) or right(self, now)
-
-    with patch.object(detection_module, "LOOK_S", 0.0), patch.object(Detector, "silent", silent):
-        yield
-
-
-@contextmanager
-def sole_copy_is_given_up():
-    """Silence is proof enough, whoever has the rows."""
-    with patch.object(Detector, "spare", lambda self, node, now: False):
         yield

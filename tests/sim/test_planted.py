@@ -20,7 +20,7 @@ def _module(name):
 
 
 planted, in_chains = _module("planted_bugs"), _module("planted_in_chains")
-in_groups = _module("planted_in_groups")
+in_groups, in_detection = _module("planted_in_groups"), _module("planted_in_detection")
 
 # bug, the checker (or either of two) that it is for, the seed to begin with: any of the 200 may be
 # the one, this only saves time
@@ -83,12 +83,15 @@ IN_CHAINS = [
     ("replica_takes_no_marker", "cut", 35),
     ("call_stays_at_its_head", "replicas called once", 8),
     ("call_answered_at_its_head", "called once", 227),
-    ("who_stood_still_blames_the_others", "blamed", 201),
-    ("sole_copy_is_given_up", "given up", 22),
 ]
 
 RARE = [  # within 1,000
     ("answers_stay_behind", "called once", 796),
+]
+
+IN_DETECTION = [
+    ("who_stood_still_blames_the_others", "blamed", 201),
+    ("sole_copy_is_given_up", "given up", 22),
 ]
 
 IN_GROUPS = [
@@ -117,6 +120,13 @@ def test_is_caught_within_500_seeds(bug, checker, first):
 @pytest.mark.parametrize(("bug", "checker", "first"), RARE, ids=[bug for bug, _, _ in RARE])
 def test_what_is_rare_is_caught_within_1000_seeds(bug, checker, first):
     _is_caught(getattr(in_chains, bug), checker, first, 1000)
+
+
+@pytest.mark.parametrize(
+    ("bug", "checker", "first"), IN_DETECTION, ids=[bug for bug, _, _ in IN_DETECTION]
+)
+def test_of_detection_is_caught_within_500_seeds(bug, checker, first):
+    _is_caught(getattr(in_detection, bug), checker, first, 500)
 
 
 @pytest.mark.parametrize(("bug", "checker", "first"), IN_GROUPS, ids=[b for b, _, _ in IN_GROUPS])

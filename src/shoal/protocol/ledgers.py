@@ -72,5 +72,6 @@ class Ledgers:
 
     def withdraw(self, member: Member) -> None:
         """A worker waits for none any more; what it has done will be known."""
+        self._since.pop(member.id, None)
         if member.group in self._leases:
             self._leases[member.group].withdraw(member.incarnation)

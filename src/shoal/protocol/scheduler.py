@@ -178,7 +178,7 @@ class SchedulerMachine:
         detector = self.roster.detector
         for node in detector.silent(now):
             member = self.roster.members.get(node)
-            if member is None:  # it has gone with a view that the one before was waited for
+            if member is None:  # it went with the view that the death of the one before let through
                 continue
             if self._views.alone(member) and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))

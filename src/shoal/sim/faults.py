@@ -172,8 +172,8 @@ class Faults:
                 if self._cast.add_server() is not None:
                     self.count(what)
             case "leave server":
-                servers = [name for name in names if name in self._cast.servers]
-                servers = sorted(n for n in servers if self._cast.servers[n].session.incarnation)
+                here = self._cast.servers
+                servers = [n for n in names if n in here and here[n].session.incarnation]
                 if len(servers) > 1:
                     self.count(what)
                     self._cast.send_away(random.choice(servers))

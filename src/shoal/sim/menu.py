@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -20,9 +20,7 @@ from shoal.sim.world import World
 
 What = Literal["kill", "stop", "restart", "slow", "partition"]
 MENU = tuple(
-    f"{what}-{role}"
-    for what in ("kill", "stop", "restart", "slow", "partition")
-    for role in ("server", "worker", "scheduler")
+    f"{what}-{role}" for what in get_args(What) for role in ("server", "worker", "scheduler")
 )
 FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
 LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time, where a real cluster's last for one or two seconds
@@ -100,11 +98,8 @@ class Served:
         nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
         if not nodes or (fault.what in ("kill", "restart") and self._cast.full()):
             return
-        node, now, network = (
-            self._random.choice(sorted(nodes)),
-            self._world.now,
-            self._world.network,
-        )
+        node = self._random.choice(sorted(nodes))
+        now, network = self._world.now, self._world.network
         self._faults.count(f"menu {fault}")
         match fault.what, fault.role:
             case "stop", _:

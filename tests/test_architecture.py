@@ -59,14 +59,14 @@ def test_imports_point_up_the_list(path):
 
 @pytest.mark.parametrize("room", ["tables", "sim"])
 def test_no_clock_but_its_own_and_no_network(room):
-    for path in (ROOT / room).glob("*.py"):
+    for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"time", "datetime", "socket", "selectors"}, path
 
 
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
 def test_no_clock_no_chance_no_io(room):
-    for path in (ROOT / room).glob("*.py"):
+    for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & FORBIDDEN, f"{path}: {roots & FORBIDDEN}"
         for node in ast.walk(ast.parse(path.read_text())):
@@ -113,7 +113,7 @@ def test_rooms_without_torch(modules, absent):
 
 FILE_LINES, FUNCTION_LINES = 400, 70
 LONGER = {  # machines whose parts talk to each other more than to anybody else; only to shrink
-    "tables/optimizers.py": 430,
+    "tables/dense/optimizers.py": 430,
 }
 
 
@@ -131,7 +131,7 @@ def test_files_and_functions_are_short(path):
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
 def test_no_mutable_module_state(room):
     makers = {"dict", "list", "set", "defaultdict", "Counter", "deque", "count"}
-    for path in (ROOT / room).glob("*.py"):
+    for path in (ROOT / room).rglob("*.py"):
         tree = ast.parse(path.read_text())
         assert not any(isinstance(node, ast.Global) for node in ast.walk(tree)), path
         for node in tree.body:

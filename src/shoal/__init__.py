@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
     from shoal.runtime.table_state import TableState
-    from shoal.tables.calls import Pairs
-    from shoal.tables.custom import access_method
-    from shoal.tables.handled import handler
+    from shoal.tables.custom.calls import Pairs
+    from shoal.tables.custom.shard import handler
+    from shoal.tables.sparse.user_methods import access_method
     from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
 
 _HOME = {
@@ -42,17 +42,17 @@ _HOME = {
     "KeyRange": "shoal.keys",
     "Lease": "shoal.runtime.leasing",
     "Optimizer": "shoal.runtime.optimizer",
-    "Pairs": "shoal.tables.calls",
+    "Pairs": "shoal.tables.custom.calls",
     "Run": "shoal.reports.events",
     "Sampler": "shoal.runtime.data",
     "TableSpec": "shoal.tables.spec",
     "TableState": "shoal.runtime.table_state",
     "TrainResult": "shoal.apps.train",
-    "access_method": "shoal.tables.custom",
+    "access_method": "shoal.tables.sparse.user_methods",
     "asp": "shoal.tables.spec",
     "bsp": "shoal.tables.spec",
     "connect": "shoal.runtime.connecting",
-    "handler": "shoal.tables.handled",
+    "handler": "shoal.tables.custom.shard",
     "init": "shoal.engines.joining",
     "leases": "shoal.runtime.leasing",
     "load_run": "shoal.reports.events",

@@ -40,7 +40,7 @@ from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Arc, Member, View
 from shoal.protocol.worker import WorkerMachine, WorkerOptions
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp
 
 ROWS = 4  # of a chain's table

@@ -20,7 +20,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.replication import Replication
 from shoal.protocol.views import FOREVER, Arc
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import bsp, ssp
 
 ROWS = 4

@@ -11,7 +11,7 @@ from shoal.protocol.placement import place
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
 ROWS, FRAGMENT = 10, 4  # fragments of 4, 4 and 2 rows

@@ -11,7 +11,7 @@ from shoal.protocol.messages import SCHEDULER, NewView, Replicate, Replicated, S
 from shoal.protocol.server import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Arc
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 
 ROWS, CHUNK, RATE = 2048, 2048, 20480  # of 8 bytes; bytes; bytes a second
 

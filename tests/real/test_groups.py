@@ -28,7 +28,7 @@ from shoal.errors import (
 from shoal.reports.events import read_events
 from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
-from shoal.tables.row_methods import row_methods
+from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
 ROWS = 600

@@ -41,7 +41,7 @@ def pushed(shard, values, keys=None):
 
 
 def mine(shard):
-    from shoal.tables.distinct import within
+    from shoal.tables.sparse.distinct import within
 
     return KEYS[within(KEYS, shard.held.start, shard.held.stop)]
 

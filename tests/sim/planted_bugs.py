@@ -22,8 +22,8 @@ from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim import world as world_module
 from shoal.sim.world import World
-from shoal.tables.handled import Answered
-from shoal.tables.sparse import SparseShard
+from shoal.tables.custom.shard import Answered
+from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.touched import Touched
 
 

@@ -24,9 +24,9 @@ from shoal.protocol.saving import Saving
 from shoal.protocol.transfers import Transfers
 from shoal.protocol.views import FOREVER
 from shoal.protocol.windows import Taking, Window
-from shoal.tables.bounded_shard import BoundedShard
-from shoal.tables.handled import HandledShard
-from shoal.tables.sparse import SparseShard
+from shoal.tables.custom.shard import HandledShard
+from shoal.tables.sparse.bounded_shard import BoundedShard
+from shoal.tables.sparse.shard import SparseShard
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from shoal.protocol.worker import WorkerMachine, WorkerOptions
 from shoal.sim.network import NetworkOptions
 from shoal.sim.node import Sleep
 from shoal.sim.world import World
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
 FOLDER = Path(__file__).parent.parent / "transcripts"

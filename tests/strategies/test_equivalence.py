@@ -22,7 +22,7 @@ from shoal.protocol.worker import WorkerMachine
 from shoal.runtime.learner import Learner
 from shoal.sim.world import World
 from shoal.strategies import StrategyOptions, strategies, train_program
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import Access
 
 SGD = Access("sgd", {"lr": 0.1, "momentum": 0.9})

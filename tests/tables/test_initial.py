@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.keys import KeyRange, split_evenly
-from shoal.tables.dense import DTYPES, DenseShard
+from shoal.tables.dense.shard import DTYPES, DenseShard
 from shoal.tables.initial import fill
 from shoal.tables.spec import Init, TableSpec
 

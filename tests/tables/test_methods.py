@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
+from shoal.tables.dense.optimizers import BLOCK, SMALL
 from shoal.tables.methods import access_methods, make
-from shoal.tables.optimizers import BLOCK, SMALL
 from shoal.tables.spec import Access
 
 FULL = {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.machine import Sink
-from shoal.tables.dense import DenseShard
-from shoal.tables.sparse import SparseShard
+from shoal.tables.dense.shard import DenseShard
+from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import Access, TableSpec
 
 ROWS, WIDTH = 10, 2

@@ -6,8 +6,8 @@ import torch
 
 from shoal.keys import SLOTS, KeyRange, split_evenly
 from shoal.protocol.machine import Sink
-from shoal.tables.dense import DenseShard
-from shoal.tables.sparse import SparseShard
+from shoal.tables.dense.shard import DenseShard
+from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import Access, TableSpec
 
 ROWS, WIDTH = 10, 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue
 from shoal.runtime.shards import SavedShards
-from shoal.tables.calls import Pairs
+from shoal.tables.custom.calls import Pairs
 
 
 def export(run: Path, form: str, out: Path | None) -> list[Path]:

@@ -28,9 +28,9 @@ def _strategies() -> tuple[tuple[str, ...], Rows]:
 
 
 def _tables() -> tuple[tuple[str, ...], Rows]:
-    from shoal.tables.handled import handlers
+    from shoal.tables.custom.shard import handlers
     from shoal.tables.methods import access_methods
-    from shoal.tables.row_methods import row_methods
+    from shoal.tables.sparse.optimizers import row_methods
 
     rows: Rows = []
     for kind, methods in (("dense", access_methods), ("sparse", row_methods)):

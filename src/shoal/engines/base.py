@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-DENSE = ("torch", "shoal.runtime.client", "shoal.tables.dense", "shoal.protocol.server")
-SPARSE = (*DENSE, "shoal.tables.sparse", "shoal.tables.kernels:warm")
+DENSE = ("torch", "shoal.runtime.client", "shoal.tables.dense.shard", "shoal.protocol.server")
+SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.tables.sparse.jit:warm")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.views import View
 from shoal.runtime.exchanges import Lens, check_values
 from shoal.runtime.sparse import keys_of
-from shoal.tables.calls import Call, Pairs, What, elements, read_answer
-from shoal.tables.distinct import within
+from shoal.tables.custom.calls import Call, Pairs, What, elements, read_answer
+from shoal.tables.sparse.distinct import within
 from shoal.tables.spec import TableSpec
 
 

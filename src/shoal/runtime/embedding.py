@@ -23,8 +23,8 @@ from shoal.runtime.client import Client
 from shoal.runtime.context import Context, current
 from shoal.runtime.driver import Future
 from shoal.runtime.sparse import Batch, pull_op, push_op
-from shoal.tables.dense import DTYPES
-from shoal.tables.distinct import distinct
+from shoal.tables.dense.shard import DTYPES
+from shoal.tables.sparse.distinct import distinct
 from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp
 
 PENDING_MOST = 1000

@@ -23,7 +23,7 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.runtime.driver import Future
 from shoal.runtime.finite import Finite
-from shoal.tables.dense import DTYPES
+from shoal.tables.dense.shard import DTYPES
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from shoal.errors import NotFinite
 from shoal.protocol.requests import Exchange, PushOp
-from shoal.tables.dense import DTYPES
+from shoal.tables.dense.shard import DTYPES
 from shoal.tables.spec import TableSpec
 
 ALONE = 32_000  # elements that torch sums without help: of 32,768 other threads do some

@@ -23,7 +23,7 @@ from shoal.keys import KeyRange, tiles
 from shoal.protocol.shards import OpenShard, Shard
 from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.runtime.folder import shard_files
-from shoal.tables.calls import elements
+from shoal.tables.custom.calls import elements
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 

@@ -13,11 +13,11 @@ from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.runtime.exchanges import bytes_of, check_values
-from shoal.tables.dense import DTYPES
-from shoal.tables.distinct import by_slot, distinct
-from shoal.tables.kernels import U
-from shoal.tables.records import scatter
-from shoal.tables.row_methods import RowMethod, row_methods
+from shoal.tables.dense.shard import DTYPES
+from shoal.tables.sparse.distinct import by_slot, distinct
+from shoal.tables.sparse.jit import U
+from shoal.tables.sparse.optimizers import RowMethod, row_methods
+from shoal.tables.sparse.records import scatter
 from shoal.tables.spec import TableSpec
 
 

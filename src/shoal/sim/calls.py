@@ -13,8 +13,8 @@ from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.worker import WorkerMachine
 from shoal.sim.checkers import violated
 from shoal.sim.node import Program
-from shoal.tables.calls import Call, What, read_answer
-from shoal.tables.handled import HandledShard
+from shoal.tables.custom.calls import Call, What, read_answer
+from shoal.tables.custom.shard import HandledShard
 from shoal.tables.spec import Access, TableSpec
 
 SPEC = TableSpec("calls", kind="handled", access=Access("lists"), saves=True)

@@ -15,10 +15,10 @@ from shoal.protocol.windows import Copy
 from shoal.sim.checkers import check_one_round, check_untorn, violated
 from shoal.sim.harvest import BATCHES, EPOCHS
 from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
-from shoal.tables.bounded_shard import BoundedShard
-from shoal.tables.dense import DenseShard
-from shoal.tables.handled import HandledShard
-from shoal.tables.sparse import SparseShard
+from shoal.tables.custom.shard import HandledShard
+from shoal.tables.dense.shard import DenseShard
+from shoal.tables.sparse.bounded_shard import BoundedShard
+from shoal.tables.sparse.shard import SparseShard
 
 
 def check_holdings(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
+from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
 from shoal.tables.methods import make
-from shoal.tables.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
 from shoal.tables.spec import Access, Options
 
 # The optimizers that a table can be, each with the access method that computes the same.

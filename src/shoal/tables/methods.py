@@ -8,7 +8,7 @@ from __future__ import annotations
 from shoal.errors import InvalidValue
 from shoal.registry import Registry
 from shoal.tables.access import AccessMethod, Assign, Sum
-from shoal.tables.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
+from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
 from shoal.tables.spec import Access, TableSpec
 
 access_methods: Registry[type[AccessMethod]] = Registry("access method")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.tables.dense import DenseShard
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from shoal.tables.handled import HandledShard
-    from shoal.tables.sparse import SparseShard
+    from shoal.tables.custom.shard import HandledShard
+    from shoal.tables.sparse.shard import SparseShard
 
 
 def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | HandledShard:
@@ -28,14 +28,14 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Ha
         if spec.kind == "dense":
             return DenseShard(spec, held)
         if spec.kind == "handled":
-            from shoal.tables.handled import HandledShard
+            from shoal.tables.custom.shard import HandledShard
 
             return HandledShard(spec, held)
         if spec.max_rows:
-            from shoal.tables.bounded_shard import BoundedShard
+            from shoal.tables.sparse.bounded_shard import BoundedShard
 
             return BoundedShard(spec, held)
-        from shoal.tables.sparse import SparseShard
+        from shoal.tables.sparse.shard import SparseShard
 
         return SparseShard(spec, held)
     except (MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
@@ -53,10 +53,10 @@ def checked(spec: TableSpec) -> TableSpec:
         method_of(spec)
         return spec
     if spec.kind == "handled":
-        from shoal.tables.handled import described
+        from shoal.tables.custom.shard import described
 
         return described(spec)
-    from shoal.tables.row_methods import row_method_of
+    from shoal.tables.sparse.optimizers import row_method_of
 
     row_method_of(spec)
     return spec

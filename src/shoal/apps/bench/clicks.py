@@ -33,8 +33,8 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import linear_options
 from shoal.keys import SLOTS, KeyRange
 from shoal.runtime.folder import RunFolder
-from shoal.tables.distinct import distinct
-from shoal.tables.sparse import SparseShard
+from shoal.tables.sparse.distinct import distinct
+from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import TableSpec
 
 A9A = ("libsvm/a9a.gz", "libsvm/a9a.t.gz")

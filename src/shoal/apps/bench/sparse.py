@@ -33,10 +33,10 @@ from shoal.runtime.client import Client
 from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.driver import Future
 from shoal.runtime.folder import RunFolder
-from shoal.tables.custom import access_method
-from shoal.tables.index import KeyIndex
-from shoal.tables.row_methods import RowMethod, row_method_of
-from shoal.tables.sparse import SparseShard
+from shoal.tables.sparse.index import KeyIndex
+from shoal.tables.sparse.optimizers import RowMethod, row_method_of
+from shoal.tables.sparse.shard import SparseShard
+from shoal.tables.sparse.user_methods import access_method
 from shoal.tables.spec import Access, Options, TableSpec
 
 RESIDENT = 1_000_000

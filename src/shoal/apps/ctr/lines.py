@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.kernels import U, kernel
+from shoal.tables.sparse.jit import U, kernel
 
 DONE, FULL, ODD = 0, 1, 2
 LIBSVM, DUMMY, CRITEO = 0, 1, 2

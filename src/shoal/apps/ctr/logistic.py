@@ -22,7 +22,7 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runtime.context import Context
 from shoal.runtime.exchanges import bytes_of
 from shoal.runtime.sparse import Batch as Keys
-from shoal.tables.kernels import U, kernel
+from shoal.tables.sparse.jit import U, kernel
 from shoal.tables.spec import TableSpec
 
 BIAS = np.zeros(1, np.uint64)  # the bias' only key

@@ -37,7 +37,7 @@ from shoal.apps.ctr.lines import (
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.apps.readers import FLOAT32_MAX
 from shoal.errors import DataCorrupt, DataMissing
-from shoal.tables.kernels import U, kernel, mixed
+from shoal.tables.sparse.jit import U, kernel, mixed
 
 BLOCK_BYTES = 1 << 20
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from shoal.tables.kernels import U
+from shoal.tables.sparse.jit import U
 
 MOST = 6.0  # of a sum, as word2vec.c has it
 TABLE = 1000

@@ -5,8 +5,8 @@ import pytest
 
 from shoal.keys import SLOTS, KeyRange, slot_of, split_evenly
 from shoal.protocol.machine import Sink
-from shoal.tables.bounded_shard import BoundedShard
 from shoal.tables.opening import open_shard
+from shoal.tables.sparse.bounded_shard import BoundedShard
 from shoal.tables.spec import Access, Init, TableSpec
 
 WIDTH = 3

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from shoal.keys import SLOTS, KeyRange
-from shoal.tables.bounded import BoundedIndex
-from shoal.tables.index import MISSING
-from shoal.tables.kernels import U
-from shoal.tables.records import scatter
 from shoal.tables.snapshots import StagedSnapshot
-from shoal.tables.sparse import SparseShard
+from shoal.tables.sparse.eviction import BoundedIndex
+from shoal.tables.sparse.index import MISSING
+from shoal.tables.sparse.jit import U
+from shoal.tables.sparse.records import scatter
+from shoal.tables.sparse.shard import SparseShard
+from shoal.tables.sparse.staging import StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staged_keys import StagedKeys
 
 
 class BoundedShard(SparseShard):

@@ -28,7 +28,7 @@ import torch
 from shoal.errors import AccessFailed, InvalidValue
 from shoal.keys import KeyRange
 from shoal.registry import Registry
-from shoal.tables.calls import Call, Pairs, answer_of
+from shoal.tables.custom.calls import Call, Pairs, answer_of
 from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged
@@ -340,7 +340,7 @@ class HandledShard:
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Have the handler take over the pairs of another shard that belong here."""
         del held, same
-        from shoal.tables.distinct import within
+        from shoal.tables.sparse.distinct import within
 
         keys = state["keys"].numpy().view(np.uint64)
         mine = np.flatnonzero(within(keys, self.held.start, self.held.stop))

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange
-from shoal.tables.bounded import BoundedIndex
-from shoal.tables.creating import KINDS, create
-from shoal.tables.distinct import distinct, within
-from shoal.tables.index import MISSING, Growing, KeyIndex
 from shoal.tables.initial import stream_of
-from shoal.tables.kernels import U
-from shoal.tables.records import gather, scatter
-from shoal.tables.row_methods import row_method_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
+from shoal.tables.sparse.distinct import distinct, within
+from shoal.tables.sparse.eviction import BoundedIndex
+from shoal.tables.sparse.index import MISSING, Growing, KeyIndex
+from shoal.tables.sparse.init import KINDS, create
+from shoal.tables.sparse.jit import U
+from shoal.tables.sparse.optimizers import row_method_of
+from shoal.tables.sparse.records import gather, scatter
+from shoal.tables.sparse.staging import MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staged_keys import MergedKeys, StagedKeys
 from shoal.tables.staging import ALIGN, Staging
 from shoal.tables.touched import Touched
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.registry import Registry
-from shoal.tables import records
 from shoal.tables.access import ANY_DTYPE, checked
-from shoal.tables.kernels import U
-from shoal.tables.optimizers import ADAGRAD_LR, ADAM_LR, SCHEDULE_OPTIONS, SGD_LR
+from shoal.tables.dense.optimizers import ADAGRAD_LR, ADAM_LR, SCHEDULE_OPTIONS, SGD_LR
 from shoal.tables.schedules import schedule_lr
+from shoal.tables.sparse import records
+from shoal.tables.sparse.jit import U
 from shoal.tables.spec import Options, TableSpec
 
 COMPILED = frozenset({"float32", "float64"})

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from shoal.errors import InvariantBroken
-from shoal.tables.index import MISSING
-from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
-from shoal.tables.segments import FULL, PAIR, PLACE, Segments, find, home, probe
+from shoal.tables.sparse.index import MISSING
+from shoal.tables.sparse.jit import AHEAD, U, fetch, kernel, mixed, put, word
+from shoal.tables.sparse.segments import FULL, PAIR, PLACE, Segments, find, home, probe
 
 DRAWN = U(8)
 FORGET = U(64)

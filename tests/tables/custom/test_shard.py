@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.tables.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
-from shoal.tables.handled import HandledShard, handler, made
+from shoal.tables.custom.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
+from shoal.tables.custom.shard import HandledShard, handler, made
 from shoal.tables.opening import checked
 from shoal.tables.spec import Access, TableSpec, bsp
 

@@ -6,14 +6,14 @@ import torch
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.tables.dense import DTYPES, DenseShard
-from shoal.tables.index import Growing
+from shoal.tables.dense.shard import DTYPES, DenseShard
 from shoal.tables.initial import fill
 from shoal.tables.methods import make
 from shoal.tables.opening import checked, open_shard
-from shoal.tables.row_methods import row_methods
-from shoal.tables.segments import Segments
-from shoal.tables.sparse import SparseShard
+from shoal.tables.sparse.index import Growing
+from shoal.tables.sparse.optimizers import row_methods
+from shoal.tables.sparse.segments import Segments
+from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import Access, Init, TableSpec
 
 WIDTH = 3

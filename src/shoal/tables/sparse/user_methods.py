@@ -30,10 +30,10 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from shoal.errors import AccessFailed, InvalidValue
-from shoal.tables.kernels import AHEAD, U, kernel_of, prefetch
-from shoal.tables.optimizers import SCHEDULE_OPTIONS
-from shoal.tables.records import gather, scatter
-from shoal.tables.row_methods import RowMethod, row_methods
+from shoal.tables.dense.optimizers import SCHEDULE_OPTIONS
+from shoal.tables.sparse.jit import AHEAD, U, kernel_of, prefetch
+from shoal.tables.sparse.optimizers import RowMethod, row_methods
+from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.spec import Options, TableSpec
 
 Function = Callable[..., None]

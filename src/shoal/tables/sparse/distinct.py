@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.keys import SLOT_BITS, SLOTS
-from shoal.tables.kernels import U, kernel, mixed
+from shoal.tables.sparse.jit import U, kernel, mixed
 
 _SHIFT = U(64 - SLOT_BITS)
 

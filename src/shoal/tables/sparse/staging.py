@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from shoal.keys import SLOTS, KeyRange
-from shoal.tables.distinct import outside
+from shoal.tables.sparse.distinct import outside
 
 
 class StagedKeys:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, split_evenly
-from shoal.tables.dense import DTYPES, DenseShard, StagedRows
+from shoal.tables.dense.shard import DTYPES, DenseShard, StagedRows
 from shoal.tables.spec import Access, Init, TableSpec
 
 WIDTH = 2

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import InvariantBroken
-from shoal.tables.bounded import BoundedIndex
-from shoal.tables.index import MISSING
+from shoal.tables.sparse.eviction import BoundedIndex
+from shoal.tables.sparse.index import MISSING
 
 
 def array(keys):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
+from shoal.tables.dense.merge import merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
-from shoal.tables.merging import merge_some, merge_whole, rows_of
 from shoal.tables.methods import method_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
 from shoal.tables.spec import TableSpec

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.kernels import U
-from shoal.tables.segments import FULL, Segments, add, array_at, find, pages
+from shoal.tables.sparse.jit import U
+from shoal.tables.sparse.segments import FULL, Segments, add, array_at, find, pages
 
 MISSING = np.uint64((1 << 64) - 1)
 SEGMENTS = 256

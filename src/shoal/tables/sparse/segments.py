@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.kernels import AHEAD, U, fetch, kernel, mixed, put, word
+from shoal.tables.sparse.jit import AHEAD, U, fetch, kernel, mixed, put, word
 
 FULL = 0.7  # pairs that are taken, at most
 PAIR = U(16)  # bytes

@@ -1,0 +1,1 @@
+"""Custom tables: calls of a user's object on each server."""

@@ -1,0 +1,1 @@
+"""Dense tables: key k is row k."""

@@ -100,7 +100,11 @@ def test_nothing_is_unpickled_or_evaluated():
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("shoal.protocol.worker, shoal.protocol.server, shoal.protocol.scheduler", "torch numpy"),
+        (
+            "shoal.protocol.worker.machine, shoal.protocol.server.machine, "
+            "shoal.protocol.scheduler.machine",
+            "torch numpy",
+        ),
         ("shoal.transport, shoal.engines.roles", "torch numpy"),
         ("shoal, shoal.strategies, shoal.cli, shoal.apps.train", "torch"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from shoal.keys import KeyRange
+from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.machine import (
     Asked,
     Discard,
@@ -19,7 +20,6 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.markers import Markers
 from shoal.protocol.messages import (
     SCHEDULER,
     Because,
@@ -32,14 +32,14 @@ from shoal.protocol.messages import (
     Standing,
     Why,
 )
-from shoal.protocol.placement import place
-from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import PullOp, PushOp
-from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.placement import place
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Arc, Member, View
-from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp
 

@@ -9,7 +9,6 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.membership import next_view
 from shoal.protocol.messages import (
     Abort,
     Declare,
@@ -33,8 +32,9 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.namespaces import local, qualified, seen_from
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.protocol.routing import Router
+from shoal.protocol.scheduler.membership import next_view
 from shoal.protocol.views import FOREVER, Member, valid_group
+from shoal.protocol.worker.routing import Router
 from shoal.tables.spec import asp, bsp
 
 

@@ -5,16 +5,16 @@ import pytest
 
 from shoal.errors import InvalidValue
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.protocol import routing
-from shoal.protocol.gate import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
 from shoal.protocol.messages import SAME, NewView, Part, Request
-from shoal.protocol.placement import place
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.protocol.routing import Router
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.placement import place
+from shoal.protocol.server.admission import KEYS_MAX
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
+from shoal.protocol.worker import routing
+from shoal.protocol.worker.routing import Router
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 

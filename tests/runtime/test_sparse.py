@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue, NotFinite, Refused, RunAborted, UnknownName
 from shoal.keys import KeyRange, slot_of
-from shoal.protocol.placement import place
+from shoal.protocol.scheduler.placement import place
 from shoal.protocol.views import Member, View
 from shoal.runtime.sparse import Batch, keys_of, pull_op, push_op
 from shoal.tables.spec import Access, Init, TableSpec, bsp

@@ -7,19 +7,19 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.keys import SLOTS
-from shoal.protocol import parking as parking_module
-from shoal.protocol import routing as routing_module
-from shoal.protocol.execution import Execution
-from shoal.protocol.flight import Flight
-from shoal.protocol.gate import Gate
-from shoal.protocol.intake import Intake
-from shoal.protocol.leases import Granted, Leases, LedgerRecord
 from shoal.protocol.machine import Loan, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
-from shoal.protocol.routing import Router
-from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.scheduler.leases import Granted, Leases, LedgerRecord
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.server import wait_queue as parking_module
+from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.executor import Execution
+from shoal.protocol.server.staging import Intake
 from shoal.protocol.views import FOREVER
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker import routing as routing_module
+from shoal.protocol.worker.in_flight import Flight
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.routing import Router
 from shoal.sim import world as world_module
 from shoal.sim.world import World
 from shoal.tables.custom.shard import Answered

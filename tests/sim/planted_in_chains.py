@@ -5,25 +5,25 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from shoal.protocol import membership as membership_module
-from shoal.protocol import succession as succession_module
-from shoal.protocol import worker as worker_module
 from shoal.protocol.consistency import VectorClock
-from shoal.protocol.execution import Execution
-from shoal.protocol.flight import Flight
-from shoal.protocol.gate import Ends, Gate
-from shoal.protocol.handover import Handover
-from shoal.protocol.links import Check, Link
 from shoal.protocol.messages import Request
-from shoal.protocol.parking import Parking
-from shoal.protocol.relocating import Relocating
-from shoal.protocol.replay import Replay
-from shoal.protocol.replication import Replication
-from shoal.protocol.routing import Router
-from shoal.protocol.saving import Saving
-from shoal.protocol.transfers import Transfers
+from shoal.protocol.scheduler import membership as membership_module
+from shoal.protocol.scheduler import view_change as succession_module
+from shoal.protocol.scheduler.migration import Relocating
+from shoal.protocol.server.admission import Ends, Gate
+from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.executor import Execution
+from shoal.protocol.server.replication.apply import Replay
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.link import Check, Link
+from shoal.protocol.server.replication.takeover import Handover
+from shoal.protocol.server.replication.transfer import Transfers
+from shoal.protocol.server.request_log import Taking, Window
+from shoal.protocol.server.wait_queue import Parking
 from shoal.protocol.views import FOREVER
-from shoal.protocol.windows import Taking, Window
+from shoal.protocol.worker import machine as worker_module
+from shoal.protocol.worker.in_flight import Flight
+from shoal.protocol.worker.routing import Router
 from shoal.tables.custom.shard import HandledShard
 from shoal.tables.sparse.bounded_shard import BoundedShard
 from shoal.tables.sparse.shard import SparseShard

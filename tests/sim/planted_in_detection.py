@@ -3,8 +3,8 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from shoal.protocol import detection as detection_module
-from shoal.protocol.detection import Detector
+from shoal.protocol.scheduler import failure_detector as detection_module
+from shoal.protocol.scheduler.failure_detector import Detector
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from shoal.protocol import membership as membership_module
-from shoal.protocol.holding import Holding
-from shoal.protocol.ledgers import Ledgers
-from shoal.protocol.links import Link
 from shoal.protocol.messages import Frozen
-from shoal.protocol.parking import Parking
-from shoal.protocol.replication import Replication
-from shoal.protocol.rounds import Rounds
-from shoal.protocol.saving import Saving
+from shoal.protocol.scheduler import membership as membership_module
+from shoal.protocol.scheduler.lease_ledgers import Ledgers
+from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.link import Link
+from shoal.protocol.server.replication.replicas import Holding
+from shoal.protocol.server.rounds import Rounds
+from shoal.protocol.server.wait_queue import Parking
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Reply, Request
-from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -22,10 +21,11 @@ from shoal.protocol.requests import (
     PushOp,
     Start,
 )
-from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 from shoal.sim.network import NetworkOptions
 from shoal.sim.node import Sleep
 from shoal.sim.world import World

@@ -13,12 +13,12 @@ from shoal.apps.train import run_job
 from shoal.apps.worker import _Batches, build_model, load_dataset, splits_of, updates_of
 from shoal.jobs.spec import from_mapping
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import AwaitView
-from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.runtime.learner import Learner
 from shoal.sim.world import World
 from shoal.strategies import StrategyOptions, strategies, train_program

@@ -19,8 +19,8 @@ from shoal.apps.train import cluster_tasks
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, UsageError
-from shoal.protocol.leases import LedgerRecord, as_of
-from shoal.protocol.record import SLOW_SHARE
+from shoal.protocol.scheduler.journal import SLOW_SHARE
+from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events
 from shoal.runtime.folder import RunFolder
 

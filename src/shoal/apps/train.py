@@ -20,8 +20,8 @@ from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
-from shoal.protocol.leases import as_of
-from shoal.protocol.record import SLOW_SHARE
+from shoal.protocol.scheduler.journal import SLOW_SHARE
+from shoal.protocol.scheduler.leases import as_of
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.runtime import imports
 from shoal.runtime.folder import RunFolder, shard_files

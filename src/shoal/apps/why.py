@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.errors import DataMissing, JoinTimeout
-from shoal.protocol.inquiry import Inquiry
+from shoal.protocol.admin.status import Inquiry
 from shoal.reports.events import read_events
 from shoal.runtime.connecting import scheduler_at
 from shoal.runtime.folder import RunFolder

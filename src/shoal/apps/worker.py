@@ -23,7 +23,7 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
-from shoal.protocol.markers import Markers
+from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import Leased
 from shoal.runtime import imports
 from shoal.runtime.client import Client

@@ -150,7 +150,7 @@ def scheduler(
 ) -> None:
     """Be the scheduler of a cluster on several machines."""
     from shoal.engines.roles import run_scheduler
-    from shoal.protocol.record import SLOW_SHARE
+    from shoal.protocol.scheduler.journal import SLOW_SHARE
 
     run_scheduler(
         listen,

@@ -20,7 +20,7 @@ from shoal.protocol.messages import Lacking, Left, Message, Piece, Summed
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
-from shoal.protocol.worker import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 
 RINGS = (Piece, Lacking, Summed, Left)
 

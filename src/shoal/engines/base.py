@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-DENSE = ("torch", "shoal.runtime.client", "shoal.tables.dense.shard", "shoal.protocol.server")
+DENSE = (
+    "torch",
+    "shoal.runtime.client",
+    "shoal.tables.dense.shard",
+    "shoal.protocol.server.machine",
+)
 SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.tables.sparse.jit:warm")
 
 

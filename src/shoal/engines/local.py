@@ -38,7 +38,7 @@ from shoal.errors import (
     ShoalError,
     by_name,
 )
-from shoal.protocol.obituary import Obituary
+from shoal.protocol.admin.death_report import Obituary
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.node import Node
 from shoal.transport import Identity

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.record import SchedulerOptions, check_options
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions, check_options
+from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.runtime.metrics import EventLog
 from shoal.runtime.node import Journal, Node
@@ -150,9 +150,9 @@ def run_server(
     """
     import torch
 
-    from shoal.protocol.markers import Markers
-    from shoal.protocol.server import ServerMachine
-    from shoal.protocol.shards import OpenShard
+    from shoal.protocol.checkpoint_clocks import Markers
+    from shoal.protocol.server.machine import ServerMachine
+    from shoal.protocol.server.shards import OpenShard
     from shoal.runtime.checkpoints import Writer
     from shoal.runtime.folder import RunFolder
     from shoal.runtime.imports import load_module

@@ -14,8 +14,8 @@ import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.keys import KeyRange
-from shoal.protocol.describing import describe
 from shoal.protocol.messages import Message
+from shoal.protocol.messages.describing import describe
 from shoal.protocol.views import NodeId
 from shoal.tables.spec import TableSpec
 

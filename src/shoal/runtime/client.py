@@ -28,7 +28,7 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import View
-from shoal.protocol.worker import WorkerOptions
+from shoal.protocol.worker.machine import WorkerOptions
 from shoal.runtime.blocking import Blocking
 from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.driver import Driver, Finish, Future

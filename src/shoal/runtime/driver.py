@@ -19,7 +19,7 @@ from typing import Any
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
 from shoal.protocol.machine import Asked, Note, Outcome
 from shoal.protocol.requests import Cancel
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.runtime.node import Node
 from shoal.transport import Identity
 

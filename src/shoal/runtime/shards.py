@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.shards import OpenShard, Shard
+from shoal.protocol.server.shards import OpenShard, Shard
 from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.runtime.folder import shard_files
 from shoal.tables.custom.calls import elements

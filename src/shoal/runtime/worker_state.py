@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from shoal.errors import DataCorrupt
-from shoal.protocol.markers import Markers
+from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.views import View
 from shoal.runtime.checkpoints import read_verified, write_verified
 from shoal.runtime.folder import folder_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.requests import Answer, Exchange, PullOp
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.sim.checkers import violated
 from shoal.sim.node import Program
 from shoal.tables.custom.calls import Call, What, read_answer

@@ -7,16 +7,16 @@ from random import Random
 
 from msgspec.structs import replace
 
-from shoal.protocol.markers import Markers
+from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.placement import copies_of
-from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.placement import copies_of
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.sim.plans import GUESTS, REPLICATION, SESSION, WORKER, Plan
 from shoal.sim.workload import INCARNATIONS, Workload
 from shoal.sim.world import World

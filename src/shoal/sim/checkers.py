@@ -13,9 +13,6 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.keys import tiles
-from shoal.protocol.barriers import released_as
-from shoal.protocol.describing import describe
-from shoal.protocol.leases import Span
 from shoal.protocol.messages import (
     End,
     Frozen,
@@ -27,8 +24,11 @@ from shoal.protocol.messages import (
     Reply,
     Request,
 )
-from shoal.protocol.record import Record
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.messages.describing import describe
+from shoal.protocol.scheduler.barriers import released_as
+from shoal.protocol.scheduler.journal import Record
+from shoal.protocol.scheduler.leases import Span
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.sim.plans import GUESTS
 from shoal.tables.spec import Consistency

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.protocol.leases import Leases, LedgerRecord
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import Leased
 from shoal.protocol.requests import PushOp, TakeLease
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.scheduler.leases import Leases, LedgerRecord
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.sim.checkers import violated
 from shoal.tables.spec import Access, Consistency, TableSpec
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shoal.protocol.leases import LedgerRecord
 from shoal.protocol.namespaces import local
-from shoal.protocol.server import ServerMachine
-from shoal.protocol.shards import Shard
+from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.request_log import Copy
+from shoal.protocol.server.shards import Shard
 from shoal.protocol.views import NodeId
-from shoal.protocol.windows import Copy
 from shoal.sim.checkers import check_one_round, check_untorn, violated
 from shoal.sim.harvest import BATCHES, EPOCHS
 from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload

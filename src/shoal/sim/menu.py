@@ -10,9 +10,9 @@ from typing import Literal, get_args
 import msgspec
 
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.registry import unknown
 from shoal.sim.cast import Cast
 from shoal.sim.faults import Faults

@@ -6,9 +6,9 @@ from random import Random
 
 import msgspec
 
-from shoal.protocol.links import ReplicationOptions
+from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import SessionOptions
-from shoal.protocol.worker import WorkerOptions
+from shoal.protocol.worker.machine import WorkerOptions
 from shoal.sim.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 

@@ -9,9 +9,9 @@ import numpy as np
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvariantBroken
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.record import SchedulerOptions
 from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
-from shoal.protocol.scheduler import SchedulerMachine
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import NodeId
 from shoal.sim.checkers import Violation, violated

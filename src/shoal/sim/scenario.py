@@ -9,15 +9,15 @@ from random import Random
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.detection import LOOK_S
+from shoal.protocol.admin.death_report import Obituary
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
-from shoal.protocol.obituary import Obituary
-from shoal.protocol.placement import lost
-from shoal.protocol.scheduler import SchedulerMachine
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.failure_detector import LOOK_S
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.placement import lost
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.sim.cast import Cast
 from shoal.sim.checkers import (
     Durability,

@@ -31,7 +31,7 @@ from shoal.protocol.requests import (
     Wait,
 )
 from shoal.protocol.views import NodeId
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.sim.calls import SPEC, Calls
 from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
 from shoal.sim.harvest import Harvest

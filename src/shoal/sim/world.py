@@ -16,7 +16,6 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from shoal.protocol.describing import describe
 from shoal.protocol.machine import (
     Asked,
     Discard,
@@ -35,6 +34,7 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import Message
+from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId

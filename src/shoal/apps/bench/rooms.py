@@ -16,12 +16,12 @@ import torch
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Effects, Received, Send, Sink
 from shoal.protocol.messages import SCHEDULER, Message, NewView
-from shoal.protocol.placement import place
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.protocol.server import ServerMachine
+from shoal.protocol.scheduler.placement import place
+from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
-from shoal.protocol.worker import WorkerMachine
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity

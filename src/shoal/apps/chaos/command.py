@@ -31,7 +31,7 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
-from shoal.protocol.record import SchedulerOptions
+from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.reports.events import write_tables
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.shards import SavedShards

@@ -1,0 +1,1 @@
+"""What nodes ask and say that are no members."""

@@ -1,0 +1,94 @@
+"""Barriers: who has entered which, and which are released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Enter, Group, Released, Waiting
+from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.views import Member, NodeId
+
+Entered = dict[NodeId, tuple[Group, ...]]
+
+
+class _Barrier(msgspec.Struct, eq=False):
+    """One that is not complete: who is in it, and since when the first."""
+
+    since: float
+    entered: Entered = {}
+
+
+class Barriers:
+    """The scheduler's barriers, each by its group's name, its own, and its generation.
+
+    A barrier is released once every living member of the groups that anybody in it has named is
+    in it, or has finished.
+
+    released:  the last generation of each name; it survives a restart of the scheduler
+    """
+
+    def __init__(
+        self, released: dict[str, int], roster: Roster, persist: Callable[[Effects], None]
+    ) -> None:
+        self.released = released
+        self._roster = roster
+        self._persist = persist
+        self._open: dict[tuple[str, str, int], _Barrier] = {}
+
+    def end(self, group: str) -> None:
+        """A group has finished; another one of that name has entered none."""
+        for key in [key for key in self.released if key.startswith(released_as(group, ""))]:
+            del self.released[key]
+        for at in [at for at in self._open if at[0] == group]:
+            del self._open[at]
+
+    def enter(self, member: Member, asked: Enter, now: float, out: Effects) -> None:
+        """Take a member in; or tell it once more that that one is released."""
+        group, name, generation = member.group, asked.name, asked.generation
+        if generation <= self.released.get(released_as(group, name), -1):
+            out.append(Send(member.id, Released(name, generation)))
+            return
+        barrier = self._open.setdefault((group, name, generation), _Barrier(now))
+        barrier.entered[member.id] = asked.groups
+        self.release(out)
+
+    def release(self, out: Effects) -> None:
+        """Let those go who wait in barriers that are complete now."""
+        for (group, name, generation), barrier in list(self._open.items()):
+            if not self._absent(group, barrier):
+                del self._open[group, name, generation]
+                self.released[released_as(group, name)] = generation
+                self._persist(out)
+                out.append(Note("released", {"name": name, "generation": generation}))
+                out.extend(Send(node, Released(name, generation)) for node in barrier.entered)
+
+    def waits(self, now: float) -> list[Waiting]:
+        """Who waits in which, and for whom."""
+        found = []
+        for (group, name, _), barrier in self._open.items():
+            members = self._roster.members.values()
+            inside = sorted(m.name for m in members if m.id in barrier.entered)
+            reason = f"waits for {', '.join(self._absent(group, barrier))}"
+            found.append(
+                Waiting(", ".join(inside), f"barrier {name!r}", reason, now - barrier.since)
+            )
+        return found
+
+    def _absent(self, group: str, barrier: _Barrier) -> list[str]:
+        """The names of those who are still to come."""
+        there = barrier.entered.keys() | self._roster.finished
+        roles = {role for wanted in barrier.entered.values() for role in wanted}
+        return sorted(
+            m.name
+            for m in self._roster.members.values()
+            if m.id not in there and f"{m.role}s" in roles
+            if m.role != "worker" or m.group == group
+        )
+
+
+def released_as(group: str, name: str) -> str:
+    """What a barrier is written down as: no group has a colon in its name."""
+    return f"{group}:{name}"

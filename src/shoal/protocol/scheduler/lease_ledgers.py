@@ -1,0 +1,77 @@
+"""Ledgers: the leases of each group of workers, by the group's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Lease, Leased, Waiting
+from shoal.protocol.scheduler.leases import Leases, LedgerRecord, Span
+from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.views import Member, NodeId, View
+
+
+class Ledgers:
+    """Which worker of which group has which batches of the group's data."""
+
+    def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
+        self._leases = {group: Leases(record) for group, record in records.items()}
+        self._since: dict[NodeId, float] = {}  # those who have asked have waited
+
+    def of(self, group: str) -> Leases:
+        """A group's."""
+        return self._leases.setdefault(group, Leases(LedgerRecord()))
+
+    def records(self) -> dict[str, LedgerRecord]:
+        return {group: leases.record() for group, leases in self._leases.items()}
+
+    def end(self, group: str) -> None:
+        """A group has finished; another one of that name has data of its own."""
+        self._leases.pop(group, None)
+
+    def ask(self, member: Member, asked: Lease, now: float) -> None:
+        """A worker has done what it had, and wants more."""
+        self._since.setdefault(member.id, now)
+        self.of(member.group).ask(member.id, asked)
+
+    def waits(self, roster: Roster, now: float) -> list[Waiting]:
+        """Who waits for batches, and for whom."""
+        names = {member.incarnation: member.name for member in roster.members.values()}
+        found = []
+        for leases in self._leases.values():
+            others = ", ".join(names[each] for each in leases.holders if each in names)
+            for node in leases.wanting:
+                who = roster.members[node].name if node in roster.members else node
+                seconds = now - self._since.get(node, now)
+                found.append(Waiting(who, "a lease", f"waits for {others} to do theirs", seconds))
+        return found
+
+    def answers(self, roster: Roster) -> Effects:
+        """What can be said by now. It is to be on disk before it is told."""
+        out: Effects = []
+        for group, leases in self._leases.items():
+            for node, answer in leases.answers(len(roster.at_work(group))):
+                if isinstance(answer, Leased) and answer.count:
+                    fields = {"name": roster.members[node].name, "group": group, **leases.size}
+                    out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
+                self._since.pop(node, None)
+                out.append(Send(node, answer))
+        return out
+
+    def settle(self, view: View) -> list[tuple[Member, Span]]:
+        """What those have left undone who are not in this view any more."""
+        left = [(each, self.gone(each, each.done_clock)) for each in view.departed]
+        return [(member, span) for member, span in left if span is not None]
+
+    def gone(self, member: Member, done_clock: int) -> Span | None:
+        """A worker has finished so many clocks and goes on no more: what it leaves undone."""
+        leases = self._leases.get(member.group)  # many groups lease nothing
+        return leases.gone(member.incarnation, done_clock) if leases is not None else None
+
+    def withdraw(self, member: Member) -> None:
+        """A worker waits for none any more; what it has done will be known."""
+        self._since.pop(member.id, None)
+        if member.group in self._leases:
+            self._leases[member.group].withdraw(member.incarnation)

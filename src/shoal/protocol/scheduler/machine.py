@@ -1,0 +1,399 @@
+"""The scheduler's machine: who is in, in which view, at which barrier, and when the run is over.
+
+A scheduler that restarts begins a new term with a new view, which also thaws servers that its
+former self froze.
+
+Architecture invariant: absent here are tables' contents and workers' data. The scheduler is not on
+the road of any push or pull.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from shoal.errors import JoinTimeout, RunAborted, ShoalError
+from shoal.protocol.machine import (
+    Arrival,
+    Discard,
+    Effects,
+    Event,
+    Note,
+    PeerLost,
+    Persist,
+    Received,
+    Send,
+    Story,
+    Ticked,
+)
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Abort,
+    Because,
+    Declare,
+    Died,
+    Drained,
+    End,
+    Enter,
+    Finish,
+    Finished,
+    Frozen,
+    Heard,
+    Heartbeat,
+    HeartbeatSeen,
+    Join,
+    Joined,
+    Learned,
+    Lease,
+    Leave,
+    Message,
+    NewView,
+    NotDeclared,
+    NotJoined,
+    Stays,
+    Waited,
+    Why,
+)
+from shoal.protocol.scheduler.barriers import Barriers
+from shoal.protocol.scheduler.failure_detector import HELD_UP_S
+from shoal.protocol.scheduler.journal import Record, SchedulerOptions
+from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
+from shoal.protocol.scheduler.shutdown import Farewell
+from shoal.protocol.scheduler.stragglers import Stragglers
+from shoal.protocol.scheduler.view_change import Succession
+from shoal.protocol.views import FOREVER, Member, NodeId, View
+from shoal.tables.spec import TableSpec
+
+
+class SchedulerMachine:
+    """Decides views and barriers, and ends the run.
+
+    journal: what its former self has written down
+    ledger:  which of the data are done, where it goes on with another run
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        journal: bytes | None = None,
+        ledger: LedgerRecord = LedgerRecord(),  # noqa: B008 - frozen
+    ) -> None:
+        self.options = options
+        record = Record(ledgers={"": ledger})
+        if journal:
+            record = msgspec.msgpack.decode(journal, type=Record)
+        self.restarted = journal is not None
+        self.roster = Roster(record, options)
+        self.ended = record.ended
+        self._run = record.run or options.run
+        self._views = Succession(record, options, self.roster, self._persist)
+        self._relocating = self._views.relocating
+        self.ledgers = self._views.ledgers
+        self._barriers = Barriers(dict(record.released), self.roster, self._persist)
+        self._stragglers = Stragglers(options)
+        self._farewell = Farewell(options.resend_s, options.linger_s)
+        self._join_by = self._due = inf
+        self._begun = False
+        self._reason = record.reason
+        self._story = Story()
+
+    @property
+    def view(self) -> View | None:
+        """The present one."""
+        return self._views.view
+
+    # ------------------------------------------------------------------ the contract
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        return Discard("the scheduler takes no payloads")
+
+    def handle(self, event: Event, now: float) -> Effects:
+        out: Effects = []
+        if not self._begun:
+            self._begin(now, out)
+        elif now > self._due + HELD_UP_S:
+            self.roster.detector.held_up(now)
+        if isinstance(event, Received):
+            self._story.add(now, event.sender, event.message)
+            self._received(event.sender, event.message, now, out)
+        elif isinstance(event, PeerLost):
+            self.roster.detector.cut_off(event.node, now)
+        elif isinstance(event, Ticked):
+            self._tick(now, out)
+        self._answer_leases(out)
+        due = self.deadline()
+        self._due = inf if due is None else due
+        return out
+
+    def deadline(self) -> float | None:
+        if not self._begun:
+            return 0.0
+        if self.ended:
+            at = self._farewell.wakes_at()
+            return at if at < inf else None
+        at = min(self.roster.detector.wakes_at(), self._views.wakes_at())
+        if self.view is None:
+            at = min(at, self._join_by)
+        return at if at < inf else None
+
+    def check(self) -> None:
+        """What always holds of its members."""
+        self.roster.check(self._story)
+
+    def address_of(self, node: NodeId) -> str | None:
+        return None  # members connect to the scheduler, never the other way round
+
+    # ------------------------------------------------------------------ time
+
+    def _begin(self, now: float, out: Effects) -> None:
+        self._begun, self._views.began_at = True, now
+        self._join_by = now + self.options.join_timeout_s
+        if self.ended:  # its former self died while it was telling them
+            self.ended = False
+            self._end(RunAborted(self._reason) if self._reason else None, now, out)
+        elif self.restarted:
+            # Nobody is evicted for one detection period; whoever lives is heard of by then.
+            self.roster.heard_of(self.roster.members, now)
+            self._persist(out)
+            if self.view is not None:
+                self._views.propose("the scheduler restarted", now, out)
+
+    def _tick(self, now: float, out: Effects) -> None:
+        if self.ended:
+            self._farewell.say(now, out)
+            return
+        if self.view is None and now >= self._join_by:
+            absent = missing(self.roster.members.values(), self.options)
+            limit = self.options.join_timeout_s
+            reason = f"missing after {limit:g} s: {absent}" if absent else "no view could be made"
+            self._end(JoinTimeout(reason), now, out)
+            return
+        self._look_for_silent(now, out)
+        self._views.tick(now, out)
+
+    def _look_for_silent(self, now: float, out: Effects) -> None:
+        detector = self.roster.detector
+        for node in detector.silent(now):
+            member = self.roster.members.get(node)
+            if member is None:  # it went with the view that the death of the one before let through
+                continue
+            if self._views.alone(member) and detector.spare(node, now):
+                out.append(Note("awaited", {"name": member.name, "node": node}))
+            else:
+                self._lost(node, detector.how(node, now), now, out)
+
+    def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
+        member = None if self.ended else self.roster.remove(node)
+        if member is None:  # the one before has ended the run, in the same tick
+            return
+        self._stragglers.forget(member)
+        self.ledgers.withdraw(member)
+        out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
+        rows = self._views.bereaved(member)
+        if rows is not None:
+            self._end(range_lost(member, rows, how), now, out)
+            return
+        self._over(member.group, finished=False)
+        self._persist(out)
+        self._views.hurry(now, out)
+        self._views.consider(now, out)
+        self._barriers.release(out)
+        self._end_if_done(now, out)
+
+    # ------------------------------------------------------------------ messages
+
+    def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
+        member = self.roster.members.get(sender)
+        if isinstance(message, Why | Died):
+            self._told(sender, message, now, out)
+            return
+        if isinstance(message, Join) and not (self.ended and member):
+            self._join(sender, message, now, out)
+            return
+        if self.ended:
+            if isinstance(message, Finish):
+                self._farewell.confirmed(sender)
+                out.append(Send(sender, Finished()))
+                self._farewell.say(now, out)
+            else:
+                out.append(Send(sender, End(self._reason)))
+            return
+        if member is None:
+            out.append(Send(sender, End("" if sender in self._relocating.left else _STRANGER)))
+            return
+        over = sender in self.roster.finished and isinstance(message, Enter | Lease | Abort)
+        if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
+            # Of before its end; or its former self's, taken for dead since: an old Join of its has
+            # come in late. If that is all there is of the new one, it will not be heard of.
+            out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
+            return
+        self.roster.heard_of([sender], now, isinstance(message, Heartbeat))
+        match message:
+            case Heartbeat(_, progress, view):
+                out.append(Send(sender, HeartbeatSeen(progress)))
+                if member.role == "server":
+                    self._views.remind(sender, out)
+                done = sender in self.roster.finished
+                if self.view is not None and view < self.view.id and not done:
+                    out.append(Send(sender, NewView(self.view)))
+            case Drained() | Frozen():
+                self._views.promised(sender, message, now, out)
+            case Learned(_, arcs) if self.view is not None:
+                self._relocating.has_learned(self.view, member, arcs)
+                self._views.consider(now, out)
+            case Waited():
+                self._stragglers.heard(member, message, now)
+                for slow, reason in self._stragglers.slow(self.roster, now):
+                    out.append(Note("dropped", {"name": slow.name, "reason": reason}))
+                    out.append(Send(slow.id, End(reason, "dropped")))
+                    self._lost(slow.id, "dropped", now, out)
+            case Leave():
+                against = self._relocating.wants_to_go(self.view, member, self.roster.servers())
+                if against:
+                    out.append(Send(sender, Stays(against)))
+                self._views.consider(now, out)
+            case Declare(_, spec):
+                self._declare(member, spec, now, out)
+            case Enter():
+                self._barriers.enter(member, message, now, out)
+            case Lease():
+                self.ledgers.ask(member, message, now)
+            case Finish() if member.role == "server":  # it was told of an end that is not ours
+                self._lost(sender, "it was told of an end", now, out)
+            case Finish():
+                self._finished(member, now, out)
+            case Abort():
+                self._aborted(member, message, now, out)
+            case _:
+                out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def _finished(self, member: Member, now: float, out: Effects) -> None:
+        self.roster.finish(member.id)
+        self._stragglers.forget(member)
+        self.ledgers.gone(member, FOREVER)
+        self._over(member.group, finished=True)
+        self._persist(out)
+        out.append(Send(member.id, Finished()))
+        self._barriers.release(out)
+        self._end_if_done(now, out)
+        if not self.ended:
+            self._views.consider(now, out)
+
+    def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
+        """The end of the run; or of no more than a group, where others go on without that."""
+        reason, group = f"{member.name}: {asked.reason}", member.group or asked.group
+        if not group:
+            self._end(RunAborted(reason), now, out)
+            return
+        for node in self.roster.at_work(group):
+            out.append(Send(node, End(reason)))
+            self._lost(node, f"{member.name} aborted", now, out)
+        self._over(group, finished=True)
+        self._persist(out)
+
+    def _over(self, group: str, finished: bool) -> None:
+        """Where nobody of a group is left, another one may come that has its name; but where who
+        dies may be replaced, that one does what was not done."""
+        if group and not self.roster.at_work(group):
+            self._barriers.end(group)
+            if finished or not self.options.elastic:
+                self.ledgers.end(group)
+
+    def _told(self, sender: NodeId, message: Why | Died, now: float, out: Effects) -> None:
+        """Somebody asks, or has seen a process end, who may be no member."""
+        if isinstance(message, Why):
+            out.append(Send(sender, self._because(now)))
+            return
+        out.append(Send(sender, Heard(message.process)))
+        for node in self.roster.of(message.process, message.host):
+            if node not in self.roster.finished:
+                self._lost(node, "its process has ended", now, out)
+
+    def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
+        known = self.roster.members.get(sender)
+        if known is None:
+            group = self.roster.group(message.role, message.group)
+            refusal = join_refusal(message, group, self.view, self.options)
+            if self.ended:
+                refusal = NotJoined("the run has ended")
+            if message.node != sender:
+                refusal = NotJoined("it speaks for somebody else")
+            if refusal is not None:
+                out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
+                out.append(Send(sender, refusal))
+                return
+            known = self.roster.admit(sender, message)
+            self._persist(out)
+            out.append(Note("joined", {"name": known.name, "node": sender}))
+        self.roster.heard_of([sender], now)
+        out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
+        if self.view is not None and self.view.member(sender) is not None:
+            out.append(Send(sender, NewView(self.view)))
+        self._views.consider(now, out)
+
+    def _declare(self, member: Member, spec: TableSpec, now: float, out: Effects) -> None:
+        try:
+            self._views.declare(member, spec, now, out)
+        except ShoalError as error:
+            out.append(Send(member.id, NotDeclared(spec.name, error.message)))
+
+    # ------------------------------------------------------------------ barriers, end
+
+    def _answer_leases(self, out: Effects) -> None:
+        answers = self.ledgers.answers(self.roster)
+        if answers and not self.ended:
+            self._persist(out)
+            out.extend(answers)
+
+    def _because(self, now: float) -> Because:
+        members = self.roster.members
+        waits = self._barriers.waits(now) + self._views.waits(now)
+        waits += self.ledgers.waits(self.roster, now)
+        slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
+        return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
+
+    def _end_if_done(self, now: float, out: Effects) -> None:
+        members, finished = self.roster.members, self.roster.finished
+        waiting = gathering(members, self.view, finished)
+        if self.view is None or not waiting.issuperset(self.roster.at_work()):
+            return
+        first = [m.id for m in self.roster.members.values() if not m.group]
+        if not self.roster.finished.isdisjoint(first):
+            self._end(None, now, out)
+        elif not self.options.elastic:
+            self._end(RunAborted("every worker has died"), now, out)
+
+    def _end(self, error: ShoalError | None, now: float, out: Effects) -> None:
+        """Tell everybody, until they have confirmed it or `linger_s` has passed."""
+        if self.ended:
+            return
+        self.ended = True
+        told = [node for node in self.roster.members if node not in self.roster.finished]
+        self._farewell.begin(told, error, now)
+        self._reason = self._farewell.reason
+        self._views.end()
+        self._persist(out)
+        out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
+        self._farewell.say(now, out)
+
+    def _persist(self, out: Effects) -> None:
+        record = Record(
+            self._views.term,
+            self.view,
+            self.roster.next_incarnation,
+            tuple(self.roster.members.values()),
+            tuple(sorted(self.roster.finished)),
+            self._barriers.released,
+            self.ended,
+            self._reason if self.ended else "",
+            tuple(sorted(self._relocating.left)),
+            self.ledgers.records(),
+            self._run,
+        )
+        out.append(Persist(msgspec.msgpack.encode(record)))
+
+
+_STRANGER = "you are not a member of this run (taken for dead?); join again"

@@ -1,0 +1,112 @@
+"""The roster: who is in, under which incarnation, and who has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.protocol.machine import Story
+from shoal.protocol.messages import Join
+from shoal.protocol.scheduler.failure_detector import Detector
+from shoal.protocol.scheduler.journal import Record, SchedulerOptions
+from shoal.protocol.views import Member, NodeId, Role, View
+
+FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
+
+
+class Roster:
+    """The scheduler's members, in a view or on their way into one.
+
+    members:           by node
+    finished:          of the members, those whose work is done; nobody waits to hear of them
+    next_incarnation:  what the next one to come is granted; none is granted twice
+    """
+
+    def __init__(self, record: Record, options: SchedulerOptions) -> None:
+        self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
+        self.finished: set[NodeId] = set(record.finished)
+        self.next_incarnation = record.next_incarnation
+        self.detector = Detector(options)
+        self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
+
+    def admit(self, node: NodeId, asked: Join) -> Member:
+        """A new member, with the rank that it asks for or the first that is free."""
+        taken = {m.rank for m in self.group(asked.role, asked.group)}
+        free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
+        rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
+        member = Member(
+            node,
+            asked.role,
+            rank,
+            self.next_incarnation,
+            asked.address,
+            asked.host,
+            process=asked.process,
+            group=asked.group,
+            group_size=asked.group_size,
+        )
+        self.next_incarnation += 1
+        self.members[node] = member
+        return member
+
+    def remove(self, node: NodeId) -> Member | None:
+        """It is dead, or has gone."""
+        self.detector.forget(node)
+        return self.members.pop(node, None)
+
+    def finish(self, node: NodeId) -> None:
+        self.finished.add(node)
+        self.detector.forget(node)
+
+    def forget(self, view: View, now: float) -> None:
+        """Those who have finished, a while ago, and are in no view any more: there may be many, by
+        and by. Not of the first group, whose end is the run's."""
+        for member in [self.members[node] for node in self.finished if node in self.members]:
+            since = self._finished_at.setdefault(member.id, now)
+            if member.group and now >= since + FORGET_S and view.member(member.id) is None:
+                self.finished.discard(member.id)
+                del self.members[member.id], self._finished_at[member.id]
+
+    def of(self, process: int, host: str) -> list[NodeId]:
+        """The members that this process is, if it is any."""
+        here = [m for m in self.members.values() if m.process == process and m.host == host]
+        return [member.id for member in here if process]
+
+    def group(self, role: Role, name: str) -> list[Member]:
+        """The members of a role, workers of a group. Of a group that has a name those that have
+        finished are forgotten: another one of that name may come."""
+        return [
+            member
+            for node, member in self.members.items()
+            if member.role == role and member.group == name
+            if not name or node not in self.finished
+        ]
+
+    def at_work(self, group: str | None = None) -> list[NodeId]:
+        """Workers that have not finished, of one group or of all."""
+        return [
+            node
+            for node, member in self.members.items()
+            if member.role == "worker" and node not in self.finished
+            if group is None or member.group == group
+        ]
+
+    def servers(self) -> list[NodeId]:
+        return [node for node, member in self.members.items() if member.role == "server"]
+
+    # ------------------------------------------------------------------ silence
+
+    def heard_of(self, nodes: Iterable[NodeId], now: float, beat: bool = False) -> None:
+        """They live; those that have not finished are expected to be heard of again."""
+        for node in nodes:
+            if node not in self.finished:
+                self.detector.heard_of(node, now, beat)
+
+    def quiet_for(self, now: float) -> float:
+        """For how long the server has not been heard of that has been quiet for longest."""
+        return self.detector.quiet_for(self.servers(), now)
+
+    def check(self, story: Story) -> None:
+        """Members have distinct incarnations; all of them were granted one."""
+        granted = [m.incarnation for m in self.members.values()]
+        if len(set(granted)) != len(granted) or any(g >= self.next_incarnation for g in granted):
+            raise story.broken(f"incarnations granted twice: {sorted(granted)}")

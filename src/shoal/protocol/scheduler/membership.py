@@ -1,0 +1,222 @@
+"""Who is in the next view: a pure decision that returns its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from shoal.errors import RangeLost
+from shoal.protocol.messages import Frozen, Join, NotJoined
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.placement import Arcs, place
+from shoal.protocol.scheduler.rebalance import Moves, next_arcs
+from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
+from shoal.tables.spec import TableSpec
+
+
+def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
+    """Who has not joined of those who make a cluster complete; empty when nobody is missing."""
+    present = [member for member in members if not member.group]
+    words = []
+    for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
+        ranks = {m.rank for m in present if m.role == role}
+        absent = wanted - len(ranks)
+        if absent > 0:
+            free = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
+            words.append(f"{absent} of {wanted} {role}s ({', '.join(free[:absent])})")
+    return " and ".join(words)
+
+
+def join_refusal(
+    asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
+) -> NotJoined | None:
+    """Why somebody cannot join; None where they can. Servers may join a running job.
+
+    group:  those who are there, of that role and that group of workers
+    """
+    role = asked.role
+    if role == "scheduler":
+        return NotJoined("there is a scheduler already")
+    if asked.group:
+        return _not_in_group(asked, group, view, options)
+    limit = options.servers if role == "server" else options.workers
+    elastic = options.elastic or (role == "server" and view is not None)
+    if view is not None and not elastic:
+        return NotJoined(f"too late: the run has started with all its {limit} {role}s")
+    if len(group) >= limit and not elastic:
+        reason = f"too many: this run has {limit} {role}s and all of them have joined"
+        return NotJoined(reason, full=True)
+    return None
+
+
+def _not_in_group(
+    asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
+) -> NotJoined | None:
+    """Why a worker cannot join a group that has a name."""
+    name, size = asked.group, asked.group_size
+    if asked.role != "worker" or not valid_group(name) or size < 1:
+        return NotJoined(f"{asked.role}s of a group {name!r} of {size}: there can be none")
+    others = {member.group_size for member in group} - {size}
+    if others:
+        return NotJoined(f"group {name!r} is of {others.pop()} workers, and not of {size}")
+    begun = view is not None and any(view.member(member.id) for member in group)
+    if len(group) >= size and not options.elastic:
+        reason = f"too many: group {name!r} has {size} workers and all of them have joined"
+        return NotJoined(reason, full=True)
+    if begun and not options.elastic:
+        return NotJoined(f"too late: group {name!r} has started with all its {size} workers")
+    return None
+
+
+def range_lost(dead: Member, rows: Sequence[str], how: str) -> RangeLost:
+    """The end of a run: a server has died, and nobody else has these rows."""
+    where = f" on {dead.host}" if dead.host else ""
+    all_of = ", ".join(rows) or "everything"
+    return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
+
+
+def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
+    """The members with ranks from 0 on, in their order.
+
+    For the first view, before which nobody has used a rank: who died until then, and was replaced
+    before that was noticed, has left a hole.
+    """
+    given: Counter[tuple[str, str]] = Counter()
+    closed = {}
+    for member in sorted(members, key=lambda m: m.rank):
+        of = member.role, member.group
+        closed[member.id] = msgspec.structs.replace(member, rank=given[of])
+        given[of] += 1
+    return closed
+
+
+def gathering(
+    members: Mapping[NodeId, Member], previous: View | None, finished: Collection[NodeId] = ()
+) -> set[NodeId]:
+    """The workers of groups that have not begun: not all have joined who make them complete."""
+    workers = previous.workers if previous else ()
+    begun = {m.group for m in workers if m.id in members and m.id not in finished}
+    here: dict[str, list[Member]] = {}
+    for member in members.values():
+        if member.group and member.group not in begun and member.id not in finished:
+            here.setdefault(member.group, []).append(member)
+    return {m.id for group in here.values() if len(group) < group[0].group_size for m in group}
+
+
+def decide_view(
+    members: Mapping[NodeId, Member],
+    previous: View | None,
+    expected: SchedulerOptions,
+    finished: Collection[NodeId] = (),
+) -> tuple[bool, str]:
+    """Whether a new view is due, and why (or why not). Who has finished is out of the next one."""
+    absent = missing(members.values(), expected)
+    if previous is None:
+        return (False, f"waiting for {absent}") if absent else (True, "all have joined")
+    before = {m.id: m.name for m in (*previous.servers, *previous.workers)}
+    unready = {*finished, *gathering(members, previous, finished)}
+    joined = sorted(m.name for m in members.values() if m.id not in before and m.id not in unready)
+    left = sorted(name for node, name in before.items() if node not in members)
+    done = _done(previous.workers, members, finished)
+    if not joined and not left and not done:
+        return False, "nobody came or went"
+    words = [f"{', '.join(joined)} joined"] if joined else []
+    words += [f"{', '.join(left)} left"] if left else []
+    words += [f"{', '.join(done)} finished"] if done else []
+    return True, " and ".join(words)
+
+
+def _done(
+    workers: Iterable[Member], members: Collection[NodeId], finished: Collection[NodeId]
+) -> list[str]:
+    """Groups that have finished, while others go on, who may want to know."""
+    at_work = {m.group for m in workers if m.id in members and m.id not in finished}
+    over = {m.group for m in workers if m.id in members} - at_work if at_work else set()
+    return [f"group {group!r}" if group else "the first group" for group in sorted(over)]
+
+
+IN_FLIGHT = 2  # clocks whose pushes a worker has not heard of, at most, before it goes on
+
+
+def next_view(
+    number: tuple[int, int],
+    members: Mapping[NodeId, Member],
+    previous: View | None,
+    tables: tuple[TableSpec, ...],
+    promises: Sequence[Frozen],
+    reason: str,
+    moves: Moves = Moves(),  # noqa: B008 - frozen
+    finished: Collection[NodeId] = (),
+) -> View:
+    """The view itself, from what every server promised.
+
+    Servers are frozen between their promise and the view, so these clocks do not move:
+    a worker that is gone counts in every round that *any* server saw it finish (it had been
+    accepted by all of them before it told one, rule 5), and in every round that any server has
+    closed, which may be gone as well, or have forgotten how far the worker was when it took over
+    from one that is. Where nothing settles at the close its clock travels with its pushes, and what
+    it did last may be on some servers only. A new worker's first round is the one after those. A
+    worker that has finished counts in all rounds, and nobody waits for it any more. Each group of
+    workers has rounds of its own.
+
+    moves:     what may be done to chains
+    finished:  of the members, those whose work is done
+    """
+    reached: dict[int, list[int]] = {}
+    for promise in promises:
+        for incarnation, clock in promise.clocks:
+            reached.setdefault(incarnation, []).append(clock)
+    closing = {spec.group for spec in tables if spec.consistency.settles == "close"}
+
+    def first_clock(group: str) -> int:
+        standings = [promise.standing(group) for promise in promises]
+        return max((max(each.open_round, each.replayed) for each in standings), default=0)
+
+    def behind(group: str) -> int:
+        return min((promise.standing(group).open_round for promise in promises), default=0)
+
+    def waits(group: str) -> bool:
+        return any(promise.standing(group).waits for promise in promises)
+
+    known = {m.id: m for m in previous.workers} if previous else {}
+    present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
+    alive = members.keys() - {*finished, *gathering(members, previous, finished)}
+    workers = tuple(
+        known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock(m.group))
+        for m in present
+        if m.role == "worker" and m.id in alive
+    )
+    gone = []
+    for member in previous.workers if previous else ():
+        if member.id in finished:
+            gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
+        elif member.id not in alive:
+            clocks = reached.get(member.incarnation, [member.first_clock])
+            last = max(*clocks, first_clock(member.group))
+            done = last if member.group in closing else max(min(clocks), last - IN_FLIGHT)
+            gone.append(msgspec.structs.replace(member, last_clock=last, done_clock=done))
+    servers = tuple(m for m in present if m.role == "server")
+    arcs: tuple[Arcs, ...] = ()
+    if previous is not None:
+        arcs = next_arcs(previous, servers, moves, number[1])
+    staying = [m for m in servers if m.id not in moves.leaving] or servers
+    arcs += tuple(
+        place(tables[at], staying, moves.replicas, at) for at in range(len(arcs), len(tables))
+    )
+    at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
+    servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
+    departed = previous.departed if previous else ()
+    earlier = [m for m in departed if m.last_clock > behind(m.group) and waits(m.group)]
+    return View(
+        term=number[0],
+        number=number[1],
+        servers=servers,
+        workers=workers,
+        tables=tables,
+        arcs=arcs,
+        departed=(*earlier, *gone),
+        reason=reason,
+        markers=previous.markers if previous is not None else (),
+    )

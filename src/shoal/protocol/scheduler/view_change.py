@@ -1,0 +1,254 @@
+"""Succession: views, one after the other, and when the next one is due.
+
+A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
+each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
+their promises stand still and the first and last clocks in the view are exact. Before a view that
+moves rows, servers are asked to `Drain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+import msgspec
+
+from shoal.protocol.checkpoint_clocks import marked
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
+from shoal.protocol.scheduler.journal import Record, SchedulerOptions
+from shoal.protocol.scheduler.lease_ledgers import Ledgers
+from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
+from shoal.protocol.scheduler.migration import Relocating
+from shoal.protocol.scheduler.placement import crowded, lost
+from shoal.protocol.scheduler.proposal import Proposal
+from shoal.protocol.scheduler.rebalance import settled
+from shoal.protocol.scheduler.table_catalog import Declared
+from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.tables.spec import TableSpec
+
+SOON_S = 0.5  # after which rows may move that could not, though nobody was waited for in vain
+
+
+class Succession:
+    """Makes views.
+
+    view:     the present one
+    reason:   why none is made
+    began_at: when its scheduler did
+    persist:  writes down what is to survive this scheduler
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        options: SchedulerOptions,
+        roster: Roster,
+        persist: Callable[[Effects], None],
+    ) -> None:
+        self.view: View | None = record.view
+        self.term = record.term + 1
+        self.reason = ""
+        self.began_at = 0.0
+        self.relocating = Relocating(record.left)
+        self.ledgers = Ledgers(record.ledgers)
+        self._options = options
+        self._roster = roster
+        self._persist = persist
+        self._number = record.view.number if record.view else 0
+        self._tables = Declared(record.view.tables if record.view else ())
+        self._proposal: Proposal | None = None
+        self._over = False
+        self._still_until = inf  # no rows move before, because they could not
+        self._crowded: list[str] = []
+        self._mark_at = inf  # when a view for a checkpoint is due
+        self._to_mark = False  # ... and is being made
+
+    def end(self) -> None:
+        """No more are made."""
+        self._over, self._proposal = True, None
+
+    def wakes_at(self) -> float:
+        waiting = self._proposal.again_at if self._proposal is not None else self._still_until
+        return min(waiting, self._mark_at)
+
+    def tick(self, now: float, out: Effects) -> None:
+        """Ask again whoever has not answered; give up what takes too long."""
+        if now >= self._mark_at:
+            self._mark_at = now + self._options.checkpoint_s
+            if self._roster.at_work(""):
+                self._to_mark = True
+                self.propose("a checkpoint is due", now, out)
+        if self._proposal is not None and now >= self._proposal.again_at:
+            if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
+                self.hurry(now, out)
+            else:
+                self._proposal.ask(self._roster.servers(), now, out)
+        elif now >= self._still_until:
+            self._still_until = inf
+            self.consider(now, out)
+
+    def remind(self, server: NodeId, out: Effects) -> None:
+        """It may not have been reached before."""
+        if self._proposal is not None:
+            self._proposal.remind([server], out)
+
+    def waits(self, now: float) -> list[Waiting]:
+        """Who keeps the next one from being made."""
+        members, waits = self._roster.members, list[Waiting]()
+        if self.view is None and not self._over:
+            reason = f"waits for {missing(members.values(), self._options)}"
+            waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
+        if self._proposal is not None:
+            waits += self._proposal.waits([members[n] for n in self._roster.servers()], now)
+        for node, seconds in self._roster.detector.spared(now):
+            rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
+            reason = f"it is silent, and nobody else has {rows}"
+            waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
+        return waits
+
+    # ------------------------------------------------------------------ what happens
+
+    def alone(self, member: Member) -> bool:
+        """Whether nobody else has some of its rows."""
+        return self.bereaved(member) is not None
+
+    def bereaved(self, dead: Member) -> list[str] | None:
+        """The rows that go with a server, if any do; none are named where it was the last one."""
+        if self.view is None or dead.role != "server":
+            return None
+        others = [node for node in self._roster.servers() if node != dead.id]
+        living = {m.rank for m in self.view.servers if m.id in others}
+        rows = lost(self.view.tables, self.view.arcs, living)
+        if others and (not rows or self.view.member(dead.id) is None):
+            return None
+        return rows
+
+    def hurry(self, now: float, out: Effects) -> None:
+        """Somebody is gone, who may have been the only one that was waited for."""
+        if self._proposal is not None:
+            self._proposal.hurry()
+            self._conclude(now, out)
+
+    def promised(self, server: NodeId, promise: Drained | Frozen, now: float, out: Effects) -> None:
+        """A server's answer."""
+        if self._proposal is not None and self._proposal.take(server, promise):
+            self._conclude(now, out)
+
+    def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
+        """A table is to be in the next one.
+
+        Raises:
+            ShoalError: it cannot be
+        """
+        fresh = self._tables.declare(spec, self._options.servers, sender.group)
+        if fresh and self.view is not None:  # the first view has it anyway
+            self.propose(f"table {spec.name!r} was declared", now, out)
+        elif self.view is not None and self.view.named(spec.name) is not None:
+            out.append(Send(sender.id, NewView(self.view)))
+
+    # ------------------------------------------------------------------ the next one
+
+    def consider(self, now: float, out: Effects) -> None:
+        """Begin to make a view, if one is due."""
+        due, reason = self._decide()
+        if due:
+            self.propose("", now, out)  # who came and went is looked up when it is made
+        elif self.view is not None and self._may_move():
+            planned = self._next((self.term, self._number + 1), drained=True)
+            if not settled(planned.arcs, self.view.arcs) or self.relocating.gone(planned):
+                self.propose("rows move", now, out, drain=True)
+        elif reason != self.reason:
+            out.append(Note("no view", {"reason": reason}))
+        self.reason = reason
+
+    def _may_move(self) -> bool:
+        """Whether rows may move now, should any have to."""
+        return self._proposal is None and not self._over and self._still_until == inf
+
+    def _decide(self) -> tuple[bool, str]:
+        roster = self._roster
+        return decide_view(roster.members, self.view, self._options, roster.finished)
+
+    def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
+        """Begin to make a view; one that is being made takes in whatever comes meanwhile.
+
+        So members who repeat themselves cannot put a view off for ever.
+        """
+        if self._proposal is None:
+            self._number += 1
+            number = (self.term, self._number)
+            self._proposal = Proposal(number, reason, drain, self._options.resend_s, now)
+        self._conclude(now, out)
+
+    def _conclude(self, now: float, out: Effects) -> None:
+        """Make the view once every server has promised; a run without servers waits for nobody."""
+        servers = self._roster.servers()
+        if self._proposal is None or not self._proposal.go_on(servers, now, out):
+            return
+        proposal, self._proposal = self._proposal, None
+        reason, promises = proposal.reason, proposal.promises(servers)
+        due, changes = self._decide()
+        if self.view is None and not due:
+            return  # somebody was lost again before the first view
+        if self.view is None:
+            self._roster.members = closed_up(self._roster.members.values())
+        if due or not reason:
+            reason = f"{reason}, {changes}" if reason else changes
+        before = self.view.servers if self.view is not None else ()
+        drained = all(promise.drained for promise in promises)
+        drained = drained and all(member.id in self._roster.members for member in before)
+        if proposal.drains and not drained:
+            waited = now - proposal.since >= self._options.drain_s
+            pause = self._options.pause_s
+            self._still_until = now + (pause if waited else min(pause, SOON_S))
+        view = self._next(proposal.number, drained, promises, reason)
+        if self._to_mark:
+            self._to_mark = False
+            view = msgspec.structs.replace(view, markers=marked(view, promises))
+        if self._options.checkpoint_s and self._mark_at == inf:
+            self._mark_at = now + self._options.checkpoint_s
+        self._adopt(view, now, out)
+        self.consider(now, out)
+
+    def _adopt(self, view: View, now: float, out: Effects) -> None:
+        self.view = view
+        gone = self.relocating.adopt(view)
+        for node in gone:
+            self._roster.remove(node)
+        self._roster.forget(view, now)
+        for member, left in self.ledgers.settle(view):
+            fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
+            out.append(Note("returned", fields))
+        self._persist(out)
+        whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
+        sizes = {"servers": len(view.servers), "workers": len(view.workers)}
+        told = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
+        out.append(Note("view", told))
+        hosts = sorted({host for arcs in view.arcs for host in crowded(arcs, view.servers)})
+        if hosts != self._crowded:
+            self._crowded = hosts
+            out.append(Note("crowded", {"hosts": hosts}))
+        members = [member.id for member in (*view.servers, *view.workers)]
+        finished = self._roster.finished
+        out.extend(Send(node, NewView(view)) for node in members if node not in finished)
+        out.extend(Send(node, End()) for node in gone)
+
+    def _next(
+        self,
+        number: ViewId,
+        drained: bool,
+        promises: Sequence[Frozen] = (),
+        reason: str = "",
+    ) -> View:
+        return next_view(
+            number,
+            self._roster.members,
+            self.view,
+            self._tables.specs,
+            promises,
+            reason,
+            self.relocating.moves(self._options.replicas, drained),
+            self._roster.finished,
+        )

@@ -1,0 +1,302 @@
+"""The gate: which requests a server takes, asked on arrival and again when they are handled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.protocol.messages import SAME, Part, Probe, Request
+from shoal.protocol.server.request_log import WINDOW, Copy, Cut, Window
+from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
+from shoal.tables.spec import TableSpec
+
+Verdict = Literal[
+    "fresh",
+    "again",
+    "seen",
+    "settled",
+    "frozen",
+    "stale",
+    "stranger",
+    "too many",
+    "early",
+    "misfit",
+]
+TAKEN = ("fresh", "again")
+FOOTPRINTS_KEPT = 256
+KEYS_MAX = 1 << 22  # of a sparse table, in one part of a request
+
+Parts = tuple[Part, ...]
+Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
+
+
+class Footprint(msgspec.Struct, eq=False):
+    """What a request's parts name on this server, all of which is here.
+
+    streams: whether such a push may be applied while it comes in; None until that was looked at
+    nbytes:  of the payload that its parts announce; -1 until that was looked at
+    groups:  of workers, who alone may push like this
+    """
+
+    pushes: tuple[Named, ...]
+    pulls: tuple[Named, ...]
+    groups: frozenset[str]
+    streams: bool | None = None
+    nbytes: int = -1
+
+
+class Ends(msgspec.Struct, frozen=True):
+    """Whether the pushes of a shard come to this server, and its pulls."""
+
+    pushes: bool
+    pulls: bool
+
+
+class Left(msgspec.Struct, frozen=True, eq=False):
+    """A worker that is gone, and counts in the rounds below its last clock."""
+
+    node: NodeId
+    window: Window
+    last_clock: int
+
+
+class Gate:
+    """What a server knows of views, workers and rows, as far as that decides who may come in.
+
+    view, promised:  the view that it is in, and the newest that it has promised to be in
+    draining:        nothing new is let in before the next view, or until it takes too long
+    windows:         the view's workers, each with the requests of its that were seen
+    left:            workers that are gone, by incarnation, and may have pushes in open rounds
+    held:            for each table, the rows of each shard of it that is here, with its number
+    replicated:      whether other servers have any of these rows, or have had
+    """
+
+    def __init__(self) -> None:
+        self.view: ViewId = NO_VIEW
+        self.promised: ViewId = NO_VIEW
+        self.draining = False
+        self.windows: dict[NodeId, Window] = {}
+        self.left: dict[int, Left] = {}
+        self.held: list[list[tuple[KeyRange, int]]] = []
+        self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
+        self._ends: dict[int, Ends] = {}  # of each shard
+        self._owners: dict[int, str] = {}  # groups, of shards whose pushes go by clocks
+        self.replicated = False
+        self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
+
+    @property
+    def frozen(self) -> bool:
+        """Between the promise of a view and the view itself, nothing is applied or answered."""
+        return self.promised > self.view
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is let in at present."""
+        return self.frozen or self.draining
+
+    def place(
+        self,
+        tables: Sequence[TableSpec],
+        copies: Mapping[int, Copy],
+        rank: int,
+        changed: bool,
+        unopened: Collection[int] = (),
+    ) -> None:
+        """Which rows are here, and whose pushes and pulls come here.
+
+        changed:   others did in the view before
+        unopened:  tables that nobody can use
+        """
+        self._hashed = [spec.hashed for spec in tables]
+        self.held = [[] for _ in tables]
+        self._owners.clear()
+        for number, copy in copies.items():
+            self.held[copy.table].append((copy.rows, number))
+            shut = copy.table in unopened
+            head, tail = copy.arc.head == rank and not shut, copy.arc.tail == rank and not shut
+            asynchronous = tables[copy.table].consistency.name == "asp"
+            self._ends[number] = Ends(head, head if asynchronous else tail)
+            if not asynchronous:
+                self._owners[number] = copy.group
+        self._footprints.clear()
+        if changed:
+            for window in self.windows.values():
+                window.older = {*window.codes, *window.taken}
+
+    def recut(self, cut: Cut) -> None:
+        """Copies are in pieces: what was taken of pushes is in those that are still here."""
+        for window in self.windows.values():
+            for seq, takings in window.taken.items():
+                window.taken[seq] = [
+                    piece
+                    for each in takings
+                    for piece in (each.cut(cut) if each.copy.number in cut else [each])
+                ]
+
+    def counts(self, node: NodeId, window: Window, clock: int) -> bool:
+        """Whether a worker's push counts in that round."""
+        left = self.left.get(window.incarnation)
+        return self.windows.get(node) is window or (left is not None and clock < left.last_clock)
+
+    def window_of(self, incarnation: int) -> tuple[NodeId, Window] | None:
+        """Of a worker that is here, or has left."""
+        for node, window in self.windows.items():
+            if window.incarnation == incarnation:
+                return node, window
+        left = self.left.get(incarnation)
+        return (left.node, left.window) if left is not None else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no push is half applied."""
+        return not any(window.landed for window in self.windows.values())
+
+    def promise(self, view: ViewId) -> None:
+        """From now on nothing is done in an earlier view."""
+        self.promised = max(self.promised, view)
+
+    def adopt(self, view: View) -> None:
+        """The view is here. Who is still in it keeps the window of its incarnation."""
+        self.promise(view.id)
+        self.view, self.draining = view.id, False
+        known = {window.incarnation: window for window in self.windows.values()}
+        known.update({inc: left.window for inc, left in self.left.items()})
+        self.windows = {
+            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group)
+            for m in view.workers
+        }
+        self.left = {
+            m.incarnation: Left(
+                m.id,
+                known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group),
+                m.last_clock,
+            )
+            for m in view.departed
+        }
+
+    def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
+        """Changes nothing: the payload may never come, or a copy of it may come first."""
+        if self.promised > self.view:
+            return "frozen"
+        window = self.windows.get(sender)
+        if window is None or window.incarnation != request.incarnation:
+            return "stranger"
+        seq = request.seq
+        if seq < window.settled_below:
+            return "settled"
+        if self.draining and seq not in window.landed:
+            return "frozen"
+        if self.replicated and (seq in window.older or _only_copied(window, seq)):
+            return self._looked_at_whole(window, request)
+        if seq in window.codes:
+            if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
+                return "seen"
+            if request.view == self.view:
+                return "again" if self._fits(request, window) else "misfit"  # its rows were lost
+        if request.view != self.view:
+            return "stale"
+        if isinstance(request, Request):
+            if seq - WINDOW >= window.settled_below and seq - WINDOW >= request.settled_below:
+                return "too many"
+            if _lacks(window, request.follows):
+                return "early"
+            if not 0 < request.weight < inf or not self._fits(request, window):
+                return "misfit"
+        return "fresh"
+
+    def _looked_at_whole(self, window: Window, request: Request | Probe) -> Verdict:
+        """Some of it may be here and some not: it comes again, and what is here is left out."""
+        if request.view != self.view:
+            return "stale"
+        if isinstance(request, Probe):
+            return "fresh"
+        if _lacks(window, request.follows):
+            return "early"
+        return "again" if self._fits(request, window) else "misfit"
+
+    def _fits(self, request: Request, window: Window) -> bool:
+        """Whether all that it names is here, and its worker's to push to."""
+        footprint = self.footprint(request)
+        return footprint is not None and footprint.groups <= {window.group}
+
+    def still_fresh(self, request: Request, window: Window, view: ViewId) -> bool:
+        """Whether what was fresh in `view` is so now: no new view, and no copy overtook it."""
+        return (
+            view == self.view
+            and self.promised <= view
+            and (not self.draining or request.seq in window.landed)
+            and request.seq not in window.codes
+            and request.seq >= window.settled_below
+        )
+
+    def footprint(self, request: Request) -> Footprint | None:
+        """What it names; None where some of that is not here. Training names the same for ever."""
+        key = (request.pushes, request.pulls)
+        found = self._footprints.get(key)
+        if found is None:
+            pushes = self._named(request.pushes)
+            pulls = self._named(request.pulls, request.pushes)
+            if pushes is None or pulls is None:
+                return None
+            if len(self._footprints) >= FOOTPRINTS_KEPT:
+                self._footprints.clear()
+            groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
+            found = self._footprints[key] = Footprint(pushes, pulls, groups)
+        return found
+
+    def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
+        """The shards that parts of a push are for, or of a pull beside what is `pushed`."""
+        named = []
+        for part in parts:
+            counted = part if part.keys != SAME else _pushed_to(part, pushed or (), parts)
+            if counted is None or not 0 <= part.table < len(self.held):
+                return None
+            start, stop = part.start, part.stop
+            shard = next(
+                (
+                    number
+                    for held, number in self.held[part.table]
+                    if held.start <= start <= stop <= held.stop
+                ),
+                None,
+            )
+            if shard is None:
+                return None
+            ends = self._ends[shard]
+            if not (ends.pushes if pushed is None else ends.pulls):
+                return None
+            most = KEYS_MAX if self._hashed[part.table] else stop - start
+            least = 0 if self._hashed[part.table] else -1
+            if not least <= counted.keys <= most:
+                return None
+            named.append((shard, KeyRange(start, stop), part.keys))
+        return tuple(named)
+
+
+def _only_copied(window: Window, seq: int) -> bool:
+    """Whether all that is known of a request has come from other servers."""
+    return seq in window.taken and seq not in window.codes
+
+
+def _lacks(window: Window, follows: Sequence[int]) -> bool:
+    """Whether one of these has not been taken yet, in this view."""
+    for seq in follows:
+        if seq >= window.settled_below and (seq not in window.codes or seq in window.older):
+            return True
+    return False
+
+
+def _pushed_to(pull: Part, pushed: Parts, pulled: Parts) -> Part | None:
+    """The push of the keys that a pull of SAME is of: to the same rows, and once."""
+    twins = [part for part in pulled if _rows(part) == _rows(pull)]
+    there = [part for part in pushed if _rows(part) == _rows(pull)]
+    alone = len(twins) == 1 and len(there) == 1 and there[0].keys >= 0
+    return there[0] if alone else None
+
+
+def _rows(part: Part) -> tuple[int, int, int]:
+    return part.table, part.start, part.stop

@@ -1,0 +1,1 @@
+"""A server's place in the chains of its shards."""

@@ -1,0 +1,375 @@
+"""Replication: what is done to rows goes down their chain, and is acknowledged back up.
+
+Chain replication (van Renesse and Schneider 2004): the head of an arc does what workers ask, and
+says so to the next server in the chain, which does the same and says so to the one after it. What
+the tail has done every server of the chain has: then it is *done*, and its worker is told.
+
+Each server counts the changes of its copy of an arc: its *version*. Whatever is sent says which
+version it makes, so that a new view may have it sent again, by another server and in other company,
+and a copy that has it already leaves it out. Between two servers messages have numbers as well, and
+are handled in their order; what is done is acknowledged for each arc by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
+from shoal.protocol.messages import Part, Replicate, Replicated, State
+from shoal.protocol.server.replication.link import (
+    Change,
+    Check,
+    Chunk,
+    Incoming,
+    Link,
+    Operation,
+    ReplicationOptions,
+    StateOperation,
+    nothing,
+)
+from shoal.protocol.server.request_log import Copy, Taking
+from shoal.protocol.server.shards import Loads, Staged
+from shoal.protocol.views import FOREVER, NO_VIEW, NodeId, View, ViewId
+
+Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for a part
+
+
+class Replication:
+    """One server's place in the chains of its arcs.
+
+    copies: by the number of their shard
+    rank:   of this server
+    now:    set before each event
+    """
+
+    def __init__(self, copies: dict[int, Copy], options: ReplicationOptions | None = None) -> None:
+        self.options = options or ReplicationOptions()
+        self.copies = copies
+        self.now = 0.0
+        self.rank = -1
+        self._view: ViewId = NO_VIEW
+        self._ids: dict[int, NodeId] = {}  # of servers, by rank
+        self._silent: dict[NodeId, float] = {}  # not heard of since their connection was lost
+        self._links: dict[NodeId, Link] = {}
+        self._incoming: dict[NodeId, Incoming] = {}
+        self._log: dict[int, Operation] = {}
+        self._next = 0
+
+    # ------------------------------------------------------------------ views
+
+    def adopt(self, view: View, rank: int, out: Effects) -> None:
+        """The chains of this view. What is not done goes to whoever is next now."""
+        self._view, self.rank = view.id, rank
+        self._ids = {member.rank: member.id for member in view.servers}
+        self._links.clear()
+        self._incoming.clear()
+        for operation in list(self._log.values()):
+            operation.changes = [each for each in operation.changes if self._holds(each)]
+            operation.clock = 0  # its head may have arcs by now that are not as far, and says it
+            self._send(operation, out)
+        self._forget()
+
+    def _holds(self, change: Change) -> bool:
+        """Whether its copy is still here; and who is sent it, if it is a chunk."""
+        copy = change.copy
+        if self.copies.get(copy.number) is not copy or isinstance(change, Check):
+            return False
+        if not isinstance(change, Chunk):
+            return True
+        return copy.arc.learning == change.since and copy.arc.tail == self.rank
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was done here is on the rest of the chains."""
+        return all(isinstance(each, StateOperation) for each in self._log.values())
+
+    def greet(self, out: Effects) -> None:
+        """Make the connections that others wait for: of two servers the one of lower rank does."""
+        self._silent.clear()
+        for copy in self.copies.values():
+            at = copy.chain.index(self.rank)
+            beside = (*copy.chain[max(at - 1, 0) : at], *copy.chain[at + 1 : at + 2])
+            self._silent.update((self._ids[rank], self.now) for rank in beside if rank > self.rank)
+        self._say_hello(out)
+
+    def _say_hello(self, out: Effects) -> None:
+        for node, again_at in self._silent.items():
+            if self.now >= again_at:
+                self._silent[node] = self.now + self.options.resend_s
+                out.append(Send(node, Replicated(self._view, 0, ())))
+
+    def reached(self, number: int, clock: int) -> int:
+        """The clock that a shard's rows have come to, where this server's own is `clock`."""
+        copy = self.copies[number]
+        if copy.chain[0] == self.rank:
+            return clock
+        return FOREVER if copy.ended else copy.reached
+
+    def of(self, group: str) -> list[Copy]:
+        """The copies of tables that go by a group's clocks."""
+        return [copy for copy in self.copies.values() if copy.group == group]
+
+    def alone(self, number: int) -> bool:
+        """Whether a shard has no other copy."""
+        return len(self.copies[number].chain) == 1
+
+    def _following(self, copy: Copy) -> NodeId | None:
+        at = copy.chain.index(self.rank) + 1
+        return self._ids[copy.chain[at]] if at < len(copy.chain) else None
+
+    def _previous(self, copy: Copy) -> NodeId | None:
+        at = copy.chain.index(self.rank) - 1
+        return self._ids[copy.chain[at]] if at >= 0 else None
+
+    # ------------------------------------------------------------------ down the chain
+
+    def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
+        """A shard has been changed by this."""
+        copy = self.copies[number]
+        copy.version += 1
+        self._acknowledge(copy)
+        return Change(copy, part, copy.version, lr, buffers)
+
+    def _acknowledge(self, copy: Copy) -> None:
+        """At the tail, all is done that was done here: a learner is waited for when it is far
+        behind, or it would never catch up with what waits for it in this server's memory."""
+        to = self._following(copy)
+        if to is None:
+            copy.done = copy.learnt = copy.version
+        elif copy.arc.tail == self.rank and self._link(to).backlog <= self.options.credit_bytes:
+            copy.done = copy.version
+
+    def carry(self, operation: Operation, out: Effects) -> None:
+        """Have what was done here done on the rest of the chains."""
+        self._log[self._next] = operation
+        self._next += 1
+        self._send(operation, out)
+        self._forget()
+
+    def tell(self, group: str, clock: int, out: Effects) -> None:
+        """A group's clock at this head, for those who are next and were not told with a round."""
+        self._tell((self.rank,), group, clock, out)
+
+    def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
+        for to in {self._following(copy): None for copy in self._along(path, group)}:
+            clock = self._clock_of(path, group, own, to) if to is not None else -1
+            if to is not None and self._link(to).told.get((path, group), -1) < clock:
+                alone = Operation("round", path, clock, [], (), nothing, group=group)
+                self._link(to).say(alone, [], clock, self.now, out)
+
+    def _along(self, path: tuple[int, ...], group: str) -> list[Copy]:
+        """A group's copies whose chains begin with these servers, of which this one is the last.
+
+        A clock goes along chains, and nowhere else: where one server waited until all arcs with the
+        next had come as far, by whatever ways, servers of several chains could wait in a circle.
+        """
+        return [copy for copy in self.of(group) if copy.chain[: len(path)] == path]
+
+    def _clock_of(self, path: tuple[int, ...], group: str, own: int, to: NodeId | None) -> int:
+        """What that server may be told of the head's clock."""
+        if path == (self.rank,):
+            return own
+        arcs = [copy for copy in self._along(path, group) if self._following(copy) == to]
+        return min((FOREVER if copy.ended else copy.reached for copy in arcs), default=0)
+
+    def _send(self, operation: Operation, out: Effects) -> None:
+        """To whoever is next for each of its changes."""
+        by_server: dict[NodeId, list[Change]] = {}
+        for each in operation.changes:
+            to = self._following(each.copy)
+            if to is not None and not each.done:
+                by_server.setdefault(to, []).append(each)
+        for to, changes in by_server.items():
+            clock = self._clock_of(operation.path, operation.group, operation.clock, to)
+            self._link(to).say(operation, changes, clock, self.now, out)
+
+    def _link(self, to: NodeId) -> Link:
+        link = self._links.get(to)
+        if link is None:
+            link = self._links[to] = Link(to, self._view, self.options)
+        return link
+
+    # ------------------------------------------------------------------ up the chain
+
+    def acknowledged(self, sender: NodeId, message: Replicated, out: Effects) -> bool:
+        """A server has everything below a number; whether that is news."""
+        self._silent.pop(sender, None)
+        link = self._links.get(sender)
+        if not message.number:  # it has heard nothing: the connection is new
+            if link is not None:
+                link.broken(self.now)
+            if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
+                out.append(Send(sender, Replicated(self._view, 0, ())))
+        if link is None:
+            return False
+        news = link.heard(message.number)
+        for table, start, version in message.done:
+            for copy in self.copies.values():
+                if (copy.table, copy.rows.start) != (table, start):
+                    continue
+                if self._following(copy) == sender:
+                    news = self._heard_of(copy, min(version, copy.version)) or news
+        if news:
+            link.go_on(self.now, out)
+            self._forget()
+            self.answer(out)
+        return news
+
+    def _heard_of(self, copy: Copy, version: int) -> bool:
+        """The next server has so much of a copy, and those after it; whether that is news."""
+        before = copy.done, copy.learnt
+        if copy.arc.tail == self.rank:
+            copy.learnt = max(copy.learnt, version)
+            self._acknowledge(copy)
+        else:
+            copy.done = max(copy.done, version)
+            copy.learnt = copy.done  # whoever sends to a learner keeps what it lacks
+        return before != (copy.done, copy.learnt)
+
+    def _forget(self) -> None:
+        """Release what is done on all servers."""
+        for number in [number for number, each in self._log.items() if each.done]:
+            self._log.pop(number).release()
+
+    def answer(self, out: Effects) -> None:
+        """Acknowledge what is done here and after this server."""
+        for sender, incoming in self._incoming.items():
+            says = self._standing(sender, incoming)
+            if says != incoming.said:
+                incoming.said = says
+                out.append(Send(sender, says))
+
+    def _standing(self, sender: NodeId, incoming: Incoming) -> Replicated:
+        done = tuple(
+            (copy.table, copy.rows.start, copy.done)
+            for copy in self.copies.values()
+            if self._previous(copy) == sender
+        )
+        return Replicated(self._view, incoming.expected, done)
+
+    # ------------------------------------------------------------------ from the server before
+
+    def arriving(
+        self,
+        sender: NodeId,
+        message: Replicate | State,
+        nbytes: int,
+        stage: Stage,
+    ) -> Arrival:
+        """Where a payload goes. Changes nothing."""
+        found = self._found(sender, message)
+        if found is None:
+            return Discard("not from the server before this one in this view")
+        incoming = self._incoming.get(sender)
+        if incoming is not None and message.number < incoming.expected:
+            return Discard("seen")
+        if isinstance(message, Replicate) and not message.agrees:
+            return Discard("parts, versions and rates do not agree")
+        loads = [
+            stage(copy.number, KeyRange(part.start, part.stop), part.keys)
+            for copy, part in zip(found, message.parts, strict=True)
+        ]
+        views = [view for load in loads for view in load.views]
+        sink = Sink(views, loads)
+        return sink if sink.nbytes == nbytes else Discard("not as many bytes as its parts need")
+
+    def received(
+        self,
+        sender: NodeId,
+        message: Replicate | State,
+        payload: Sink | None,
+        stage: Stage,
+        out: Effects,
+    ) -> list[tuple[Replicate | State, list[Copy], Loads]]:
+        """What is to be done now, in this order: `handled` is to be called after each."""
+        if self._found(sender, message) is None:
+            return []
+        self._silent.pop(sender, None)
+        incoming = self._incoming.setdefault(sender, Incoming())
+        if message.number < incoming.expected:
+            out.append(Send(sender, self._standing(sender, incoming)))
+            return []
+        if payload is None or payload.revoked:
+            arrival = self.arriving(sender, message, 0, stage)
+            if not isinstance(arrival, Sink):
+                return []  # its payload was not taken: it comes again
+            payload = arrival
+        incoming.early[message.number] = message, payload.context
+        due = []
+        while incoming.expected in incoming.early:
+            following, loads = incoming.early.pop(incoming.expected)
+            incoming.expected += 1
+            due.append((following, self._found(sender, following) or [], loads))
+        return due
+
+    def handled(self, operation: Operation, out: Effects) -> None:
+        """It has been done here: pass it on, and the clock."""
+        clock = operation.clock
+        for copy in self._along(operation.path, operation.group):
+            if clock < FOREVER:
+                copy.reached = max(copy.reached, clock)
+            else:
+                copy.ended = True
+        self.carry(operation, out)
+        self._tell(operation.path, operation.group, clock, out)
+
+    def _found(self, sender: NodeId, message: Replicate | State) -> list[Copy] | None:
+        """The copies that it is for; None where it is not for this server."""
+        if message.view != self._view:
+            return None
+        found = []
+        for part in message.parts:
+            copy = next(
+                (
+                    copy
+                    for copy in self.copies.values()
+                    if copy.table == part.table
+                    and copy.rows.start <= part.start
+                    and part.stop <= copy.rows.stop
+                ),
+                None,
+            )
+            if copy is None or self._previous(copy) != sender:
+                return None
+            found.append(copy)
+        return found
+
+    # ------------------------------------------------------------------ time
+
+    def wakes_at(self) -> float:
+        return min((*(each.again_at for each in self._links.values()), *self._silent.values(), inf))
+
+    def tick(self, out: Effects) -> None:
+        """Send again what has waited too long for its acknowledgement."""
+        for link in self._links.values():
+            if self.now >= link.again_at:
+                link.again(self.now, out)
+        self._say_hello(out)
+
+    def peer_lost(self, node: NodeId, again_at: float) -> None:
+        """Send again once the connection is back."""
+        if node in self._links:
+            self._links[node].broken(again_at)
+        chained = {rank for copy in self.copies.values() for rank in copy.chain if rank > self.rank}
+        if node in (self._ids.get(rank) for rank in chained):
+            self._silent[node] = again_at
+
+    def behind(self, numbers: Sequence[int], clock: int) -> str:
+        """Which heads have not told that `clock` is reached, of those that shards wait for."""
+        heads = {
+            f"server-{copy.chain[0]} (at {copy.reached})"
+            for copy in (self.copies[number] for number in numbers)
+            if copy.chain[0] != self.rank and copy.reached < clock
+        }
+        return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
+
+    def waits_for(self, takings: Iterable[Taking]) -> str:
+        """Who has to say that parts of a push are done."""
+        names = {
+            f"server-{each.copy.chain[each.copy.chain.index(self.rank) + 1]}"
+            for each in takings
+            if each.copy.done < each.version
+        }
+        return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""

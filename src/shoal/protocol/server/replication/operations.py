@@ -1,0 +1,107 @@
+"""Made: what a push, a round or a call has done to shards here, for other servers to do as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shoal.protocol.machine import Buffers
+from shoal.protocol.messages import KEY_BYTES, Part
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.link import Change, Operation, Origin, What
+from shoal.protocol.server.request_log import Copy, Taking
+from shoal.protocol.server.rounds import Contribution
+from shoal.protocol.server.shards import Shard, Staged, Update
+
+
+class Made:
+    """What is being done to shards at once, for other servers to do as well."""
+
+    def __init__(self, replication: Replication, shards: Mapping[int, Shard]) -> None:
+        self.changes: list[Change] = []
+        self.takings: list[Taking] = []
+        self._replication = replication
+        self._shards = shards
+        self._retained: list[tuple[int, Staged]] = []
+
+    def about_to(self, number: int, *staged: Staged) -> None:
+        """A shard is to be changed by these, which other servers are to have as well."""
+        if not self._replication.alone(number):
+            for each in staged:
+                each.retained = True
+                self._retained.append((number, each))
+
+    def in_round(self, number: int, part: Part) -> None:
+        """A part of a push waits for its round."""
+        self.takings.append(Taking(part, self._replication.copies[number], -1))
+
+    def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
+        """A shard has been."""
+        change = self._replication.change(number, part, lr, buffers)
+        self.changes.append(change)
+        self.takings.append(Taking(part, change.copy, change.version))
+
+    def merged(
+        self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
+    ) -> None:
+        """... by what a round came to."""
+        copy = self._replication.copies[number]
+        for update in updates:
+            views = update.views
+            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
+            part = Part(copy.table, update.rows.start, update.rows.stop, keys)
+            self.changed(number, part, update.lr, views)
+        for entry in entries:
+            _settled(entry, copy)
+
+    def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
+        """... by a part of a push that had to wait."""
+        copy = self._replication.copies[number]
+        views = tuple(staged.views)
+        change = self._replication.change(number, copy.part(staged), entry.lr, views)
+        self.changes.append(change)
+
+    def all_applied(self, entry: Contribution) -> None:
+        """All parts of it have been."""
+        for number, _ in entry.parts:
+            _settled(entry, self._replication.copies[number])
+
+    def operation(
+        self,
+        what: What,
+        group: str,
+        clock: int,
+        origins: tuple[Origin, ...],
+        round: int = -1,
+        weight: float = 0.0,
+        pushed: int = -1,
+        path: tuple[int, ...] = (),
+    ) -> Operation:
+        """All of it, for the rest of the chains: the fields of an `Operation`.
+
+        path:  to this server; none where it is the head
+        """
+        return Operation(
+            what,
+            (*path, self._replication.rank),
+            clock,
+            self.changes,
+            origins,
+            self.release,
+            round,
+            weight,
+            pushed=pushed,
+            group=group,
+        )
+
+    def release(self) -> None:
+        """They have it."""
+        for number, staged in self._retained:
+            staged.retained = False
+            self._shards[number].release(staged)
+
+
+def _settled(entry: Contribution, copy: Copy) -> None:
+    """What waited of a push is in an arc's rows."""
+    for taking in entry.window.taken.get(entry.seq, ()):
+        if taking.copy is copy and taking.version < 0:
+            taking.version = copy.version

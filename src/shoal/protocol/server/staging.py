@@ -1,0 +1,171 @@
+"""Intake: what the gate has let in at a server, and where its payload goes.
+
+Most payloads are staged whole and looked at then. A push of many fragments that settles at once is
+*streamed*: applied while it comes in, because a fragment is what is checked, applied and
+de-duplicated. So a sender that dies half-way has changed the fragments that came in whole and no
+other; and when the request comes again, under the same id, each fragment that is applied already is
+left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Arrival, Discard, Loan, Sink
+from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
+from shoal.protocol.server.admission import TAKEN, Footprint, Gate
+from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.shards import Loads, RowShard, Shard, Staged
+from shoal.protocol.views import NodeId, ViewId
+
+
+class Taken(msgspec.Struct, frozen=True, eq=False):
+    """A request that the gate has let in, in `view`, and the staging that its payload goes to.
+
+    streamed: it is applied while it comes in
+    """
+
+    sender: NodeId
+    request: Request
+    footprint: Footprint
+    loads: Loads
+    window: Window
+    view: ViewId
+    streamed: bool
+
+
+class Intake:
+    """Takes requests in for a server's shards.
+
+    loan: of the rows in answers; recalled before any row changes
+    """
+
+    def __init__(self, gate: Gate, shards: Mapping[int, Shard], saving: Saving) -> None:
+        self.loan = Loan()
+        self._gate = gate
+        self._shards = shards
+        self._saving = saving
+
+    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        """Where a payload goes. Changes nothing: the gate decides again once it is here."""
+        if not isinstance(message, Request):
+            return Discard(f"a {type(message).__name__} has no payload")
+        verdict = self._gate.verdict(sender, message)
+        footprint = self._gate.footprint(message) if verdict in TAKEN else None
+        if footprint is None:
+            return Discard(verdict)
+        if nbytes != self.announced(footprint):  # before there is memory for it
+            return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
+        taken = self.take(sender, message, footprint)
+        loads = taken.loads
+        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
+        return Sink(views, taken, taken.streamed)
+
+    def announced(self, footprint: Footprint) -> int:
+        """The bytes that its parts come with."""
+        if footprint.nbytes < 0:
+            nbytes = sum(KEY_BYTES * keys for _, _, keys in footprint.pulls if keys > 0)
+            for shard, rows, keys in footprint.pushes:
+                size = self._shards[shard].spec.row_bytes
+                nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+            footprint.nbytes = nbytes
+        return footprint.nbytes
+
+    def take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
+        loads: Loads = []
+        if footprint.streams is None:
+            footprint.streams = self._streams(footprint)
+        streamed = footprint.streams and not request.assign and not self._waits(request, footprint)
+        for number, rows, keys in footprint.pushes:
+            shard = self._shards[number]
+            if streamed:
+                loads.append(cast(RowShard, shard).stream(rows))
+            else:
+                loads.append(shard.stage(rows, keys))
+        for number, rows, keys in footprint.pulls:
+            if keys >= 0:
+                loads.append(self._shards[number].stage_keys(rows, keys))
+            elif keys == SAME:
+                _pushed_to(number, rows, footprint, loads).kept = True
+        window = self._gate.windows[sender]
+        return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
+
+    def read(self, taken: Taken) -> tuple[memoryview, ...]:
+        """The rows that a request pulls: those of whole ranges are live, and on loan."""
+        keyed = iter(taken.loads[len(taken.request.pushes) :])
+        found: list[memoryview] = []
+        for number, rows, keys in taken.footprint.pulls:
+            shard = self._shards[number]
+            if keys == SAME:
+                load = _pushed_to(number, rows, taken.footprint, taken.loads)
+                found.append(shard.read_keys(load))
+            elif keys >= 0:
+                rows_of = shard.read_keys(next(keyed))
+                if shard.spec.kind == "handled" and len(taken.footprint.pulls) > 1:
+                    found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
+                found.append(rows_of)
+            else:
+                found.append(cast(RowShard, shard).read(rows))
+        return tuple(found)
+
+    def _streams(self, footprint: Footprint) -> bool:
+        """Whether a push may be applied while it comes in, and that is worth it."""
+        several = False
+        if self._gate.replicated:
+            return False  # other servers are to have its bytes as well
+        for number, rows, keys in footprint.pushes:
+            spec, count = self._shards[number].spec, rows.stop - rows.start
+            if keys >= 0 or not count or spec.consistency.settles != "now":
+                return False
+            several = several or count > spec.fragment_rows
+        shards = {number for number, _, _ in footprint.pushes}
+        several = several and len(shards) == len(footprint.pushes)  # no row is named twice
+        return several and all(keys < 0 for _, _, keys in footprint.pulls)
+
+    def _waits(self, request: Request, footprint: Footprint) -> bool:
+        """Whether its push is not to be applied yet."""
+        specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
+        return any(self._saving.holds(spec, request.clock) for spec in specs)
+
+    def land(self, payload: Sink) -> bool:
+        """The last view that is full: apply its fragment, unless it was applied before.
+
+        False where it may not be applied, because the view has changed or a copy came first.
+        """
+        taken: Taken = payload.context
+        request, window = taken.request, taken.window
+        if payload.revoked or not self._gate.still_fresh(request, window, taken.view):
+            return False
+        self.loan.recall()
+        done = window.landed.setdefault(request.seq, set())
+        number = payload.landed - 1
+        for (at, _, _), part, load in zip(
+            taken.footprint.pushes, request.pushes, taken.loads, strict=True
+        ):
+            if number < len(load.views):
+                shard = cast(RowShard, self._shards[at])
+                place = part.table, shard.first_row(load, number)
+                if place not in done:
+                    shard.apply_piece(load, number, request.lr)
+                    done.add(place)
+                break
+            number -= len(load.views)
+        return True
+
+    def end_stream(self, taken: Taken) -> bool:
+        """The request is here whole; whether all of it is applied."""
+        count = sum(len(load.views) for load in taken.loads)
+        for (at, _, _), load in zip(taken.footprint.pushes, taken.loads, strict=True):
+            cast(RowShard, self._shards[at]).end_stream(load)
+        return len(taken.window.landed.pop(taken.request.seq)) == count
+
+
+def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:
+    """The push whose keys are pulled as well."""
+    pushes = zip(footprint.pushes, loads, strict=False)
+    return next(load for (at, named, _), load in pushes if at == shard and named == rows)

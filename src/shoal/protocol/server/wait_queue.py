@@ -1,0 +1,191 @@
+"""Parking: requests that are answered later, which clock each waits for, and whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from shoal.protocol.consistency import Clocks, needed, settles
+from shoal.protocol.messages import Code, Probe, Request
+from shoal.protocol.messages.describing import describe
+from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replies import Answers
+from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.shards import Shard
+from shoal.protocol.server.staging import Taken
+
+
+class Parked(msgspec.Struct, frozen=True, eq=False):
+    """A pull that waits until every worker has reached `clock`; or a push that others lack, at 0.
+
+    since: when it came
+    """
+
+    taken: Taken
+    clock: int
+    since: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.taken.request.incarnation, self.taken.request.seq
+
+
+class Parking:
+    """Who waits at a server.
+
+    pulls:   that wait for a clock, by request id
+    pushes:  that other servers are to have as well
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        shards: Mapping[int, Shard],
+        clocks: Clocks,
+        answers: Answers,
+        replication: Replication,
+        saving: Saving,
+    ) -> None:
+        self.pulls: dict[tuple[int, int], Parked] = {}
+        self.pushes: dict[tuple[int, int], Parked] = {}
+        self._gate = gate
+        self._shards = shards
+        self._clocks = clocks
+        self._answers = answers
+        self._replication = replication
+        self._saving = saving
+
+    # ------------------------------------------------------------------ who waits
+
+    def look(self, taken: Taken, accepted: bool) -> Parked:
+        """What a pull waits for, if it is to wait.
+
+        The answer acknowledges the request's own push too, so it also waits for that round.
+
+        accepted:  its push waits for one
+        """
+        request = taken.request
+        clock = read_clock(request)
+        need = self._settled_at(taken) if accepted else 0
+        for number in self._own_pulls(taken):
+            spec = self._shards[number].spec  # its own pushes may wait for a marker
+            marker = self._saving.marker(spec, request.clock)
+            need = max(need, needed(spec.consistency, clock), marker)
+        return Parked(taken, need, self._replication.now)
+
+    def add_pull(self, pull: Parked) -> None:
+        """It is to wait."""
+        self.pulls[pull.key] = pull
+
+    def add_push(self, taken: Taken) -> None:
+        """A push that is not settled: it may be asked for, and is answered once it is."""
+        parked = Parked(taken, 0, self._replication.now)
+        self.pushes[parked.key] = parked
+
+    def leave(self, key: tuple[int, int]) -> None:
+        """Nobody waits for that request's answer any more."""
+        self.pulls.pop(key, None)
+        self.pushes.pop(key, None)
+
+    def drop_worker(self, worker: int) -> None:
+        """It has gone."""
+        self._drop([key for key in (*self.pulls, *self.pushes) if key[0] == worker])
+
+    def settle(self, window: Window) -> None:
+        """What its worker has given up is not answered any more."""
+        worker, below = window.incarnation, window.settled_below
+        keys = (*self.pulls, *self.pushes)
+        self._drop([key for key in keys if key[0] == worker and key[1] < below])
+
+    def clear(self) -> None:
+        """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
+        for (_, seq), parked in self.pulls.items():
+            parked.taken.window.codes[seq] = "accepted"
+        self.pulls.clear()
+        self.pushes.clear()
+
+    def _drop(self, keys: list[tuple[int, int]]) -> None:
+        for key in keys:
+            self.leave(key)
+
+    # ------------------------------------------------------------------ when it ends
+
+    def due(self, number: int, request: Request) -> int:
+        """The clock that is to be reached before a push is in a shard's rows; 0 for at once."""
+        if request.assign:
+            return 0
+        spec = self._shards[number].spec
+        return settles(spec.consistency, request.clock) or self._saving.marker(spec, request.clock)
+
+    def ready(self, pull: Parked) -> bool:
+        """Whether it can be answered."""
+        if pull.clock > self._reached(pull.taken):
+            return False
+        return pull.taken.window.complete(pull.taken.request.seq)
+
+    def _reached(self, taken: Taken) -> int:
+        """The clock that the rows which a request pulls have come to."""
+        minimum = self._clocks.of(taken.window.group).minimum
+        if not self._gate.replicated:
+            return minimum
+        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(taken)]
+        return min(reached, default=minimum)
+
+    def _settled_at(self, taken: Taken) -> int:
+        """The clock that is to be reached before all of its push is in the rows."""
+        pushes = taken.footprint.pushes
+        return max((self.due(number, taken.request) for number, _, _ in pushes), default=0)
+
+    def _own_pulls(self, taken: Taken) -> list[int]:
+        """The shards that it pulls from which go by its worker's clocks: of others it takes what
+        there is."""
+        pulls, copies = taken.footprint.pulls, self._replication.copies
+        return [n for n, _, _ in pulls if copies[n].group == taken.window.group]
+
+    # ------------------------------------------------------------------ for whom
+
+    def waiting(self, pushes: bool = False) -> list[tuple[Request, str, float]]:
+        """(request, reason, since when) of everything parked; also of pushes, if asked for."""
+        waiting = {**self.pushes, **self.pulls} if pushes else self.pulls
+        return [(each.taken.request, self.reason(each), each.since) for each in waiting.values()]
+
+    def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
+        """The clock that a request of that code waits for, or -1, and whom it waits for."""
+        key = request.incarnation, request.seq
+        pull = self.pulls.get(key)
+        if pull is not None:
+            return pull.clock, self.reason(pull)
+        if code != "accepted":
+            return -1, ""
+        push, group = self.pushes.get(key), self._clocks.group(request.incarnation)
+        clock = self._clocks.of(group).minimum + 1
+        return clock, self.reason(push) if push else self._answers.absent(group, clock)
+
+    def reason(self, parked: Parked) -> str:
+        """Who keeps it from being answered."""
+        taken, clock = parked.taken, parked.clock
+        own = [each for each in taken.window.taken.get(taken.request.seq, ()) if not each.done]
+        if any(each.version < 0 for each in own):
+            clock = max(clock, self._settled_at(taken))
+        return (
+            self._answers.absent(taken.window.group, clock)
+            or self._replication.behind(self._own_pulls(taken), clock)
+            or self._replication.waits_for(own)
+        )
+
+    def problems(self) -> Iterator[str]:
+        """Every parked pull has a reason that is still true."""
+        for pull in self.pulls.values():
+            if self.ready(pull):
+                yield (
+                    f"{describe(pull.taken.request)} is parked although every worker has reached "
+                    f"clock {pull.clock}"
+                )
+
+
+def read_clock(request: Request) -> int:
+    """The clock that its pull is of: the one that it advances to."""
+    return request.advance if request.advance >= 0 else request.clock

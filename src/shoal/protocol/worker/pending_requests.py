@@ -1,0 +1,91 @@
+"""What a worker's caller has asked and waits for, and what comes after what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.protocol.machine import Outcome
+from shoal.protocol.messages import Reply
+from shoal.protocol.views import FOREVER
+from shoal.protocol.worker.in_flight import Leg
+
+
+class Pending(msgspec.Struct, eq=False):
+    """A caller's request: its legs that are not done, and when its patience ends.
+
+    after:   the requests that have to be resolved first
+    nudged:  its first time-out is over: servers were asked, and asked to ask
+    """
+
+    expires_at: float
+    timeout_s: float
+    legs: list[Leg] = []
+    after: list[int] = []
+    clock_min: int = FOREVER
+    round_weight: float = -1.0
+    nudged: bool = False
+
+    def heard(self, reply: Reply) -> None:
+        """A server has answered its part."""
+        if reply.clock_min < self.clock_min:
+            self.clock_min = reply.clock_min
+        if reply.round_weight > self.round_weight:
+            self.round_weight = reply.round_weight
+
+    def outcome(self, error: ShoalError | None) -> Outcome:
+        clock_min = -1 if self.clock_min == FOREVER else self.clock_min
+        return Outcome(error, clock_min, self.round_weight)
+
+
+class PendingRequests:
+    """By request id. Invariant: nothing waits for a request that is not here."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Pending] = {}
+        self._followers: dict[int, list[int]] = {}  # request -> those that come after it
+        self.get = self._open.get
+
+    def open(
+        self, request_id: int, now: float, timeout_s: float, after: tuple[int, ...]
+    ) -> Pending:
+        pending = self._open[request_id] = Pending(now + timeout_s, timeout_s)
+        for each in after:
+            if each in self._open:
+                pending.after.append(each)
+                self._followers.setdefault(each, []).append(request_id)
+        return pending
+
+    def also(self, leg: Leg) -> None:
+        """A request's, if it is open: it waits for this leg as well."""
+        pending = self._open.get(leg.request_id)
+        if pending is not None:
+            pending.legs.append(leg)
+
+    def close(self, request_id: int) -> tuple[Pending, list[int]]:
+        """Forget a request; returns it, and those that came after it."""
+        followers = []
+        for follower in self._followers.pop(request_id, ()):
+            other = self._open.get(follower)
+            if other is not None:
+                other.after.remove(request_id)
+                followers.append(follower)
+        return self._open.pop(request_id), followers
+
+    def expired(self, now: float) -> Iterator[tuple[int, Pending]]:
+        """Those whose patience is over; others may be closed meanwhile."""
+        for request_id, pending in list(self._open.items()):
+            if now >= pending.expires_at and request_id in self._open:
+                yield request_id, pending
+
+    def wakes_at(self) -> float:
+        return min((pending.expires_at for pending in self._open.values()), default=inf)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._open
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._open))

@@ -1,0 +1,396 @@
+"""Who gets which part of an exchange: cutting operations along the servers' rows.
+
+A router belongs to one view. Training repeats the same exchanges for ever, so what a router has
+made of one stays with it; and exchanges of the same whole ranges share a plan (which bytes of which
+operation go to which server).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange, slot_of
+from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.namespaces import qualified
+from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
+from shoal.protocol.server.admission import KEYS_MAX
+from shoal.protocol.views import NodeId, View
+from shoal.tables.spec import asp
+
+PLANS_KEPT = 256
+Cut = tuple[int, int, int]  # (operation, first byte, last byte)
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One server's part of a leg.
+
+    buffers:  what is pushed, then the keys of keyed pulls
+    outs:     where the rows that are pulled go
+    answers:  ... or what comes, of any sizes; `nbytes_out` is -1 then
+    """
+
+    server: NodeId
+    pushes: tuple[Part, ...]
+    pulls: tuple[Part, ...]
+    buffers: tuple[memoryview, ...]
+    outs: list[memoryview]
+    nbytes: int
+    nbytes_out: int
+    answers: tuple[Answer, ...] = ()
+
+    def without_push(self) -> Share:
+        """The same pulls, of the same keys."""
+        sent, pushed, pulls = iter(self.buffers), {}, []
+        for part in self.pushes:
+            if part.keys >= 0:
+                pushed[part.table, part.start, part.stop] = next(sent)
+            next(sent)
+        keys = []
+        for part in self.pulls:
+            if part.keys == SAME:
+                keys.append(pushed[part.table, part.start, part.stop])
+                part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
+            elif part.keys >= 0:
+                keys.append(next(sent))
+            pulls.append(part)
+        # `nbytes` stays: it is the credit that is given back when the answer comes
+        return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
+
+    def destination(self, nbytes: int) -> list[memoryview]:
+        """Where an answer of so many bytes goes."""
+        return [memoryview(bytearray(nbytes))] if self.answers else self.outs
+
+    def answered(self, views: list[memoryview]) -> None:
+        """It has come there. Of several answers the size of each is ahead of it."""
+        start, several = 0, len(self.answers) > 1
+        for answer in self.answers:
+            stop = views[0].nbytes
+            if several:
+                start += SIZE_BYTES
+                stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
+            answer.data, start = views[0][start:stop], stop
+
+    def emptied(self) -> Share:
+        """A message to the same server that pushes and pulls nothing."""
+        return Share(self.server, (), (), (), [], 0, 0)
+
+    def without_caller(self, copied: bool) -> Share:
+        """The same push, its bytes copied if asked to; what is pulled goes nowhere."""
+        buffers = self.buffers
+        if copied:
+            buffers = tuple(memoryview(bytes(each)) for each in buffers)
+        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answers=())
+
+
+class LegPlan(msgspec.Struct, frozen=True):
+    """What of an exchange travels together, at most one message per server.
+
+    pushed:    the tables that it pushes to
+    pulled:    ... and pulls from
+    closing:   whether one of the pushed settles at the close of its round
+    advances:  whether it tells that the clock is finished
+    """
+
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    closing: bool
+    advances: bool
+    shares: list[Share]
+
+
+class Plan(msgspec.Struct):
+    """What every exchange of the same shape has in common."""
+
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    closing: bool
+    servers: list[_Server]
+
+
+class _Server(msgspec.Struct):
+    server: NodeId
+    pushes: list[Part] = []
+    pulls: list[Part] = []
+    push_cuts: list[Cut] = []
+    pull_cuts: list[Cut] = []
+    key_cuts: list[tuple[int, int, int]] = []  # of pulls: (operation, first key, last key)
+
+
+class Router:
+    """Cuts exchanges for one view.
+
+    group:      of workers, that the exchanges are of
+    namespace:  of the names in them
+    """
+
+    def __init__(self, view: View, group: str = "", namespace: str = "") -> None:
+        self.view = view
+        self._group = group
+        self.view_id = view.id
+        self.numbers = {
+            name: number
+            for number, spec in enumerate(view.tables)
+            for name in (spec.name, "/" + qualified(spec.name, namespace))
+        }
+        self._sizes = [spec.row_bytes for spec in view.tables]
+        self._at = {member.rank: at for at, member in enumerate(view.servers)}
+        self._routes: dict[tuple[int, KeyRange, bool], list[tuple[int, KeyRange]]] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def legs(self, ask: Exchange) -> tuple[LegPlan, ...]:
+        """The legs of an exchange, in their order: one, or a push and then the rest.
+
+        Raises what `cut` does.
+        """
+        known: tuple[Router, tuple[LegPlan, ...]] | None = ask.route
+        if known is not None and known[0] is self:
+            return known[1]
+        if self.rides(ask):
+            legs: tuple[LegPlan, ...] = (self._leg(ask, ask.pushes, ask.pulls, ask.advance),)
+        else:
+            legs = (
+                self._leg(ask, ask.pushes, (), False),
+                self._leg(ask, (), ask.pulls, ask.advance),
+            )
+        ops: tuple[PushOp | PullOp, ...] = (*ask.pushes, *ask.pulls)
+        if all(op.keys is None for op in ops):  # keys may be others by then
+            msgspec.structs.force_setattr(ask, "route", (self, legs))
+        return legs
+
+    def _leg(
+        self, ask: Exchange, pushes: Sequence[PushOp], pulls: Sequence[PullOp], advances: bool
+    ) -> LegPlan:
+        plan, shares = self.cut(pushes, pulls, advances)
+        closing = plan.closing and not ask.assign
+        return LegPlan(plan.pushed, plan.pulled, closing, advances, shares)
+
+    def rides(self, ask: Exchange) -> bool:
+        """Whether push, advance and pull may travel in one message per server.
+
+        Not where the push settles at the close and there are several servers: they all have to
+        hold it before one of them hears that the round is over. Nor where others answer the pull
+        than take the push.
+        """
+        if not ask.pushes or not (ask.advance or ask.pulls):
+            return True
+        if ask.assign:
+            return False
+        rules = [self.view.tables[self._number(op.table)].consistency for op in ask.pushes]
+        closing = [rule for rule in rules if rule.settles == "close"]
+        if ask.pulls and any(rule.name != "asp" for rule in rules) and self._chained(ask.pushes):
+            return False
+        alone = len(self.view.servers) == 1
+        return not closing or (alone and all(rule.name == "bsp" for rule in closing))
+
+    def _chained(self, pushes: Sequence[PushOp]) -> bool:
+        arcs = (arc for op in pushes for arc in self.view.arcs[self._number(op.table)])
+        return any(len(arc.full) > 1 for arc in arcs)
+
+    def cut(
+        self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
+    ) -> tuple[Plan, list[Share]]:
+        """Each server's share; with `everybody` also of those that hold none of the rows.
+
+        Raises:
+            InvalidValue: an unknown table, rows that it does not have, buffers of a wrong size
+        """
+        plan = self._plan(pushes, pulls, everybody)
+        for op in pushes:
+            self._check(op.table, op.rows, op.keys, op.values)
+        for pull in pulls:
+            if isinstance(pull.out, Answer):
+                continue
+            self._check(pull.table, pull.rows, pull.keys, pull.out)
+            if pull.out.readonly:
+                raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+        shares = []
+        for each in plan.servers:
+            buffers = self._pushed(pushes, each)
+            for index, first, last in each.key_cuts:
+                keys = pulls[index].keys
+                assert keys is not None
+                buffers.append(keys[first:last].cast("B"))
+            outs, answers = self._pulled(pulls, each)
+            nbytes, nbytes_out = 0, -1 if answers else 0
+            for buffer in buffers:
+                nbytes += buffer.nbytes
+            for out in outs:
+                nbytes_out += out.nbytes
+            shares.append(
+                Share(
+                    each.server,
+                    tuple(each.pushes),
+                    tuple(each.pulls),
+                    tuple(buffers),
+                    outs,
+                    nbytes,
+                    nbytes_out,
+                    answers,
+                )
+            )
+        return plan, shares
+
+    def _pulled(
+        self, pulls: Sequence[PullOp], share: _Server
+    ) -> tuple[list[memoryview], tuple[Answer, ...]]:
+        outs: list[memoryview] = []
+        answers: list[Answer] = []
+        for index, first, last in share.pull_cuts:
+            out = pulls[index].out
+            if not isinstance(out, Answer):
+                outs.append(out[first:last])
+            else:
+                answers.append(out)
+        if answers and outs:
+            raise InvalidValue("a call travels without pulls of rows from its server")
+        return outs, tuple(answers)
+
+    def _pushed(self, pushes: Sequence[PushOp], share: _Server) -> list[memoryview]:
+        buffers: list[memoryview] = []
+        for index, first, last in share.push_cuts:
+            op = pushes[index]
+            if op.keys is None:
+                buffers.append(op.values[first:last])
+                continue
+            size = self._sizes[self.numbers[op.table]]
+            buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
+            buffers.append(op.values[first * size : last * size])
+        return buffers
+
+    # ------------------------------------------------------------------ plans
+
+    def _plan(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool) -> Plan:
+        ops: list[PushOp | PullOp] = [*pushes, *pulls]
+        if any(op.keys is not None for op in ops):
+            return self._make_plan(pushes, pulls, everybody)
+        key = (everybody, len(pushes), *((op.table, op.rows) for op in ops))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            plan = self._plans[key] = self._make_plan(pushes, pulls, everybody)
+        return plan
+
+    def _make_plan(
+        self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
+    ) -> Plan:
+        servers: dict[int, _Server] = {}
+        members = self.view.servers
+        for index, op in enumerate(pushes):
+            for at, rows, first, last, keys in self._cuts(op):
+                share = servers.setdefault(at, _Server(members[at].id))
+                share.pushes.append(Part(self._number(op.table), rows.start, rows.stop, keys))
+                share.push_cuts.append((index, first, last))
+        for index, pull in enumerate(pulls):
+            number = self._number(pull.table)
+            same = _pushed_keys(pull, pushes, pulls)
+            for at, rows, first, last, keys in self._cuts(pull):
+                if not keys:
+                    continue  # none of the keys lives there
+                share = servers.setdefault(at, _Server(members[at].id))
+                share.pulls.append(Part(number, rows.start, rows.stop, SAME if same else keys))
+                if keys > 0:
+                    if not same:
+                        share.key_cuts.append((index, first, last))
+                    size = self._sizes[number]
+                    first, last = first * size, last * size
+                share.pull_cuts.append((index, first, last))
+        if everybody:
+            for at, member in enumerate(members):
+                servers.setdefault(at, _Server(member.id))
+        pushed = tuple(sorted({self._number(op.table) for op in pushes}))
+        return Plan(
+            pushed,
+            tuple(sorted({self._number(op.table) for op in pulls})),
+            any(self.view.tables[each].consistency.settles == "close" for each in pushed),
+            [servers[at] for at in sorted(servers)],
+        )
+
+    def _cuts(self, op: PushOp | PullOp) -> list[tuple[int, KeyRange, int, int, int]]:
+        """(server, its rows, first, last, keys): bytes of the values, or places in the keys."""
+        number = self._number(op.table)
+        size = self._sizes[number]
+        spec = self.view.tables[number]
+        if spec.hashed and (op.keys is None or len(op.keys) > KEYS_MAX):
+            raise InvalidValue(
+                f"table {op.table!r} is {spec.kind}: its rows are named by keys, and a call is of "
+                f"words: {KEYS_MAX} at most"
+            )
+        if (spec.kind == "handled") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
+            raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
+        if isinstance(op, PushOp) and spec.group != self._group and spec.consistency != asp():
+            owner = f"group {spec.group!r}" if spec.group else "the first group"
+            raise InvalidValue(
+                f"table {op.table!r} is {spec.consistency.name} and goes by the clocks of {owner}: "
+                "workers of other groups may pull from it, and push to tables that are asp"
+            )
+        cuts = []
+        for at, rows in self._route(number, op.rows, isinstance(op, PushOp)):
+            if op.keys is None:
+                first, last = rows.start - op.rows.start, rows.stop - op.rows.start
+                cuts.append((at, rows, first * size, last * size, -1))
+                continue
+            if not spec.hashed:
+                first = bisect_left(op.keys, rows.start)
+                last = bisect_left(op.keys, rows.stop, first)
+            elif spec.kind == "handled" or len(self.view.arcs[number]) == 1:
+                first, last = 0, len(op.keys)
+            else:
+                first = bisect_left(op.keys, rows.start, key=slot_of)
+                last = bisect_left(op.keys, rows.stop, first, key=slot_of)
+            cuts.append((at, rows, first, last, last - first))
+        if op.keys is not None and sum(keys for *_, keys in cuts) != len(op.keys):
+            raise InvalidValue(f"table {op.table!r}: keys outside the range {op.rows}")
+        return cuts
+
+    def _route(self, number: int, rows: KeyRange, pushed: bool) -> list[tuple[int, KeyRange]]:
+        """The servers that take pushes of `rows`, or answer pulls, arc by arc, with which."""
+        route = self._routes.get((number, rows, pushed))
+        if route is None:
+            spec = self.view.tables[number]
+            if not spec.keys.covers(rows):
+                raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
+            head = pushed or spec.consistency.name == "asp"  # where its own pushes are seen first
+            cuts = [
+                (self._at[arc.head if head else arc.tail], arc.rows & rows)
+                for arc in self.view.arcs[number]
+            ]
+            if len(self._routes) >= PLANS_KEPT:
+                self._routes.clear()
+            route = [(at, cut) for at, cut in cuts if len(cut)]
+            self._routes[number, rows, pushed] = route
+        return route
+
+    def _number(self, table: str) -> int:
+        number = self.numbers.get(table)
+        if number is None:
+            known = ", ".join(spec.name for spec in self.view.tables) or "none"
+            raise InvalidValue(f"no table {table!r} in this run (known: {known})")
+        return number
+
+    def _check(
+        self, table: str, rows: KeyRange, keys: memoryview | None, buffer: memoryview
+    ) -> None:
+        count = len(rows) if keys is None else len(keys)
+        size = self._sizes[self.numbers[table]]
+        if buffer.nbytes != count * size:
+            raise InvalidValue(
+                f"table {table!r}: {count} rows of {size} bytes need {count * size} bytes, "
+                f"not {buffer.nbytes}"
+            )
+
+
+def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> bool:
+    """Whether it pulls the keys that are pushed to its table: the same memory, and once."""
+    if pull.keys is None:
+        return False
+    pushed = [push for push in pushes if push.table == pull.table]
+    pulled = [each for each in pulls if each.table == pull.table]
+    return len(pushed) == len(pulled) == 1 and pushed[0].keys is pull.keys
+
+
+_EMPTY = memoryview(b"")

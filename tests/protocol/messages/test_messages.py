@@ -1,0 +1,79 @@
+"""Messages as a person reads them, and views as members ask them."""
+
+import pytest
+
+from shoal.errors import InvariantBroken
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Sink, Story
+from shoal.protocol.messages import (
+    MESSAGES,
+    Frozen,
+    Join,
+    NewView,
+    Part,
+    Probe,
+    Reply,
+    Request,
+)
+from shoal.protocol.messages.describing import describe
+from shoal.protocol.views import FOREVER, Arc
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            Request((1, 1), 11, 4, 0, 2, (Part(0, 0, 4, 2),), 3, (Part(1, 0, 9),)),
+            "Request #4 push t0[0:4) 2 keys at clock 2 advance to 3 pull t1[0:9)",
+        ),
+        (Request((1, 1), 11, 5, 0, 3, advance=FOREVER), "Request #5 advance forever"),
+        (
+            Reply(11, 4, (1, 1), "parked", "waits for clock 3 of worker-1 (at 2)"),
+            "Reply #4 parked (waits for clock 3 of worker-1 (at 2))",
+        ),
+        (Reply(11, 4, (1, 1), "applied", payload=32), "Reply #4 applied 32 bytes"),
+        (Probe((1, 1), 11, 4, True), "Probe #4 urgent"),
+        (Frozen((2, 7), ()), "Frozen for 2.7"),
+    ],
+)
+def test_describe(message, line):
+    assert describe(message) == line
+
+
+def test_describe_a_view(rigs):
+    view = rigs.view_of(3, reason="worker-1 joined")
+    assert describe(NewView(view)) == "NewView 1.3: server-0 worker-0 worker-1 (worker-1 joined)"
+
+
+def test_every_message_has_a_line():
+    assert describe(Join("worker-0", "worker", "tcp://x", "x")).startswith("Join worker")
+    assert len({message.__name__ for message in MESSAGES}) == len(MESSAGES)
+
+
+def test_a_view_knows_its_members_and_tables(rigs):
+    view = rigs.view_of(tables=(rigs.table(), rigs.table(name="v")))
+    assert view.member("worker-1").incarnation == 12
+    assert view.member("worker-9") is None
+    assert (view.named("v"), view.named("u")) == (1, None)
+    assert view.arcs_of("v") == (Arc(KeyRange(0, 4), (0,)),)
+
+
+def test_a_revoked_sink_takes_nothing():
+    buffer = bytearray(8)
+    sink = Sink([memoryview(buffer)])
+    sink.revoke()
+    assert (sink.revoked, sink.views, sink.nbytes) == (True, [], 8)
+
+
+def test_a_story_keeps_the_latest_and_goes_with_errors():
+    story = Story(length=2)
+    for number in range(3):
+        story.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))
+    error = story.broken("it went wrong")
+    assert isinstance(error, InvariantBroken)
+    assert str(error).splitlines() == [
+        "it went wrong",
+        "  the last events:",
+        "    0.500000 worker-0: Probe #1",
+        "    1.000000 worker-0: Probe #2",
+    ]

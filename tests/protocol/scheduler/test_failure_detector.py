@@ -1,0 +1,152 @@
+"""Detection: no fixed time-out; nobody is blamed for the scheduler's own pauses."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.protocol.machine import PeerLost
+from shoal.protocol.messages import Died, End, Frozen, Heartbeat, Join, Leave
+from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, Detector
+from shoal.protocol.scheduler.journal import SchedulerOptions
+
+OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=40.0, broken_s=2.0)
+
+
+@pytest.fixture
+def detector():
+    return Detector(OPTIONS)
+
+
+@pytest.fixture
+def cluster(rigs):
+    """A server that has a table alone, and two workers."""
+    rig = rigs.SchedulerRig(alone_s=60.0)
+    rig.join("server-0", "worker-0", "worker-1")
+    return rig
+
+
+def beats(detector, *times):
+    for now in times:
+        detector.heard_of("a", now, beat=True)
+
+
+def alive(rig, *nodes):
+    for node in nodes:
+        member = rig.machine.roster.members[node]
+        rig.receive(node, Heartbeat(member.incarnation, 0, rig.view.id))
+
+
+def test_who_is_regular_has_the_least_limit(detector):
+    beats(detector, *range(20))
+    assert detector.limit("a") == OPTIONS.silence_s
+    assert detector.wakes_at() == 19 + OPTIONS.silence_s - LOOK_S
+
+
+def test_who_was_late_once_is_waited_for_longer_the_next_time(detector):
+    beats(detector, 0, 1, 2, 3, 11)  # seven seconds late
+    assert detector.limit("a") > PATIENCE * 6
+    assert detector.silent(11 + 2 * OPTIONS.silence_s - 1) == []
+
+
+def test_that_fades(detector):
+    beats(detector, 0, 1, 2, 3, 11)
+    beats(detector, *range(12, 12 + int(4 * HALVES_S)))
+    assert detector.limit("a") == OPTIONS.silence_s
+
+
+def test_nobody_is_waited_for_for_ever(detector):
+    beats(detector, 0, 1, 500)
+    assert detector.limit("a") == OPTIONS.silence_most_s
+
+
+def test_a_broken_connection_is_judged_by_lateness_too(detector):
+    beats(detector, 0, 1, 2, 6)
+    detector.cut_off("a", 6.0)
+    assert detector.silent(6.0 + OPTIONS.broken_s) == []
+    assert detector.silent(6.0 + PATIENCE * 3.0) == []  # and once more
+    assert detector.silent(6.0 + PATIENCE * 3.0 + LOOK_S) == ["a"]
+    assert "its connection broke" in detector.how("a", 15.0)
+
+
+def test_one_that_comes_back_is_not_cut_off_any_more(detector):
+    beats(detector, 0, 1)
+    detector.cut_off("a", 1.0)
+    detector.heard_of("a", 2.0)
+    assert detector.silent(1.0 + OPTIONS.broken_s) == []
+
+
+def test_a_scheduler_that_was_stopped_blames_nobody(cluster):
+    """It was SIGSTOPped for a minute: what its members have said meanwhile is still unread."""
+    cluster.now = 60.0
+    alive(cluster, "worker-0")
+    assert cluster.notes("lost") == []
+    cluster.at(60.5)
+    assert cluster.notes("lost") == []
+    alive(cluster, "server-0")
+    cluster.at(63.0)  # and worker-1 has really gone
+    assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
+
+
+def test_a_server_that_alone_has_rows_is_waited_for_without_a_proof(cluster):
+    for now in range(0, 60, 5):
+        cluster.at(float(now))
+        assert cluster.notes("lost") == []
+        alive(cluster, "worker-0", "worker-1")
+    [wait] = [each for each in cluster.why() if each.what == "server-0"]
+    assert wait.who == "the scheduler"
+    assert "nobody else has" in wait.reason
+    assert wait.seconds == 55.0
+    cluster.at(60.0)
+    assert "not heard of for 60.0 s" in cluster.told(End)["worker-0"].error
+
+
+def test_it_may_come_back(cluster):
+    for now in range(0, 40, 5):
+        cluster.at(float(now))
+        alive(cluster, "worker-0", "worker-1")
+    alive(cluster, "server-0")
+    assert [each for each in cluster.why() if each.what == "server-0"] == []
+    cluster.at(44.0)
+    assert not cluster.machine.ended
+
+
+def test_where_its_process_was_seen_to_end_nobody_waits(rigs):
+    rig = rigs.SchedulerRig()
+    rig.receive("server-0", Join("server-0", "server", "", "here", process=77))
+    rig.join("worker-0", "worker-1")
+    rig.receive("engine", Died("here", 77))
+    assert "its process has ended" in rig.told(End)["worker-0"].error
+
+
+def test_a_broken_connection_is_no_proof_between_hosts(cluster):
+    cluster.handle(PeerLost("server-0"))
+    cluster.at(9.0)
+    assert cluster.notes("lost") == []
+    assert not cluster.machine.ended
+
+
+def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
+    """Both were silent at once: the second was no member any more when it was looked up."""
+    rig = rigs.SchedulerRig(servers=2, workers=1)
+    rig.join("server-0", "server-1", "worker-0")
+    leaving = rig.machine.roster.members["server-1"]
+    rig.receive("server-1", Leave(leaving.incarnation))
+    proposal = rig.machine._views._proposal
+    assert proposal is not None
+    proposal.hurry()
+    rig.receive("server-1", Frozen(proposal.number, ()))
+    rig.now = 9.0
+    alive(rig, "worker-0")
+    rig.at(11.0)
+    assert "server-0" not in rig.machine.roster.members
+
+
+def test_the_last_server_of_all_ends_the_run_in_whatever_view_it_is(rigs):
+    rig = rigs.SchedulerRig(elastic=True, workers=1)
+    rig.join("server-0", "worker-0")
+    rig.receive("late", Join("late", "server", "", "here", process=8))  # in no view yet
+    members = rig.machine.roster.members
+    members["server-0"] = replace(members["server-0"], process=7)
+    rig.receive("engine", Died("here", 7))
+    assert not rig.machine.ended
+    rig.receive("engine", Died("here", 8))
+    assert rig.machine.ended

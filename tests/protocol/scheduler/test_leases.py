@@ -1,0 +1,279 @@
+"""Who does which batches: the ledger by itself, in the scheduler, and what a worker makes of it."""
+
+from random import Random
+
+import pytest
+from msgspec import to_builtins
+
+from shoal.protocol.machine import PeerLost
+from shoal.protocol.messages import End, Finish, Heartbeat, Lease, Leased, NotLeased
+from shoal.protocol.requests import TakeLease
+from shoal.protocol.scheduler.leases import Leases, LedgerRecord, Span, as_of
+from shoal.protocol.views import FOREVER
+
+EPOCHS, BATCHES = 3, 20
+
+
+def lease(incarnation, clock, patient=False, epochs=EPOCHS, batches=BATCHES):
+    return Lease(incarnation, clock, epochs, batches, patient)
+
+
+def asked(leases, incarnation, clock, workers=2, **more):
+    leases.ask(f"w{incarnation}", lease(incarnation, clock, **more))
+    answers = dict(leases.answers(workers))
+    return answers.get(f"w{incarnation}")
+
+
+def span(answer):
+    return answer.epoch, answer.first, answer.count
+
+
+# ---------------------------------------------------------------------------- the ledger
+
+
+def test_grants_follow_each_other_and_get_smaller():
+    leases = Leases(LedgerRecord())
+    spans = []
+    while not (answer := asked(leases, 7, sum(count for *_, count in spans))).over:
+        spans.append(span(answer))
+    done = [(epoch, first + at) for epoch, first, count in spans for at in range(count)]
+    assert done == [(epoch, batch) for epoch in range(EPOCHS) for batch in range(BATCHES)]
+    sizes = [count for epoch, _, count in spans if epoch == 0]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (5, 1)
+    assert leases.over
+
+
+def test_a_question_that_comes_again_is_answered_again():
+    leases = Leases(LedgerRecord())
+    first = asked(leases, 7, 4)
+    assert asked(leases, 7, 4) == first
+    second = asked(leases, 7, 4 + first.count)
+    assert second.first == first.count
+    assert asked(leases, 7, 4) is None  # it has come late
+    assert asked(leases, 7, 4 + first.count) == second
+
+
+@pytest.mark.parametrize(("last_clock", "left"), [(4, 5), (6, 3), (8, 1), (9, 0), (FOREVER, 0)])
+def test_others_do_what_a_dead_worker_had_not_done(last_clock, left):
+    leases = Leases(LedgerRecord())
+    assert span(asked(leases, 7, 4)) == (0, 0, 5)
+    returned = leases.gone(7, last_clock)
+    assert (returned.count if returned else 0) == left
+    first, seen = 5 - left, []
+    clock = 0
+    while len(seen) < BATCHES - first:
+        epoch, begin, count = span(asked(leases, 8, clock, workers=1))
+        seen += [begin + at for at in range(count)]
+        clock += count
+        assert epoch == 0
+    assert seen == list(range(first, BATCHES))
+    assert leases.gone(7, last_clock) is None
+
+
+def test_who_has_nothing_to_do_steps_on_or_waits():
+    leases = Leases(LedgerRecord())
+    small = {"epochs": 1, "batches": 2}
+    assert span(asked(leases, 7, 0, **small)) == (0, 0, 1)
+    assert span(asked(leases, 8, 0, **small)) == (0, 1, 1)
+    assert asked(leases, 9, 3, **small) == Leased(3, 1, 0, 0, False)
+    assert asked(leases, 9, 3, **small) == Leased(3, 1, 0, 0, False)
+    assert asked(leases, 10, 5, patient=True, **small) is None
+    assert leases.gone(7, 0).count == 1
+    assert leases.answers(2) == [("w10", Leased(5, 0, 0, 1, False))]
+    assert asked(leases, 9, 3, **small) == Leased(3, 1, 0, 0, False)  # as it was told before
+    leases.gone(8, 1)
+    assert asked(leases, 9, 4, **small).count == 0
+    assert asked(leases, 10, 6, patient=True, **small).over
+    assert asked(leases, 9, 5, **small).over
+
+
+def test_other_data_are_refused():
+    leases = Leases(LedgerRecord())
+    asked(leases, 7, 0)
+    answer = asked(leases, 8, 0, batches=BATCHES + 1)
+    assert isinstance(answer, NotLeased)
+    assert "3 epochs of 21 batches, where others" in answer.reason
+    assert "had 3 of 20" in answer.reason
+    assert asked(leases, 8, 0).first == 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_batch_is_done_once_whoever_dies_and_whatever_is_written_down(seed):
+    """Workers come, work, die between two clocks; the ledger is read from its record each time."""
+    random = Random(seed)
+    record, done, held, clocks, born = LedgerRecord(), [], {}, {}, 0
+    while not Leases(record).over:
+        leases = Leases(record)
+        while len(held) < 3:
+            held[born], clocks[born] = [], random.randint(0, 9)
+            born += 1
+        worker = random.choice(list(held))
+        if held[worker] and random.random() < 0.9:
+            done.append(held[worker].pop(0))
+            clocks[worker] += 1
+        elif held[worker] or random.random() < 0.1:
+            leases.gone(worker, clocks[worker])
+            del held[worker]
+        else:
+            answer = asked(leases, worker, clocks[worker], workers=3)
+            held[worker] = [(answer.epoch, answer.first + at) for at in range(answer.count)]
+            clocks[worker] += not answer.count and not answer.over
+        record = leases.record()
+        undone = set(leases.undone())
+        if not record.epochs:
+            continue  # nobody has asked yet
+        assert not undone & set(done)
+        assert len(undone) + len(done) + sum(map(len, held.values())) == EPOCHS * BATCHES
+    assert sorted(done) == [(epoch, batch) for epoch in range(EPOCHS) for batch in range(BATCHES)]
+
+
+# ---------------------------------------------------------------------------- the scheduler
+
+
+@pytest.fixture
+def started(rigs):
+    rig = rigs.SchedulerRig()
+    rig.join("server-0", "worker-0", "worker-1")
+    return rig
+
+
+def incarnation(rig, name):
+    return rig.machine.roster.members[name].incarnation
+
+
+def test_a_lease_is_on_disk_before_it_is_told(started):
+    mine = incarnation(started, "worker-0")
+    started.receive("worker-0", lease(mine, 0))
+    told = started.told(Leased)["worker-0"]
+    assert told == Leased(0, 0, 0, 5, False)
+    again = started.restart()
+    again.at(0.1)
+    again.receive("worker-0", lease(mine, 0))
+    assert again.told(Leased)["worker-0"] == told
+
+
+def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    started.receive("worker-0", lease(mine, 0))
+    started.receive("worker-1", lease(other, 0))
+    started.handle(PeerLost("worker-0"))
+    for node in ("worker-1", "server-0"):
+        started.now = 2.2
+        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+    started.at(2.5)
+    assert not started.notes("returned")
+    started.promise(((mine, 2), (other, 3)))
+    assert started.notes("returned") == [
+        {"name": "worker-0", "group": "", "epoch": 0, "first": 2, "count": 3}
+    ]
+    started.receive("worker-1", lease(other, 3))
+    assert span(started.told(Leased)["worker-1"])[:2] == (0, 2)
+    started.receive("worker-0", lease(mine, 5))
+    assert started.told(End)
+
+
+def test_who_has_finished_has_done_what_it_had(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    small = {"epochs": 1, "batches": 1}
+    started.receive("worker-0", lease(mine, 0, **small))
+    started.receive("worker-1", lease(other, 0, patient=True, **small))
+    assert not started.told(Leased)
+    started.receive("worker-0", Finish(mine))
+    assert started.told(Leased)["worker-1"].over
+
+
+def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    small = {"epochs": 1, "batches": 1}
+    started.receive("worker-0", lease(mine, 0, **small))
+    started.receive("worker-1", lease(other, 0, patient=True, **small))
+    started.now += 2.0
+    [wait] = started.why()
+    assert (wait.who, wait.what) == ("worker-1", "a lease")
+    assert wait.reason == "waits for worker-0 to do theirs"
+    assert wait.seconds == 2.0
+    started.receive("worker-0", lease(mine, 1, **small))
+    assert started.why() == []
+
+
+def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
+    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    small = {"epochs": 1, "batches": 1}
+    started.receive("worker-0", lease(mine, 0, **small))
+    started.receive("worker-1", lease(other, 0, patient=True, **small))
+    started.handle(PeerLost("worker-1"))
+    started.now = 2.2
+    for node in ("worker-0", "server-0"):
+        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+    started.at(2.5)
+    assert "worker-1" not in started.machine.roster.members
+    started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told
+    assert list(started.told(Leased)) == ["worker-0"]
+
+
+# ---------------------------------------------------------------------------- the worker
+
+
+def test_a_worker_takes_the_answer_to_its_last_question(worker):
+    rig = worker
+    rig.machine.clock = 5
+    rig.ask(1, TakeLease(EPOCHS, BATCHES))
+    [asked_] = rig.sends(Lease)
+    assert (asked_.message.clock, asked_.message.epochs) == (5, EPOCHS)
+    rig.receive("scheduler", Leased(4, 0, 0, 9, False))
+    assert not rig.resolved()
+    rig.receive("scheduler", Leased(5, 0, 9, 2, False))
+    assert rig.resolved()[1].value == Leased(5, 0, 9, 2, False)
+
+
+# ---------------------------------------------------------------------------- going on
+
+
+def logged(grants, returned=()):
+    """A scheduler's events: (clock, epoch, first, count), each of another worker."""
+    for clock, epoch, first, count in grants:
+        yield {
+            "kind": "leased", "epochs": 2, "batches": 6,
+            "clock": clock, "epoch": epoch, "first": first, "count": count,
+        }  # fmt: skip
+    for epoch, first, count in returned:
+        yield {"kind": "returned", "epoch": epoch, "first": first, "count": count}
+
+
+@pytest.mark.parametrize(
+    ("clock", "left"),
+    [
+        (0, [Span(0, 0, 6), Span(1, 0, 6)]),
+        (1, [Span(0, 1, 2), Span(0, 4, 2), Span(1, 0, 6)]),
+        (2, [Span(0, 2, 1), Span(0, 5, 1), Span(1, 0, 6)]),
+        (3, [Span(1, 0, 6)]),
+        (5, [Span(1, 2, 4)]),
+    ],
+)
+def test_what_was_done_at_a_clock(clock, left):
+    """Of three batches each, from the first clock on; and one worker has gone on to the next."""
+    record = as_of(clock, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
+    assert list(record.returned) == left
+    assert (record.epochs, record.batches, record.untouched) == (2, 6, (2, 0))
+    assert Leases(record).over == (not left)
+
+
+def test_what_was_returned_is_done_by_whoever_had_it_next():
+    grants = [(0, 0, 0, 6)]
+    events = [*logged(grants, [(0, 4, 2)]), *logged([(7, 0, 4, 2)])]
+    assert [span.count for span in as_of(6, events, 1).returned] == [2]
+    assert as_of(9, events, 1).returned == ()
+
+
+def test_a_run_that_went_on_with_another_goes_on():
+    """Its clocks are counted from where it began, and more epochs are asked for by now."""
+    first = as_of(2, logged([(0, 0, 0, 6)]))
+    begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}
+    again = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 3)
+    assert again.returned == (Span(0, 5, 1), Span(1, 0, 6))
+    assert (again.epochs, again.untouched) == (3, (2, 0))
+    assert len(list(Leases(again).undone())) == 1 + 6 + 6
+    fewer = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 1)
+    assert fewer.returned == (Span(0, 5, 1),)
+    assert (fewer.epochs, fewer.untouched) == (1, (1, 0))

@@ -1,0 +1,388 @@
+"""The scheduler by hand: joins, views, deaths, restarts."""
+
+import msgspec
+import pytest
+
+from shoal.errors import InvalidValue, JoinTimeout, RunAborted
+from shoal.protocol.machine import PeerLost, Persist, Send
+from shoal.protocol.messages import (
+    Abort,
+    Declare,
+    End,
+    Enter,
+    Finish,
+    Freeze,
+    Frozen,
+    Heartbeat,
+    HeartbeatSeen,
+    Join,
+    Joined,
+    NewView,
+    NotDeclared,
+    NotJoined,
+    Released,
+    Standing,
+)
+from shoal.protocol.scheduler.journal import Record, SchedulerOptions, check_options
+from shoal.tables.spec import Access, TableSpec
+
+
+@pytest.fixture
+def make(rigs):
+    return rigs.SchedulerRig
+
+
+@pytest.fixture
+def cluster(make):
+    """In its first view."""
+    rig = make()
+    rig.join("server-0", "worker-0", "worker-1")
+    return rig
+
+
+# ---------------------------------------------------------------------------- joining
+
+
+def test_the_first_view_waits_for_all_and_for_the_servers_promise(make):
+    rig = make()
+    rig.join("server-0", "worker-0")
+    assert rig.view is None
+    assert rig.notes("no view") == [{"reason": "waiting for 1 of 2 workers (worker-1)"}]
+    rig.receive("worker-1", Join("worker-1", "worker", "", ""))
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 1))}
+    assert rig.view is None
+    rig.promise()
+    assert rig.view.id == (1, 1)
+    assert sorted(rig.told(NewView)) == ["server-0", "worker-0", "worker-1"]
+
+
+def test_incarnations_are_granted_once_and_ranks_as_wished_where_free(make):
+    rig = make()
+    for node, wish in (("a", 1), ("b", 1), ("c", -1)):
+        rig.receive(node, Join(node, "worker" if node != "c" else "server", "", "", wish))
+    joined = {node: (m.incarnation, m.name) for node, m in rig.machine.roster.members.items()}
+    assert joined == {"a": (1, "worker-1"), "b": (2, "worker-0"), "c": (3, "server-0")}
+
+
+def test_a_repeated_join_gets_the_same_answer(make):
+    rig = make()
+    rig.join("worker-0")
+    assert rig.sent(Joined) == [Joined(1, 0)]
+    rig.join("worker-0")
+    assert rig.sent(Joined) == [Joined(1, 0)]
+    assert len(rig.machine.roster.members) == 1
+
+
+def test_repeated_joins_do_not_put_a_view_off(make):
+    """Each would once have begun another view, and made the servers' promises void."""
+    rig = make(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    late = Join("worker-2", "worker", "", "")
+    rig.receive("worker-2", late)
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 2))}
+    rig.receive("worker-2", late)
+    rig.receive("worker-3", Join("worker-3", "worker", "", ""))
+    assert rig.sent(Freeze) == []
+    rig.receive("server-0", Frozen((1, 2), (), (Standing("", 5),)))
+    assert [m.first_clock for m in rig.view.workers] == [0, 0, 5, 5]
+    assert rig.view.reason == "worker-2, worker-3 joined"
+
+
+def test_joins_that_come_too_late_or_too_many_are_refused_with_the_reason(make):
+    rig = make()
+    rig.join("worker-0", "worker-1", "worker-2")
+    reason = "too many: this run has 2 workers and all of them have joined"
+    assert rig.sent() == [NotJoined(reason, full=True)]
+    rig.join("server-0", "worker-3")
+    assert rig.sent() == [NotJoined("too late: the run has started with all its 2 workers")]
+    rig.receive("x", Join("x", "scheduler", "", ""))
+    assert rig.sent() == [NotJoined("there is a scheduler already")]
+
+
+def test_servers_join_later_even_where_workers_cannot(make):
+    rig = make()
+    rig.join("server-0", "worker-0", "worker-1", "server-1")
+    assert [member.name for member in rig.machine.view.servers] == ["server-0", "server-1"]
+    rig.join("worker-2")
+    assert "too late" in rig.sent(NotJoined)[0].reason
+
+
+def test_the_join_time_out_names_who_is_missing_and_stays_the_reason(make):
+    rig = make(join_timeout_s=60, silence_s=100)
+    rig.join("server-0", "worker-1")
+    rig.at(60.0)
+    reason = "missing after 60 s: 1 of 2 workers (worker-1)"
+    assert rig.told(End) == {"server-0": End(reason), "worker-1": End(reason)}
+    rig.receive("worker-1", Join("worker-1", "worker", "", ""))  # it has not heard yet
+    assert rig.sent() == [End(reason)]
+    rig.at(62.0)
+    assert isinstance(rig.stop.error, JoinTimeout)
+    assert rig.stop.error.message == reason
+
+
+def test_somebody_is_lost_again_before_the_first_view(make):
+    rig = make(servers=2, workers=1)
+    for node in ("server-0", "server-1", "worker-0"):
+        rig.receive(node, Join(node, node.split("-")[0], "", ""))
+    rig.receive("server-0", Frozen((1, 1), ()))
+    rig.now = 5.0
+    for node in ("server-0", "worker-0"):
+        rig.receive(node, Join(node, node.split("-")[0], "", ""))
+    rig.at(10.0)  # server-1 was silent
+    assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
+    rig.receive("server-0", Frozen((1, 1), ()))
+    assert rig.view is None
+    rig.join("server-1")
+    assert rig.view.id == (1, 2)
+    assert len(rig.view.servers) == 2
+
+
+def test_nobody_joins_for_somebody_else(make):
+    rig = make()
+    rig.receive("worker-0", Join("worker-1", "worker", "", ""))
+    assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
+
+
+# ---------------------------------------------------------------------------- views
+
+
+def test_a_freeze_is_repeated_until_it_is_promised(make):
+    rig = make()
+    for node in ("server-0", "worker-0", "worker-1"):
+        rig.receive(node, Join(node, node.split("-")[0], "", ""))
+    rig.at(0.25)
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 1))}
+    rig.receive("server-0", Frozen((1, 9), ()))  # of another view
+    assert rig.view is None
+    rig.promise()
+    rig.at(0.5)
+    assert rig.sent(Freeze) == []
+
+
+def test_a_view_is_on_disk_before_it_is_told(cluster):
+    kinds = [
+        "disk" if isinstance(each, Persist) else "told"
+        for each in cluster.effects
+        if isinstance(each, Persist)
+        or (isinstance(each, Send) and isinstance(each.message, NewView))
+    ]
+    assert kinds == ["disk", "told", "told", "told"]
+
+
+def test_tables_come_with_views(cluster, rigs):
+    spec = rigs.table(fragment_rows=0)
+    cluster.receive("worker-0", Declare(2, spec))
+    cluster.promise()
+    assert cluster.view.reason == "table 'w' was declared"
+    assert [table.name for table in cluster.view.tables] == ["w"]
+    assert cluster.view.tables[0].fragment_rows > 0
+    cluster.receive("worker-1", Declare(3, spec))
+    assert cluster.sent() == [NewView(cluster.view)]
+    cluster.receive("worker-1", Declare(3, msgspec.structs.replace(spec, access=Access("assign"))))
+    assert cluster.sent() == [NotDeclared("w", "table 'w' exists with another specification")]
+
+
+def test_a_table_that_is_declared_early_waits_for_the_first_view(make, rigs):
+    rig = make()
+    rig.join("server-0", "worker-0")
+    rig.receive("worker-0", Declare(2, rigs.table()))
+    assert rig.sent() == []
+    rig.join("worker-1")
+    assert [table.name for table in rig.view.tables] == ["w"]
+
+
+def test_without_servers_there_are_views_but_no_tables(make, rigs):
+    rig = make(servers=0)
+    rig.join("worker-0", "worker-1")
+    assert rig.view.id == (1, 1)
+    rig.receive("worker-0", Declare(1, rigs.table()))
+    assert "no servers to keep tables" in rig.sent(NotDeclared)[0].reason
+
+
+def test_heartbeats_are_seen_and_bring_the_view(cluster):
+    cluster.receive("worker-0", Heartbeat(2, 77, (1, 1)))
+    assert cluster.sent() == [HeartbeatSeen(77)]
+    cluster.receive("worker-0", Heartbeat(2, 78, (0, 0)))
+    assert cluster.sent() == [HeartbeatSeen(78), NewView(cluster.view)]
+
+
+def test_a_stranger_is_told_to_join_again(cluster):
+    cluster.receive("worker-9", Heartbeat(9, 0, (1, 1)))
+    assert "not a member of this run" in cluster.sent(End)[0].error
+
+
+def test_it_is_said_where_replicas_would_die_together(make):
+    rig = make(servers=2, workers=1, replicas=2)
+    rig.join("server-0", "server-1", "worker-0")
+    rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
+    rig.promise()
+    assert rig.notes("crowded") == [{"hosts": ["here"]}]
+    rig.receive("server-2", Join("server-2", "server", "", "there"))
+    rig.promise()
+    assert rig.notes("crowded") == []
+
+
+# ---------------------------------------------------------------------------- deaths
+
+
+def test_what_a_former_self_says_does_not_count(make):
+    """Seed 903: a worker taken for dead, its old Join that came in late, and then its Finish."""
+    rig = make(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.now = 9.0
+    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.at(10.0)
+    rig.promise()
+    assert rig.notes("lost") == []  # of this event; the one before lost worker-0
+    assert "worker-0" not in rig.machine.roster.members
+    rig.join("worker-0")
+    assert rig.machine.roster.members["worker-0"].incarnation == 4
+    for message in (Finish(2), Heartbeat(2, 9, (1, 1)), Enter(2, "epoch", 0, ("workers",))):
+        rig.now += 1.0
+        rig.receive("worker-0", message)
+        assert rig.sent() == []
+        assert rig.notes("stale")
+    assert rig.machine.roster.finished == set()
+    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.at(20.0)  # the new self was never heard of
+    assert [note["name"] for note in rig.notes("lost")] == ["worker-0"]
+
+
+def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
+    """Seed 881: a replacement joined before the death was noticed, and got a rank too high."""
+    rig = make(elastic=True)
+    rig.join("worker-0", "worker-1")
+    rig.receive("other", Join("other", "worker", "", ""))
+    assert rig.machine.roster.members["other"].rank == 2
+    rig.handle(PeerLost("worker-0"))
+    rig.at(2.0)
+    assert sorted(rig.machine.roster.members) == ["other", "worker-1"]
+    rig.join("server-0")
+    assert [(m.id, m.rank) for m in rig.view.workers] == [("worker-1", 0), ("other", 1)]
+    assert {m.rank for m in rig.machine.roster.members.values() if m.role == "worker"} == {0, 1}
+
+
+def test_a_silent_worker_leaves_with_its_last_clock(make):
+    rig = make(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.now = 5.0
+    for node, incarnation in (("server-0", 1), ("worker-0", 2)):
+        rig.receive(node, Heartbeat(incarnation, 0, (1, 1)))
+    rig.at(10.0)
+    assert [note["name"] for note in rig.notes("lost")] == ["worker-1"]
+    rig.promise(clocks=((2, 9), (3, 7)), open_round=7)
+    assert rig.view.reason == "worker-1 left"
+    assert [(m.name, m.last_clock) for m in rig.view.departed] == [("worker-1", 7)]
+
+
+def test_a_broken_connection_is_a_hint_that_a_heartbeat_takes_back(cluster):
+    cluster.handle(PeerLost("worker-0"))
+    cluster.handle(PeerLost("worker-1"))
+    cluster.receive("worker-0", Heartbeat(2, 0, (1, 1)))
+    cluster.at(2.0)
+    assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
+
+
+def test_a_dead_server_ends_the_run_by_its_name(make):
+    cluster = make(same_host=True)  # where a connection that broke is a proof
+    cluster.join("server-0", "worker-0", "worker-1")
+    cluster.handle(PeerLost("server-0"))
+    cluster.at(2.0)
+    told = cluster.told(End)
+    assert sorted(told) == ["worker-0", "worker-1"]
+    assert "server-0 on here died" in told["worker-0"].error
+    cluster.at(5.0)
+    assert isinstance(cluster.stop.error, RunAborted)
+
+
+def test_of_several_deaths_in_one_tick_the_first_server_ends_the_run(make):
+    """It once went on to make a view without any server."""
+    cluster = make(same_host=True)
+    cluster.join("server-0", "worker-0", "worker-1")
+    for node in ("server-0", "worker-1"):
+        cluster.handle(PeerLost(node))
+    cluster.at(2.0)
+    assert len(cluster.notes("lost")) == 1
+    assert cluster.notes("view") == []
+    assert cluster.view.id == (1, 1)
+
+
+def test_the_last_worker_dies(cluster):
+    for node in ("worker-0", "worker-1"):
+        cluster.handle(PeerLost(node))
+    cluster.at(2.0)
+    assert cluster.told(End) == {"server-0": End("every worker has died")}
+
+
+def test_an_elastic_run_waits_for_workers_to_come(make):
+    rig = make(elastic=True, workers=1)
+    rig.join("server-0", "worker-0")
+    rig.handle(PeerLost("worker-0"))
+    rig.at(2.0)
+    assert not rig.machine.ended
+
+
+def test_a_member_aborts_the_run(cluster):
+    cluster.receive("worker-1", Abort("out of memory"))
+    assert cluster.told(End)["worker-0"] == End("worker-1: out of memory")
+
+
+# ---------------------------------------------------------------------------- restarts
+
+
+def test_a_restart_begins_a_new_term_with_the_same_members(cluster):
+    again = cluster.restart()
+    again.at(100.0)
+    assert again.told(Freeze) == {"server-0": Freeze((2, 2))}
+    again.promise()
+    assert again.view.id == (2, 2)
+    assert again.view.reason == "the scheduler restarted"
+    assert again.view.workers == cluster.view.workers
+    assert again.notes("lost") == []
+    again.at(109.0)
+    assert again.notes("lost") == []  # nobody is taken for dead for one detection period
+    again.at(110.0)
+    assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
+
+
+def test_incarnations_are_not_granted_twice_over_a_restart(make):
+    rig = make(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    again = rig.restart()
+    again.join("worker-2")
+    assert again.machine.roster.members["worker-2"].incarnation == 4
+
+
+def test_a_restart_knows_barriers_and_who_has_finished(cluster):
+    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
+        cluster.receive(node, Enter(incarnation, "epoch", 0, ("workers",)))
+    cluster.receive("worker-0", Finish(2))
+    again = cluster.restart()
+    again.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
+    assert Released("epoch", 0) in again.sent()
+    again.receive("worker-1", Finish(3))
+    assert End("") in again.sent()
+
+
+def test_a_restart_in_the_middle_of_the_end_goes_on_ending(cluster):
+    cluster.receive("worker-1", Abort("out of memory"))
+    again = cluster.restart()
+    again.at(0.0)
+    assert again.told(End)["worker-0"] == End("worker-1: out of memory")
+
+
+def test_the_record_survives_its_encoding(cluster):
+    record = msgspec.msgpack.decode(cluster.journal, type=Record)
+    assert record.view == cluster.view
+    assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers", "words"), [(-1, 1, "not -1"), (1, 0, "at least one worker")]
+)
+def test_options_that_make_no_cluster(servers, workers, words):
+    with pytest.raises(InvalidValue, match=words):
+        check_options(SchedulerOptions(servers, workers))
+    check_options(SchedulerOptions(0, 1))

@@ -1,0 +1,134 @@
+"""Decisions about views, each with its reason."""
+
+import pytest
+
+from shoal.protocol.messages import Frozen, Standing
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
+from shoal.protocol.views import Member
+from shoal.tables.spec import TableSpec, asp, bsp, ssp
+
+TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
+
+
+def member(name, incarnation=1, **more):
+    role, rank = name.split("-")
+    return Member(name, role, int(rank), incarnation, **more)
+
+
+def members(*names):
+    return {name: member(name, number) for number, name in enumerate(names, 1)}
+
+
+ALL = members("server-0", "server-1", "worker-0", "worker-1")
+
+
+def at(clocks, open_round, group="", waits=True):
+    """A promise of a server whose rounds have come so far, and are open or not."""
+    return Frozen((1, 2), clocks, (Standing(group, open_round, waits=waits),))
+
+
+def first_view(present=ALL):
+    return next_view((1, 1), present, None, (), [Frozen((1, 1), ())], "")
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        (
+            members(),
+            "2 of 2 servers (server-0, server-1) and 2 of 2 workers (worker-0, worker-1)",
+        ),
+        (members("server-1", "worker-0", "worker-1"), "1 of 2 servers (server-0)"),
+        (members("server-0", "server-1", "worker-1"), "1 of 2 workers (worker-0)"),
+        (ALL, ""),
+        ({**ALL, "worker-2": member("worker-2", 9)}, ""),
+    ],
+)
+def test_missing_names_who_has_not_joined(present, words):
+    assert missing(present.values(), TWO_AND_TWO) == words
+
+
+def test_a_hole_among_the_ranks_is_nobody_missing():
+    holed = members("server-0", "server-1", "worker-1", "worker-4")
+    assert missing(holed.values(), TWO_AND_TWO) == ""
+    closed = closed_up(holed.values())
+    assert {n: m.rank for n, m in closed.items()} == {
+        "server-0": 0, "server-1": 1, "worker-1": 0, "worker-4": 1,
+    }  # fmt: skip
+    assert [m.incarnation for m in closed.values()] == [1, 2, 3, 4]
+
+
+def test_the_first_view_waits_for_everybody():
+    some = members("server-0", "server-1", "worker-0")
+    assert decide_view(some, None, TWO_AND_TWO) == (
+        False,
+        "waiting for 1 of 2 workers (worker-1)",
+    )
+    assert decide_view(ALL, None, TWO_AND_TWO) == (True, "all have joined")
+
+
+def test_later_views_say_who_came_and_went():
+    view = first_view()
+    assert decide_view(ALL, view, TWO_AND_TWO) == (False, "nobody came or went")
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    assert decide_view(joined, view, TWO_AND_TWO) == (True, "worker-2 joined")
+    changed = {n: m for n, m in joined.items() if n not in ("worker-0", "worker-1")}
+    due, reason = decide_view(changed, view, TWO_AND_TWO)
+    assert (due, reason) == (True, "worker-2 joined and worker-0, worker-1 left")
+
+
+def test_members_are_in_rank_order():
+    view = first_view(members("worker-1", "server-1", "worker-0", "server-0"))
+    assert [m.name for m in (*view.servers, *view.workers)] == [
+        "server-0",
+        "server-1",
+        "worker-0",
+        "worker-1",
+    ]
+
+
+def test_a_new_worker_begins_with_the_latest_round_that_is_open_anywhere():
+    promises = [at(((3, 4),), 4), at(((3, 6),), 6)]
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    view = next_view((1, 2), joined, first_view(), (), promises, "")
+    assert [m.first_clock for m in view.workers] == [0, 0, 6]
+
+
+def test_rounds_that_no_server_has_opened_do_not_count():
+    promises = [Frozen((1, 2), ()), at((), 3)]
+    joined = {**ALL, "worker-2": member("worker-2", 9)}
+    view = next_view((1, 2), joined, first_view(), (), promises, "")
+    assert view.workers[-1].first_clock == 3
+
+
+def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
+    gone = ALL["worker-1"].incarnation
+    promises = [at(((gone, 4),), 3), at(((gone, 5),), 3)]
+    left = {n: m for n, m in ALL.items() if n != "worker-1"}
+    view = next_view((1, 2), left, first_view(), (), promises, "")
+    assert [(m.name, m.last_clock) for m in view.departed] == [("worker-1", 5)]
+
+
+@pytest.mark.parametrize(("rule", "done"), [(asp(), 3), (ssp(2), 3), (bsp(), 5)])
+def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done):
+    """Where pushes settle on arrival its clock travelled with them, to each server."""
+    clocks = [((3, 5), (4, 4)), ((3, 3), (4, 4))]
+    promises = [at(each, 2) for each in clocks]
+    left = {name: m for name, m in ALL.items() if name != "worker-0"}
+    tables = (TableSpec("w", 4, consistency=rule, fragment_rows=2),)
+    view = next_view((1, 2), left, first_view(), tables, promises, "")
+    (gone,) = view.departed
+    assert (gone.last_clock, gone.done_clock) == (5, done)
+
+
+def test_the_dead_are_kept_until_every_server_is_past_their_last_round():
+    left = {n: m for n, m in ALL.items() if n != "worker-1"}
+    gone = ALL["worker-1"].incarnation
+    second = next_view((1, 2), left, first_view(), (), [at(((gone, 5),), 3)], "")
+    behind = next_view((1, 3), left, second, (), [at((), 4)], "")
+    assert [m.name for m in behind.departed] == ["worker-1"]
+    past = next_view((1, 4), left, behind, (), [at((), 5)], "")
+    assert past.departed == ()
+    nothing_waits = next_view((1, 4), left, behind, (), [at((), 4, waits=False)], "")
+    assert nothing_waits.departed == ()

@@ -1,0 +1,238 @@
+"""Chains that are repaired, and rows that go to who has fewer: steps that come to an end."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.keys import KeyRange, tiles
+from shoal.protocol.scheduler.migration import Relocating
+from shoal.protocol.scheduler.placement import crowded, place
+from shoal.protocol.scheduler.rebalance import Moves, next_arcs, settled
+from shoal.protocol.views import Arc, Member, View
+from shoal.tables.spec import Access, TableSpec
+
+
+def member(rank, incarnation=None, host=""):
+    number = rank if incarnation is None else incarnation
+    return Member(f"s{number}", "server", rank, number, "", host)
+
+
+def learners_of(arcs):
+    return {
+        (table, arc.rows.start, arc.chain[-1])
+        for table, parts in enumerate(arcs)
+        for arc in parts
+        if arc.learning
+    }
+
+
+class Cluster:
+    """Servers and tables, view by view."""
+
+    def __init__(self, servers, tables, replicas=1):
+        self.servers = list(servers)
+        arcs = tuple(place(spec, self.servers, replicas, at) for at, spec in enumerate(tables))
+        self.view = View(1, 1, tuple(self.servers), (), tuple(tables), arcs)
+        self.replicas = replicas
+        self.leaving = set()
+
+    def step(self, drained=True, learned=None):
+        """The next view; returns whether it is another."""
+        learned = learners_of(self.view.arcs) if learned is None else learned
+        moves = Moves(self.replicas, drained, self.leaving, learned)
+        before, number = self.view.arcs, self.view.number + 1
+        arcs = next_arcs(self.view, self.servers, moves, number)
+        for spec, parts in zip(self.view.tables, arcs, strict=True):
+            assert tiles([arc.rows for arc in parts], spec.keys.stop)
+        self.view = replace(self.view, number=number, servers=tuple(self.servers), arcs=arcs)
+        return not settled(before, arcs)
+
+    def settle(self):
+        for _ in range(50):
+            if not self.step():
+                return
+        raise AssertionError(f"no end: {self.view.arcs}")
+
+    def loads(self, table=0):
+        spec = self.view.tables[table]
+        found = Counter(dict.fromkeys([each.rank for each in self.servers], 0))
+        for arc in self.view.arcs[table]:
+            for rank in arc.chain:
+                found[rank] += -(-len(arc.rows) // spec.fragment_rows)
+        return found
+
+
+def table(fragments=60, **more):
+    return TableSpec("w", fragments, fragment_rows=1, **more)
+
+
+def test_a_chain_that_lost_a_server_gets_another_at_its_end():
+    cluster = Cluster(map(member, range(3)), [table()], replicas=2)
+    cluster.servers.pop(1)
+    cluster.step(drained=False)
+    chains = {arc.full: arc.chain for arc in cluster.view.arcs[0] if arc.learning}
+    assert chains == {(0,): (0, 2), (2,): (2, 0)}
+    cluster.settle()
+    assert all(len(arc.full) == 2 and not arc.learning for arc in cluster.view.arcs[0])
+
+
+def test_a_learner_takes_its_place_only_when_nothing_is_under_way():
+    cluster = Cluster(map(member, range(3)), [table(1)], replicas=2)
+    cluster.servers.pop(0)
+    cluster.step(drained=False)
+    [arc] = cluster.view.arcs[0]
+    assert arc == Arc(KeyRange(0, 1), (1, 2), learning=2)
+    assert not cluster.step(drained=False)
+    assert cluster.step(drained=True)
+    assert cluster.view.arcs[0] == (Arc(KeyRange(0, 1), (1, 2)),)
+
+
+def test_a_learner_begins_anew_where_somebody_else_sends_it_the_rows():
+    cluster = Cluster(map(member, range(4)), [table(1)], replicas=3)
+    cluster.servers.pop(0)
+    cluster.step(drained=False)
+    assert cluster.view.arcs[0][0] == Arc(KeyRange(0, 1), (1, 2, 3), learning=2)
+    cluster.servers.pop(1)  # who sent
+    cluster.step(drained=False, learned=())
+    assert cluster.view.arcs[0][0] == Arc(KeyRange(0, 1), (1, 3), learning=3)
+
+
+def test_a_server_that_came_back_under_its_rank_has_nothing():
+    cluster = Cluster(map(member, range(2)), [table(2)], replicas=2)
+    cluster.servers[1] = member(1, incarnation=9)
+    cluster.step(drained=False)
+    assert [(arc.full, arc.learning > 0) for arc in cluster.view.arcs[0]] == [((0,), True)] * 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("fragments", [64, 128, 200])
+def test_a_third_server_gets_a_third(replicas, fragments):
+    cluster = Cluster(map(member, range(2)), [table(fragments)], replicas)
+    cluster.servers.append(member(2))
+    cluster.settle()
+    loads, even = cluster.loads(), fragments * replicas / 3
+    assert all(abs(load - even) <= 0.1 * even for load in loads.values()), loads
+    assert len(cluster.view.arcs[0]) <= 6
+
+
+def test_a_server_that_wants_to_go_is_left_with_nothing():
+    cluster = Cluster(map(member, range(3)), [table()], replicas=2)
+    cluster.leaving = {"s1"}
+    cluster.settle()
+    assert cluster.loads()[1] == 0
+    assert all(len(arc.full) == 2 for arc in cluster.view.arcs[0])
+
+
+def test_whoever_wanted_to_go_stays_where_the_others_have_died():
+    """Two are asked to go while there is a third; it dies. One of them has to stay, and counts."""
+    cluster = Cluster(map(member, range(3)), [table()], replicas=2)
+    relocating = Relocating(())
+    ids = [each.id for each in cluster.servers]
+    assert relocating.wants_to_go(cluster.view, cluster.servers[0], ids) == ""
+    assert relocating.wants_to_go(cluster.view, cluster.servers[1], ids) == ""
+    left = ids[:2]
+    assert relocating.wants_to_go(cluster.view, cluster.servers[1], left) == "it is the last server"
+    assert relocating.wants_to_go(cluster.view, cluster.servers[0], left) == ""
+    assert relocating.moves(2, drained=True).leaving == {"s0"}
+
+
+def test_rows_that_cannot_be_moved_stay():
+    spec = TableSpec("s", 0, kind="handled", access=Access("lists")).cut(2)
+    cluster = Cluster(map(member, range(2)), [spec])
+    before = cluster.view.arcs
+    cluster.servers.append(member(2))
+    cluster.settle()
+    assert cluster.view.arcs == before
+
+
+def test_what_handlers_have_goes_to_others_whole():
+    """A call names an arc: where that was cut, it would be for two."""
+    spec = TableSpec("s", 0, kind="handled", access=Access("lists"), saves=True).cut(2)
+    cluster = Cluster(map(member, range(2)), [spec], replicas=2)
+    ranges = [arc.rows for arc in cluster.view.arcs[0]]
+    cluster.servers.append(member(2))
+    cluster.settle()
+    assert [arc.chain for arc in cluster.view.arcs[0]] == [(0, 1), (1, 0)]
+    cluster.servers.pop(0)
+    cluster.settle()
+    assert [set(arc.chain) for arc in cluster.view.arcs[0]] == [{1, 2}, {1, 2}]
+    assert [arc.rows for arc in cluster.view.arcs[0]] == ranges
+
+
+def test_replicas_go_to_another_host():
+    hosts = ["a", "a", "b", "b"]
+    servers = [member(rank, host=host) for rank, host in enumerate(hosts)]
+    cluster = Cluster(servers, [table(8)], replicas=2)
+    cluster.servers.pop(2)
+    cluster.settle()
+    for arc in cluster.view.arcs[0]:
+        assert {hosts[rank] for rank in arc.chain} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("before", "come", "replicas"),
+    [("aa", "bb", 2), ("aa", "bc", 2), ("aaa", "bbb", 2), ("aaa", "bbbccc", 3), ("aab", "b", 2)],
+)
+def test_rows_spread_over_hosts_as_these_come(before, come, replicas):
+    cluster = Cluster(
+        [member(rank, host=host) for rank, host in enumerate(before)], [table()], replicas
+    )
+    for number, host in enumerate(come, len(before)):
+        cluster.servers.append(member(number, host=host))
+        cluster.settle()
+        loads = cluster.loads().values()
+        assert max(loads) - min(loads) <= max(2, 0.1 * sum(loads) / len(loads))
+    assert crowded(cluster.view.arcs[0], cluster.servers) == []
+
+
+def test_who_is_sent_away_is_one_of_two_on_a_host():
+    """By loads alone it was the one that was alone on its host."""
+    servers = [member(0, host="a"), member(1, host="b"), member(2, host="b")]
+    cluster = Cluster(servers, [table(6)], replicas=2)
+    arc = Arc(KeyRange(0, 6), (0, 1, 2))
+    cluster.view = replace(cluster.view, arcs=((arc,),))
+    cluster.step()
+    assert all(0 in arc.full for arc in cluster.view.arcs[0])
+
+
+def happens(cluster, random, number):
+    """A server dies (not the last that has some rows), comes or wants to go."""
+    what = random.choice(["die", "join", "join", "leave"])
+    if what == "die" and len(cluster.servers) > 1:
+        victim = random.choice(cluster.servers)
+        full = [arc.full for parts in cluster.view.arcs for arc in parts]
+        if all(any(rank != victim.rank for rank in chain) for chain in full):
+            cluster.servers.remove(victim)
+    elif what == "join" and len(cluster.servers) < 7:
+        ranks = {each.rank for each in cluster.servers}
+        free = next(rank for rank in range(99) if rank not in ranks)
+        cluster.servers.append(member(free, incarnation=100 + number))
+    elif what == "leave" and len(cluster.servers) > 1:
+        cluster.leaving = {random.choice(cluster.servers).id}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_all_rows_end_up_on_enough_servers_and_evenly(seed):
+    random = Random(seed)
+    replicas = random.randint(1, 3)
+    tables = [
+        TableSpec(f"t{number}", random.choice([1, 3, 64, 200]), fragment_rows=random.choice([1, 3]))
+        for number in range(random.randint(1, 3))
+    ]
+    cluster = Cluster(map(member, range(random.randint(1, 5))), tables, replicas)
+    for number in range(10):
+        happens(cluster, random, number)
+        for _ in range(60):  # views for other reasons, learners that need their time
+            learned = {each for each in learners_of(cluster.view.arcs) if random.random() < 0.7}
+            cluster.step(random.random() < 0.8, learned)
+        cluster.settle()
+        cluster.servers = [each for each in cluster.servers if each.id not in cluster.leaving]
+        cluster.leaving = set()
+        for at, parts in enumerate(cluster.view.arcs):
+            wanted = min(replicas, len(cluster.servers))
+            assert all(len(arc.chain) == wanted and not arc.learning for arc in parts)
+            loads = cluster.loads(at).values()
+            mean = sum(loads) / len(loads)
+            assert max(loads) - min(loads) <= max(1, 0.1 * mean)

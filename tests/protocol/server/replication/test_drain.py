@@ -1,0 +1,112 @@
+"""Draining: it is for rows that move, and nobody waits for it for ever."""
+
+import pytest
+
+from shoal.protocol.machine import Ticked
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.view_change import SOON_S
+from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.drain import Draining
+from shoal.protocol.views import View
+from shoal.tables.spec import TableSpec
+
+
+class Busy(Replication):
+    """... with something that never comes to the other servers."""
+
+    idle = False
+
+
+class NoHandover:
+    def flush(self, out):
+        pass
+
+
+@pytest.fixture
+def draining():
+    return Draining(Gate(), Busy({}), NoHandover())
+
+
+def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
+    """... for that view; for the next one it tries again."""
+    for now in range(10):
+        draining.begin(Drain((1, 2)), now / 4, [])
+        draining.tick(now / 4)
+    assert not draining._gate.draining
+    draining.begin(Drain((1, 3)), 9.0, [])
+    assert draining._gate.draining
+
+
+def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
+    """It once had what waits told to servers of the view before, which was lost with that."""
+    draining._gate.promise((1, 2))
+    draining.begin(Drain((1, 3)), 0.0, [])
+    assert not draining._gate.draining
+    draining._gate.adopt(View(1, 2, (), ()))
+    draining.begin(Drain((1, 3)), 0.1, [])  # it is said again
+    assert draining._gate.draining
+
+
+@pytest.fixture
+def rig(rigs):
+    """A scheduler of two servers, one of which has just come: rows are to move."""
+
+    class SchedulerRig(rigs.Rig):
+        def join(self, name, role):
+            self.receive(name, Join(name, role, "", ""))
+
+        def frozen(self, *names, drained=False):
+            number = self.machine._views._proposal.number
+            for name in names:
+                self.receive(name, Frozen(number, (), (), drained))
+
+        def at(self, now):
+            self.now = now
+            self.handle(Ticked())
+            return {type(send.message) for send in self.sends(object)}
+
+    options = SchedulerOptions(servers=1, workers=1, silence_s=100.0, drain_s=2.0, pause_s=10.0)
+    rig = SchedulerRig(SchedulerMachine(options))
+    rig.join("server-0", "server")
+    rig.machine._views._tables.declare(TableSpec("w", 64, fragment_rows=8), 1)
+    rig.join("worker-0", "worker")
+    rig.frozen("server-0")
+    rig.join("server-1", "server")
+    rig.frozen("server-0", "server-1")
+    return rig
+
+
+def test_rows_move_when_all_have_drained(rig):
+    assert len(rig.sent(Drain)) == 2
+    for name in ("server-0", "server-1"):
+        rig.receive(name, Drained(rig.machine._views._proposal.number))
+    assert len(rig.sent(Freeze)) == 2
+    rig.frozen("server-0", "server-1", drained=True)
+    assert any(arc.learning for arc in rig.machine.view.arcs[0])
+
+
+def test_where_something_came_in_after_all_it_is_tried_again_soon(rig):
+    """A tail that had drained was told more by a head that had not: a learner was to have it."""
+    for name in ("server-0", "server-1"):
+        rig.receive(name, Drained(rig.machine._views._proposal.number))
+    rig.frozen("server-0", drained=True)
+    rig.frozen("server-1", drained=False)
+    assert not any(arc.learning for arc in rig.machine.view.arcs[0])
+    assert rig.machine.deadline() == SOON_S
+    assert rig.at(SOON_S) == {Drain}
+
+
+def test_where_a_server_cannot_a_view_without_moves_is_made_and_later_it_is_tried_again(rig):
+    before = rig.machine.view.arcs
+    assert rig.at(1.0) == {Drain}
+    assert rig.at(2.5) == {Freeze}
+    assert rig.at(4.0) == {Freeze}  # the first may have been lost
+    rig.frozen("server-0", "server-1")
+    assert rig.machine.view.arcs == before
+    assert rig.sent(Drain) == []
+    assert rig.at(8.0) == set()
+    assert rig.machine.deadline() == 14.0
+    assert rig.at(14.0) == {Drain}

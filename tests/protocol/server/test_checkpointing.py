@@ -1,0 +1,190 @@
+"""Checkpoints: whose rows are taken when, and which pushes wait until they are."""
+
+import pytest
+
+from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.consistency import Clocks
+from shoal.protocol.messages import Part, Replicate
+from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.request_log import Copy
+from shoal.protocol.views import Arc
+from shoal.tables.opening import open_shard
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+
+WHOLE = Part(0, 0, 4)
+
+
+@pytest.fixture
+def ahead(rigs):
+    """A worker that has passed the marker at 2, with a push of 10; the other is at 1."""
+
+    def make(*rules, length=1):
+        chain = rigs.Chain(*(rules or (ssp(2),)), length=length, save_every=2)
+        chain.ask(0, 0, 0, advance=2)
+        chain.ask(0, 1, 0, advance=1)
+        chain.ask(0, 0, 1, 10, 10, 10, 10, clock=2)
+        return chain
+
+    return make
+
+
+def test_a_push_past_the_marker_waits_until_the_rows_are_taken(ahead):
+    chain = ahead()
+    assert chain.told == [("worker-0", 1, "accepted", [])]
+    assert chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1) == [("worker-1", 1, "applied")]
+    assert (chain.rows(0), chain.saved) == ([1] * 4, [])
+    assert ("worker-0", 1, "applied") in chain.ask(0, 1, 2, advance=2)
+    assert chain.saved == [(0, "w0", 2, [1] * 4)]
+    assert chain.rows(0) == [11] * 4
+
+
+def test_below_the_marker_nobody_waits(rigs):
+    chain = rigs.Chain(ssp(2), length=1, save_every=2)
+    chain.ask(0, 0, 0, advance=1)
+    assert chain.ask(0, 0, 1, 5, 5, 5, 5, clock=1) == [("worker-0", 1, "applied")]
+
+
+@pytest.mark.parametrize("rule", [asp(), ssp(2)])
+def test_without_markers_nobody_waits(rigs, rule):
+    chain = rigs.Chain(rule, length=1, save_every=2 if rule == asp() else 0)
+    chain.ask(0, 0, 0, advance=2)
+    assert chain.ask(0, 0, 1, 5, 5, 5, 5, clock=2) == [("worker-0", 1, "applied")]
+
+
+def test_who_has_passed_it_reads_what_it_has_pushed(ahead):
+    chain = ahead()
+    assert chain.ask(0, 0, 2, pulls=(WHOLE,), clock=2) == []
+    assert chain.ask(0, 1, 1, pulls=(WHOLE,), clock=1) == [
+        ("worker-1", 1, "applied")
+    ]  # who has not
+    chain.ask(0, 1, 2, advance=2)
+    assert ("worker-0", 2, "applied", [10] * 4) in chain.told
+
+
+def test_the_tail_takes_them_before_what_waited_is_done_there(ahead):
+    chain = ahead(length=2)
+    chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    assert (chain.rows(0), chain.saved) == ([11] * 4, [])
+    chain.deliver()
+    assert chain.saved == [(1, "w0", 2, [1] * 4)]
+    assert chain.rows(1) == [11] * 4
+
+
+def test_also_where_it_hears_of_it_in_another_view(ahead):
+    chain = ahead(length=3)
+    chain.ask(0, 1, 1, 1, 1, 1, 1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    chain.ask(0, 0, 2, 100, 100, 100, 100, clock=2)  # came when nobody had to wait any more
+    chain.under_way = []
+    chain.without(1)
+    chain.deliver()
+    assert chain.saved == [(2, "w0", 2, [1] * 4)]
+    assert chain.rows(2) == [111] * 4
+
+
+def test_a_round_does_not_bring_its_clock_before_what_waited_for_the_same(ahead):
+    chain = ahead(ssp(2), bsp(), length=2)
+    chain.ask(0, 1, 1, 3, 3, 3, 3, table=1, clock=1)
+    chain.ask(0, 1, 2, advance=2)
+    told = [each[2] for each in chain.under_way if isinstance(each[2], Replicate)]
+    waited = [number for number, each in enumerate(told) if each.what == "push"]
+    reached = [number for number, each in enumerate(told) if each.clock >= 2]
+    assert waited
+    assert max(waited) < min(reached)
+
+
+@pytest.fixture
+def told(ahead):
+    """... and the next server has been told what waits, as it is before rows move."""
+    chain = ahead(length=2)
+    chain.deliver()
+    out = []
+    chain.servers[0].handover.flush(out)
+    chain._keep(0, out)
+    chain.deliver()
+    return chain
+
+
+def test_a_push_that_waits_goes_with_its_rows(told):
+    told.without(0)
+    told.ask(1, 0, 3, advance=2)
+    told.ask(1, 1, 1, advance=2)
+    assert told.saved == [(1, "w0", 2, [0] * 4)]
+    assert told.rows(1) == [10] * 4
+
+
+def test_and_is_applied_once_where_it_waits_no_longer(told):
+    told.ask(0, 1, 1, advance=2)
+    told.deliver()
+    assert told.rows(1) == [10] * 4
+    told.without(0)
+    told.ask(1, 0, 3, advance=3, settled_below=3)
+    told.ask(1, 1, 2, advance=3)
+    assert told.rows(1) == [10] * 4
+
+
+def test_after_a_file_that_was_not_written_all_rows_are(rigs):
+    spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
+    shard = open_shard(spec, spec.keys)
+    copies = {0: Copy(0, 0, Arc(spec.keys, (0,)))}
+    replication = Replication(copies)
+    replication.rank = 0
+    clocks = Clocks()
+    clocks.enter(1, 0)
+    saving = Saving(Markers(1), {0: shard}, clocks, replication)
+    since = []
+    for clock in range(1, 22):
+        if clock == 4:
+            saving.begin_anew()
+        out = []
+        clocks.of("").advance(1, clock)
+        saving.reached(out)
+        since += [each.since for each in out]
+        staged = shard.stage(spec.keys, 1)
+        staged.keys[:], staged.values[:] = clock % 3, 1
+        if clock == 1:
+            staged = shard.stage(spec.keys, 10)
+            staged.keys[:], staged.values[:] = range(10), 1
+        shard.apply(staged, None)
+    assert since == [-1, -1, 2, -1, *range(4, 19), -1, 20]  # and not too many in a row
+
+
+def test_a_failure_while_rows_are_taken_is_not_forgotten():
+    spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
+    shard = open_shard(spec, spec.keys)
+    replication = Replication({0: Copy(0, 0, Arc(spec.keys, (0,)))})
+    replication.rank = 0
+    clocks = Clocks()
+    clocks.enter(1, 0)
+    saving = Saving(Markers(1), {0: shard}, clocks, replication)
+    staged = shard.stage(spec.keys, 10)
+    staged.keys[:], staged.values[:] = range(10), 1
+    shard.apply(staged, None)
+    right, since = shard.changes, []
+
+    def changes():
+        if len(since) == 1:
+            saving.begin_anew()
+        return right()
+
+    shard.changes = changes
+    for clock in (1, 2, 3):
+        out = []
+        clocks.of("").advance(1, clock)
+        saving.reached(out)
+        since += [each.since for each in out]
+    assert since == [-1, 1, -1]
+
+
+def test_a_marker_is_not_taken_once_more_when_later_pushes_are_in_the_rows(ahead):
+    chain = ahead(length=2)
+    chain.ask(0, 1, 1, advance=2)
+    chain.deliver()
+    assert chain.saved == [(1, "w0", 2, [0] * 4)]
+    saving = chain.servers[1].saving
+    saving._taken.clear()  # as of a copy that is a piece of another
+    out = []
+    saving.before(0, 2, out)
+    assert out == []

@@ -1,0 +1,237 @@
+"""Pushes that are applied while they come in: by fragment, each exactly once."""
+
+import numpy as np
+import pytest
+
+from shoal.errors import InvariantBroken
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Discard, Note, Received, Send
+from shoal.protocol.messages import NewView, Part, Reply, Request
+from shoal.protocol.scheduler.placement import place
+from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
+from shoal.tables.dense.shard import DenseShard
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+
+ROWS, FRAGMENT = 10, 4  # fragments of 4, 4 and 2 rows
+
+
+def table(name="w", consistency=None, rows=ROWS):
+    return TableSpec(
+        name,
+        rows,
+        access=Access("sum"),
+        consistency=consistency or asp(),
+        merge="sum",
+        fragment_rows=FRAGMENT,
+    )
+
+
+class Server:
+    """A server machine that holds all of some tables, and one worker's requests to it."""
+
+    def __init__(self, *specs):
+        self.machine = ServerMachine(Session("s", "server"), DenseShard)
+        self.specs = specs
+        self.adopt(1)
+
+    def adopt(self, number):
+        servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
+        arcs = tuple(place(spec, servers, 1, 0) for spec in self.specs)
+        view = View(1, number, servers, workers, self.specs, arcs)
+        self.machine.handle(Received("scheduler", NewView(view)), 0.0)
+        self.view = (1, number)
+
+    def request(self, seq, pushes=None, pulls=(), **options):
+        parts = (Part(0, 0, ROWS),) if pushes is None else pushes
+        return Request(self.view, 2, seq, 0, 0, parts, pulls=pulls, **options)
+
+    def begin(self, request, data):
+        """The header comes; returns a function that lands the next view."""
+        sink = self.machine.arriving("w", request, data.nbytes)
+        if isinstance(sink, Discard):
+            return sink
+        source = iter(memoryview(data).cast("B"))
+
+        def land():
+            view = sink.views[sink.landed]
+            view[:] = bytes(next(source) for _ in range(view.nbytes))
+            sink.landed += 1
+            return self.machine.handle(Received("w", request, sink), 0.0)
+
+        land.sink = sink
+        return land
+
+    def push(self, request, data):
+        land = self.begin(request, data)
+        effects = []
+        while not land.sink.whole:
+            effects += land()
+        return codes(effects)
+
+    def rows(self, number=0):
+        return self.machine.shards[number].rows.view(-1).tolist()
+
+
+def codes(effects):
+    return [e.message.code for e in effects if isinstance(e, Send) and isinstance(e.message, Reply)]
+
+
+def ones(rows=ROWS):
+    return np.ones(rows, np.float32)
+
+
+def test_each_fragment_is_applied_when_it_has_landed():
+    server = Server(table())
+    land = server.begin(server.request(0), np.arange(1, 11, dtype=np.float32))
+    assert land.sink.by_view
+    assert [view.nbytes for view in land.sink.views] == [16, 16, 8]
+    assert codes(land()) == []
+    assert server.rows() == [1, 2, 3, 4, 0, 0, 0, 0, 0, 0]
+    land()
+    assert server.rows() == [1, 2, 3, 4, 5, 6, 7, 8, 0, 0]
+    assert codes(land()) == ["applied"]
+    assert server.rows() == list(range(1, 11))
+
+
+def test_what_a_sender_left_half_done_is_finished_by_its_resend():
+    server = Server(table())
+    first = server.begin(server.request(0), ones())
+    first()
+    assert server.push(server.request(0), ones()) == ["applied"]
+    assert server.rows() == [1] * ROWS
+    assert server.machine.gate.windows["w"].landed == {}
+
+
+def test_two_copies_at_once_are_applied_once():
+    server = Server(table())
+    one = server.begin(server.request(0), ones())
+    two = server.begin(server.request(0), ones())
+    assert codes([*one(), *two(), *two(), *one()]) == []
+    assert codes(one()) == ["applied"]
+    assert codes(two()) == ["applied"]  # it was: this is its state
+    assert server.rows() == [1] * ROWS
+
+
+def test_two_workers_streams_do_not_share_memory():
+    server = Server(table())
+    one = server.begin(server.request(0), np.full(ROWS, 1, np.float32))
+    two = server.begin(server.request(1), np.full(ROWS, 10, np.float32))
+    for _ in range(3):
+        one()
+        two()
+    assert server.rows() == [11] * ROWS
+
+
+def test_memory_is_used_again():
+    server = Server(table())
+    land = server.begin(server.request(0), ones())
+    views = land.sink.views
+    while not land.sink.whole:
+        land()
+    assert server.begin(server.request(1), ones()).sink.views is views
+
+
+@pytest.mark.parametrize("landed", [0, 1, 2])
+def test_nothing_is_applied_under_a_later_view(landed):
+    server = Server(table())
+    land = server.begin(server.request(0), ones())
+    for _ in range(landed):
+        land()
+    before = server.rows()
+    server.adopt(2)
+    effects = []
+    while not land.sink.whole:
+        effects += land()
+    assert codes(effects) == ["stale"]
+    assert server.rows() == before
+    assert server.push(server.request(0), ones()) == ["applied"]
+    assert server.rows() == [1] * ROWS
+
+
+def test_what_its_worker_gave_up_is_forgotten():
+    server = Server(table())
+    server.begin(server.request(0), ones())()
+    window = server.machine.gate.windows["w"]
+    assert window.landed
+    server.push(Request(server.view, 2, 1, 1, 0, (Part(0, 0, ROWS),)), ones())
+    assert window.landed == {}
+
+
+def test_an_answer_comes_after_all_of_the_push():
+    server = Server(table())
+    pull = (Part(0, 0, ROWS),)
+    land = server.begin(server.request(0, pulls=pull), ones())
+    effects = []
+    while not land.sink.whole:
+        effects += land()
+    (answer,) = [e for e in effects if isinstance(e, Send)]
+    assert b"".join(answer.buffers) == ones().tobytes()
+
+
+def test_tables_in_one_request_land_one_after_the_other():
+    server = Server(table("a"), table("b", rows=3))
+    parts = (Part(0, 0, ROWS), Part(1, 0, 3))
+    request = server.request(0, pushes=parts)
+    assert server.push(request, np.arange(13, dtype=np.float32)) == ["applied"]
+    assert server.rows(0) == list(range(10))
+    assert server.rows(1) == [10, 11, 12]
+
+
+def test_a_part_of_the_rows_lands_by_fragment_too():
+    server = Server(table())
+    land = server.begin(server.request(0, pushes=(Part(0, 2, 9),)), ones(7))
+    assert [view.nbytes for view in land.sink.views] == [8, 16, 4]
+    while not land.sink.whole:
+        land()
+    assert server.rows() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts", "options"),
+    [
+        (table(consistency=bsp()), (Part(0, 0, ROWS),), {}),
+        (table(consistency=ssp(1, settles="close")), (Part(0, 0, ROWS),), {}),
+        (table(), (Part(0, 0, ROWS),), {"assign": True}),
+        (table(), (Part(0, 0, FRAGMENT),), {}),
+        (table(), (Part(0, 0, ROWS, 3),), {}),
+        (table(), (Part(0, 0, 8), Part(0, 4, ROWS)), {}),
+    ],
+    ids=["round", "close", "assign", "one fragment", "keys", "rows that are named twice"],
+)
+def test_others_are_staged_whole(spec, parts, options):
+    server = Server(spec)
+    request = server.request(0, pushes=parts, **options)
+    nbytes = sum(
+        4 * (part.stop - part.start) if part.keys < 0 else part.keys * 12 for part in parts
+    )
+    sink = server.machine.arriving("w", request, nbytes)
+    assert not sink.by_view
+
+
+def test_checkers_hear_of_every_fragment():
+    server = Server(table())
+    land = server.begin(server.request(0), ones())
+    notes = []
+    while not land.sink.whole:
+        notes += [effect.kind for effect in land() if isinstance(effect, Note)]
+    assert notes == ["landed", "landed", "landed", "pushed"]
+
+
+def test_an_acknowledgement_without_a_fragment_is_a_bug_that_is_named():
+    server = Server(table())
+    land = server.begin(server.request(0), ones())
+    land()
+    land()
+    server.machine.gate.windows["w"].landed[0].clear()
+    with pytest.raises(InvariantBroken, match="not applied"):
+        land()
+
+
+def test_the_optimizer_counts_one_step_a_fragment():
+    shard = DenseShard(table(), KeyRange(0, ROWS))
+    streamed = shard.stream(KeyRange(0, ROWS))
+    for number in range(3):
+        shard.apply_piece(streamed, number, None)
+    assert shard.updates == shard.versions == [1, 1, 1]

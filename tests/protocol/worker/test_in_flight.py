@@ -1,0 +1,157 @@
+"""What a worker may send, and after what: gates, what is followed, window, credits."""
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Ticked
+from shoal.protocol.messages import Probe, Request
+from shoal.protocol.requests import (
+    Exchange,
+    PullOp,
+    PushOp,
+)
+from shoal.protocol.server.request_log import WINDOW
+from shoal.tables.spec import bsp, ssp
+
+
+def test_an_advance_waits_until_all_servers_hold_the_push(synchronous, push):
+    assert len(synchronous.ask(1, Exchange(push, advance=True))) == 2
+    synchronous.answer(0, 0, "accepted")
+    assert synchronous.sent(Request) == []
+    synchronous.answer(1, 0, "accepted")
+    assert [each.advance for each in synchronous.sent(Request)] == [1, 1]
+
+
+def test_with_one_server_everything_rides_in_one_message(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(bsp()))
+    (request,) = worker.ask(1, Exchange(push, advance=True, pulls=pull))
+    assert (len(request.pushes), request.advance, len(request.pulls)) == (1, 1, 1)
+
+
+def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
+    """Its advance once waited for it, and it for its advance."""
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), servers=2)
+    assert len(worker.ask(1, Exchange(push, pulls=pull))) == 2
+    assert worker.ask(2, Exchange(advance=True)) == []
+    for server in (0, 1):
+        worker.answer(server, 0, "parked", reason="waits for clock 1 of worker-0 (at 0)")
+    assert [each.advance for each in worker.sent(Request)] == [1, 1]
+
+
+def test_a_pull_follows_the_pushes_to_its_table_and_no_others(rigs, push, pull):
+    other = rigs.table(name="v")
+    worker = rigs.WorkerRig(rigs.table(), other)
+    worker.ask(1, Exchange(push))
+    assert [each.follows for each in worker.ask(2, Exchange(pulls=pull))] == [(0,)]
+    elsewhere = PullOp("v", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0))
+    assert [each.follows for each in worker.ask(3, Exchange(pulls=(elsewhere,)))] == [()]
+    worker.answer(0, 0, "applied")
+    assert [each.follows for each in worker.ask(4, Exchange(pulls=pull))] == [()]
+
+
+def test_a_pull_does_not_leave_before_what_it_follows(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push)) == []  # no credit
+    assert worker.ask(3, Exchange(pulls=pull)) == []
+    worker.answer(0, 0, "applied")
+    sent = worker.sent(Request)
+    assert [(each.seq, each.follows) for each in sent] == [(1, ()), (2, (1,))]
+
+
+def test_each_server_is_told_what_it_may_not_have_yet(rigs, push, pull):
+    worker = rigs.WorkerRig(rigs.table(), servers=2)
+    worker.ask(1, Exchange(push))
+    worker.answer(1, 0, "applied")
+    sends = worker.ask(2, Exchange(pulls=pull))
+    assert [each.follows for each in sends] == [(0,), ()]
+
+
+def test_an_advance_follows_its_pushes_to_the_only_server(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(bsp()))
+    worker.ask(1, Exchange(push))
+    (told,) = worker.ask(2, Exchange(advance=True))
+    assert (told.advance, told.follows) == (1, (0,))
+
+
+def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, push, pull):
+    worker.ask(1, Exchange(push))
+    worker.ask(2, Exchange(pulls=pull))
+    worker.answer(0, 1, "early")
+    assert [each.seq for each in worker.sent(Probe)] == [0]
+    worker.answer(0, 0, "missing")
+    assert [each.seq for each in worker.sent(Request)] == [0]
+    worker.now = 0.01
+    worker.handle(Ticked())
+    assert [each.seq for each in worker.sent(Probe)] == [1]
+    worker.answer(0, 1, "missing")
+    assert [(each.seq, each.follows) for each in worker.sent(Request)] == [(1, (0,))]
+
+
+def test_a_request_may_come_after_others(worker, push):
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push, after=(1,))) == []
+    worker.answer(0, 0, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [1]
+    assert len(worker.ask(3, Exchange(push, after=(1, 99)))) == 1  # done, and unknown
+
+
+def test_what_comes_after_a_failure_fails(worker, push):
+    worker.ask(1, Exchange(push))
+    worker.ask(2, Exchange(push, after=(1,)))
+    worker.ask(3, Exchange(push, after=(2,)))
+    worker.answer(0, 0, "refused", reason="no")
+    errors = {each: outcome.error for each, outcome in worker.resolved().items()}
+    assert set(errors) == {1, 2, 3}
+    assert "server-0 refused" in errors[1].message
+    assert "comes after failed" in errors[2].message
+    assert "comes after failed" in errors[3].message
+
+
+def test_no_more_is_in_flight_than_the_window(worker):
+    advance = Exchange(advance=True)
+    sent = sum(len(worker.ask(each, advance)) for each in range(WINDOW + 5))
+    assert sent == WINDOW
+    worker.answer(0, 0, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [WINDOW]
+
+
+def test_no_more_bytes_are_under_way_than_the_credits(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=64)
+    assert [len(worker.ask(each, Exchange(push))) for each in range(4)] == [1, 1, 0, 0]
+    worker.answer(0, 1, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [2]
+
+
+def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
+    """It is applied only once this worker has advanced, which follows the push that waits."""
+    worker = rigs.WorkerRig(rigs.table(bsp()), credit_bytes=32)
+    for each in (1, 2):
+        worker.ask(each, Exchange(push))
+    assert worker.ask(3, Exchange(advance=True)) == []
+    worker.answer(0, 0, "accepted")
+    assert [(each.seq, each.advance) for each in worker.sent(Request)] == [(1, -1), (2, 1)]
+
+
+def test_each_server_gives_its_own_credit(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(), servers=2, credit_bytes=16)
+    assert len(worker.ask(1, Exchange(push))) == 2
+    assert worker.ask(2, Exchange(push)) == []
+    worker.answer(0, 0, "applied")
+    assert worker.sent(Request) == []  # the other one is busy still
+    worker.answer(1, 0, "applied")
+    assert len(worker.sent(Request)) == 2
+
+
+def test_one_push_may_exceed_the_credits_alone(rigs, push):
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=8)
+    assert len(worker.ask(1, Exchange(push))) == 1
+
+
+def test_a_push_does_not_overtake_one_of_an_earlier_clock(rigs, push):
+    """It may wait there until that clock is over, with the credit that the other needs."""
+    worker = rigs.WorkerRig(rigs.table(), credit_bytes=40)
+    worker.ask(1, Exchange(push))
+    assert worker.ask(2, Exchange(push, advance=True)) == []  # no credit
+    small = (PushOp("w", KeyRange(0, 1), rigs.as_bytes(1)),)
+    assert worker.ask(3, Exchange(small)) == []  # there would be some
+    worker.answer(0, 0, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [1, 2]

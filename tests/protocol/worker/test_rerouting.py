@@ -1,0 +1,179 @@
+"""Other servers have the rows: what is under way is cut anew, sent again, and answered once."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Ticked
+from shoal.protocol.messages import SCHEDULER, NewView, Request
+from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.worker.rerouting import chained, moved
+from shoal.tables.spec import asp, bsp, ssp
+
+ROWS = 4
+
+
+def died(view, rank):
+    """The view after a server's death."""
+    return replace(
+        view,
+        number=view.number + 1,
+        servers=tuple(m for m in view.servers if m.rank != rank),
+        arcs=tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r != rank)) for a in arcs)
+            for arcs in view.arcs
+        ),
+    )
+
+
+@pytest.fixture
+def rig(rigs):
+    """Worker 0 of two servers: [0:2) goes to 0 and [2:4) to 1, and each has the other's."""
+
+    return lambda rule: rigs.WorkerRig(rigs.table(rule), servers=2, replicas=2)
+
+
+def asked(rig):
+    """The requests that were sent last: (server, seq, rows pushed, rows pulled, advance)."""
+    return [
+        (
+            each.to[-1],
+            each.message.seq,
+            [(p.start, p.stop) for p in each.message.pushes],
+            [(p.start, p.stop) for p in each.message.pulls],
+            each.message.advance,
+        )
+        for each in rig.sends(Request)
+    ]
+
+
+def push(rigs):
+    return PushOp("w", KeyRange(0, ROWS), rigs.as_bytes(1, 2, 3, 4))
+
+
+def test_pushes_go_to_heads_and_pulls_to_tails(rigs, rig):
+    rig = rig(ssp(1))
+    out = rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
+    assert asked(rig) == [("0", 0, [(0, 2)], [], -1), ("1", 0, [(2, 4)], [], -1)]
+    rig.answer(0, 0, "applied")
+    assert asked(rig) == []  # the tails may not have it before
+    rig.answer(1, 0, "applied")
+    assert asked(rig) == [("0", 1, [], [(2, 4)], -1), ("1", 1, [], [(0, 2)], -1)]
+
+
+def test_an_acceptance_by_the_head_does_not_let_a_pull_go(rigs, rig):
+    rig = rig(ssp(1))
+    out = rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
+    for server in (0, 1):
+        rig.answer(server, 0, "accepted")
+    assert asked(rig) == []
+
+
+def test_without_rounds_or_clocks_the_head_answers_at_once(rigs, rig):
+    rig = rig(asp())
+    out = rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
+    assert asked(rig) == [
+        ("0", 0, [(0, 2)], [(0, 2)], -1),
+        ("1", 0, [(2, 4)], [(2, 4)], -1),
+    ]
+
+
+def test_what_was_not_done_goes_to_who_is_next_under_the_same_number(rigs, rig):
+    rig = rig(asp())
+    rig.ask(1, Exchange((push(rigs),)))
+    rig.answer(1, 0, "applied")
+    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    assert asked(rig)[0] == ("1", 0, [(0, 2)], [], -1)
+    [sent] = [each for each in rig.sends(Request) if each.message.seq == 0]
+    assert b"".join(bytes(b) for b in sent.buffers) == bytes(rigs.as_bytes(1, 2))
+    rig.answer(1, 0, "applied", view=(1, 2))
+    assert rig.resolved()[1].error is None
+
+
+def test_an_answer_of_the_view_before_is_to_what_was_cut_otherwise(rigs, rig):
+    rig = rig(asp())
+    rig.ask(1, Exchange((push(rigs),)))
+    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    server, seq, pushed, _, _ = asked(rig)[0]
+    assert (server, seq, sorted(pushed)) == ("1", 0, [(0, 2), (2, 4)])
+    rig.answer(1, 0, "applied", view=(1, 1))  # of its own half
+    assert rig.resolved() == {}
+    rig.answer(1, 0, "applied", view=(1, 2))
+    assert rig.resolved()[1].error is None
+
+
+def test_pushes_that_the_dead_had_accepted_go_again_and_then_the_clock(rigs, rig):
+    rig = rig(bsp())
+    rig.ask(1, Exchange((push(rigs),), advance=True))
+    for server in (0, 1):
+        rig.answer(server, 0, "accepted")
+    assert asked(rig) == [] or all(each[4] == 1 for each in asked(rig))
+    for server in (0, 1):
+        rig.answer(server, 1, "applied")
+    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    told = [(each[1], each[4]) for each in asked(rig)]
+    assert told == [(0, -1), (2, 0), (3, 1)]  # each clock, once what is below it is there
+    assert [each.follows for each in rig.sent(Request)] == [(), (), (0,)]
+
+
+def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull_now(rigs):
+    """One server had the rows; then it heads a chain, and the pull is the tail's."""
+    rig = rigs.WorkerRig(rigs.table(ssp(1), fragment_rows=ROWS), servers=2)
+    out = rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
+    assert asked(rig) == [("0", 0, [(0, ROWS)], [(0, ROWS)], -1)]
+    arcs = tuple(tuple(replace(arc, chain=(0, 1)) for arc in arcs) for arcs in rig.view.arcs)
+    rig.receive(SCHEDULER, NewView(replace(rig.view, number=2, arcs=arcs)))
+    assert ("0", 0, [(0, ROWS)], [], -1) in asked(rig)
+    assert not any(pulls for _, _, _, pulls, _ in asked(rig))
+    rig.answer(0, 0, "applied", view=(1, 2))
+    assert [(to, pulls) for to, _, _, pulls, _ in asked(rig) if pulls] == [("1", [(0, ROWS)])]
+
+
+def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
+    """Its caller may write to its buffer by then."""
+    rig = rig(bsp())
+    values = rigs.as_bytes(1, 2, 3, 4)
+    rig.ask(1, Exchange((PushOp("w", KeyRange(0, ROWS), values),), timeout_s=1.0))
+    for server in (0, 1):
+        rig.answer(server, 0, "accepted")
+    for rig.now in (1.5, 3.0, 5.0):
+        rig.handle(Ticked())
+    values[:] = bytes(8 * ROWS)
+    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    [sent] = [each for each in rig.sends(Request) if each.message.seq == 0]
+    assert sorted(memoryview(b"".join(map(bytes, sent.buffers))).cast("q")) == [1, 2, 3, 4]
+
+
+def test_nobody_waits_for_a_server_that_had_no_rows(rigs):
+    """All servers hear of clocks, and one that is gone would keep them for ever."""
+    rig = rigs.WorkerRig(rigs.table(bsp(), rows=2), servers=3, replicas=2)
+    assert [arc.chain for arc in rig.view.arcs[0]] == [(0, 1)]
+    rig.ask(1, Exchange(advance=True))
+    for server in (0, 1):
+        rig.answer(server, 0, "applied")
+    assert rig.resolved() == {}
+    rig.receive(SCHEDULER, NewView(died(rig.view, 2)))
+    assert [each[:2] for each in asked(rig)] == [("0", 0), ("1", 0), ("0", 1), ("1", 1)]
+    for server in (0, 1):
+        rig.answer(server, 0, "applied", view=(1, 2))
+    assert rig.resolved()[1].error is None
+
+
+def test_what_moves_and_what_has_replicas(rigs):
+    one = rigs.view_of(servers=2, tables=(rigs.table(),))
+    two = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(),))
+    assert (chained(one), chained(two)) == (False, True)
+    assert moved(two, died(two, 0))
+    more = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(), rigs.table(name="v")))
+    assert not moved(two, more)
+
+
+def test_a_view_of_the_same_servers_sends_nothing_again(rigs, rig):
+    rig = rig(asp())
+    rig.ask(1, Exchange((push(rigs),)))
+    rig.receive(SCHEDULER, NewView(replace(rig.view, number=2)))
+    assert asked(rig) == []

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from shoal.apps.train import TrainResult, train
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
+    from shoal.node.driver import Future
     from shoal.reports.events import Run, load_run
     from shoal.runtime.client import Client
     from shoal.runtime.connecting import connect
     from shoal.runtime.context import Context
     from shoal.runtime.data import Sampler
-    from shoal.runtime.driver import Future
     from shoal.runtime.leasing import Lease, leases
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
@@ -37,7 +37,7 @@ _HOME = {
     "Consistency": "shoal.tables.spec",
     "Context": "shoal.runtime.context",
     "FlatParams": "shoal.runtime.params",
-    "Future": "shoal.runtime.driver",
+    "Future": "shoal.node.driver",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Lease": "shoal.runtime.leasing",

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.errors import DataMissing, JoinTimeout
+from shoal.node.node import Node
 from shoal.protocol.admin.status import Inquiry
 from shoal.reports.events import read_events
 from shoal.runtime.connecting import scheduler_at
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.node import Node
 from shoal.transport import Identity
 
 LIMIT_S = 3.0

@@ -23,6 +23,7 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
+from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import Leased
 from shoal.runtime import imports
@@ -31,7 +32,6 @@ from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
-from shoal.runtime.memory import keep_memory
 from shoal.runtime.metrics import EventLog
 from shoal.runtime.worker_state import WorkerStates
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program

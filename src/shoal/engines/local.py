@@ -38,9 +38,9 @@ from shoal.errors import (
     ShoalError,
     by_name,
 )
+from shoal.node.node import Node
 from shoal.protocol.admin.death_report import Obituary
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.node import Node
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")

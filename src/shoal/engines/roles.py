@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.node.node import Journal, Node
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
@@ -25,7 +26,6 @@ from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.runtime.metrics import EventLog
-from shoal.runtime.node import Journal, Node
 from shoal.transport import Identity
 
 BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this

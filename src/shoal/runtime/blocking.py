@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange
-from shoal.runtime.driver import Future
 from shoal.runtime.exchanges import Exchanges
 from shoal.runtime.reducing import reduce_of
 

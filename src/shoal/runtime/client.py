@@ -15,6 +15,7 @@ from shoal.collective.base import AllReduce, Collective
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import KeyRange
+from shoal.node.driver import Driver, Finish, Future
 from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.messages import Group
 from shoal.protocol.requests import (
@@ -31,7 +32,6 @@ from shoal.protocol.views import View
 from shoal.protocol.worker.machine import WorkerOptions
 from shoal.runtime.blocking import Blocking
 from shoal.runtime.client_options import ClientOptions
-from shoal.runtime.driver import Driver, Finish, Future
 from shoal.runtime.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
 from shoal.runtime.reducing import reduce_of
 from shoal.tables.opening import checked

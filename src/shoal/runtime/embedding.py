@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.errors import InvalidValue, UsageError
+from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange
 from shoal.runtime.client import Client
 from shoal.runtime.context import Context, current
-from shoal.runtime.driver import Future
 from shoal.runtime.sparse import Batch, pull_op, push_op
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import distinct

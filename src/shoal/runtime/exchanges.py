@@ -19,9 +19,9 @@ from torch import Tensor
 
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
+from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
-from shoal.runtime.driver import Future
 from shoal.runtime.finite import Finite
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.spec import TableSpec

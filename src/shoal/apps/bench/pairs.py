@@ -11,10 +11,10 @@ from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
+from shoal.node.memory import keep_memory
 from shoal.runtime.client import Client
 from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.memory import keep_memory
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from shoal.apps.bench import (
 )
 from shoal.apps.bench.rooms import rooms
 from shoal.errors import UsageError
+from shoal.node.memory import keep_memory
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.memory import keep_memory
 
 SUITES = {
     "wire": wire,

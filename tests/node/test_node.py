@@ -3,9 +3,9 @@
 import pytest
 
 from shoal.errors import HandshakeRefused
+from shoal.node.node import Node
 from shoal.protocol.machine import Send
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
-from shoal.runtime.node import Node
 from shoal.transport import Identity, transport_for
 
 ADDRESS = "inproc://a-place-for-servers"

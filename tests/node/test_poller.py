@@ -5,8 +5,8 @@ from time import monotonic
 
 import pytest
 
-from shoal.runtime import poller as poller_module
-from shoal.runtime.poller import CROWDED_WAITS, SPIN_PENALTY_MAX, Poller
+from shoal.node import poller as poller_module
+from shoal.node.poller import CROWDED_WAITS, SPIN_PENALTY_MAX, Poller
 
 
 @pytest.fixture

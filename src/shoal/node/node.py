@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.node.poller import Poller
 from shoal.protocol.machine import (
     Asked,
     Detach,
@@ -34,7 +35,6 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
-from shoal.runtime.poller import Poller
 from shoal.transport import Connection, Identity, Listener, transport_for
 
 log = logging.getLogger("shoal.node")

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
+from shoal.node.node import Node
 from shoal.protocol.machine import Asked, Note, Outcome
 from shoal.protocol.requests import Cancel
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.runtime.node import Node
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.client")

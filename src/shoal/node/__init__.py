@@ -1,0 +1,1 @@
+"""The shell of a machine: a transport, a clock, a disk and a thread."""

@@ -23,9 +23,9 @@ def cluster():
         # for those tests alone that have a cluster: torch takes a second to import
         from concurrent.futures import ThreadPoolExecutor
 
+        from shoal.client.client import Client
+        from shoal.client.options import ClientOptions
         from shoal.engines.joining import cluster_here
-        from shoal.runtime.client import Client
-        from shoal.runtime.client_options import ClientOptions
 
         engine = cluster_here(servers, workers)
         address = engine.address("scheduler")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal import nn
     from shoal.apps.train import TrainResult, train
+    from shoal.client.client import Client
+    from shoal.client.connect import connect
+    from shoal.client.context import Context
+    from shoal.client.leases import Lease, leases
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.node.driver import Future
     from shoal.reports.events import Run, load_run
-    from shoal.runtime.client import Client
-    from shoal.runtime.connecting import connect
-    from shoal.runtime.context import Context
     from shoal.runtime.data import Sampler
-    from shoal.runtime.leasing import Lease, leases
     from shoal.runtime.optimizer import Optimizer
     from shoal.runtime.params import FlatParams
     from shoal.runtime.table_state import TableState
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Access": "shoal.tables.spec",
-    "Client": "shoal.runtime.client",
+    "Client": "shoal.client.client",
     "Consistency": "shoal.tables.spec",
-    "Context": "shoal.runtime.context",
+    "Context": "shoal.client.context",
     "FlatParams": "shoal.runtime.params",
     "Future": "shoal.node.driver",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
-    "Lease": "shoal.runtime.leasing",
+    "Lease": "shoal.client.leases",
     "Optimizer": "shoal.runtime.optimizer",
     "Pairs": "shoal.tables.custom.calls",
     "Run": "shoal.reports.events",
@@ -51,10 +51,10 @@ _HOME = {
     "access_method": "shoal.tables.sparse.user_methods",
     "asp": "shoal.tables.spec",
     "bsp": "shoal.tables.spec",
-    "connect": "shoal.runtime.connecting",
+    "connect": "shoal.client.connect",
     "handler": "shoal.tables.custom.shard",
     "init": "shoal.engines.joining",
-    "leases": "shoal.runtime.leasing",
+    "leases": "shoal.client.leases",
     "load_run": "shoal.reports.events",
     "ssp": "shoal.tables.spec",
     "train": "shoal.apps.train",

@@ -17,9 +17,9 @@ from shoal.apps.ctr.readers import PARSERS, Reader, bucket, guess, hashed
 from shoal.apps.ctr.scores import Scores, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.worker import with_next
+from shoal.client.context import Context
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
-from shoal.runtime.context import Context
 
 LIBSVM = "1 3:0.5 7:2\n-1 4:1\n\n0 \n+1 9:-1e-3 18446744073709551615:1\n"
 DUMMY = "1 3 7\n-1 4\n0\n1 9 18446744073709551615\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.apps.why import explain
-from shoal.runtime.client import Client
+from shoal.client.client import Client
 from shoal.tables.spec import Access, TableSpec
 
 pytestmark = pytest.mark.real

@@ -13,11 +13,11 @@ from random import Random
 import pytest
 import torch
 
+from shoal.client.client import Client
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.protocol.messages import Frozen, Nudge, Part, Probe, Request
-from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 from shoal.testing.messages import EXAMPLES

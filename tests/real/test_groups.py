@@ -12,6 +12,7 @@ import torch
 
 import shoal
 from shoal.apps.why import explain
+from shoal.client.context import Context
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import (
@@ -26,7 +27,6 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.reports.events import read_events
-from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from shoal.apps.why import explain
 from shoal.cli import main
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
+from shoal.factories import importable
 from shoal.reports.events import read_events
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.imports import importable
 from shoal.tables.spec import Access, TableSpec, bsp
 
 ROWS = 600

@@ -12,13 +12,13 @@ from shoal.apps.bench import stragglers
 from shoal.apps.train import run_job
 from shoal.apps.why import explain
 from shoal.cli import main
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import TableSpec, bsp
 

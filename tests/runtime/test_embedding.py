@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import shoal
+from shoal.client.context import Context
 from shoal.errors import InvalidValue, NotFinite, UsageError
 from shoal.runtime import embedding as module
-from shoal.runtime.context import Context
 from shoal.tables.spec import Access, Init, bsp
 
 pytestmark = pytest.mark.real

@@ -125,8 +125,8 @@ def _ledger(resume: str, passed: int) -> dict[str, Any] | None:
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     """Run a script as `python script args` would, in the run that the environment names."""
+    from shoal.client.context import joined, joined_once
     from shoal.node.memory import keep_memory
-    from shoal.runtime.context import joined, joined_once
 
     keep_memory()
     if threads:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from shoal import factories as imports
 from shoal.apps.catalogue import find_source
 from shoal.apps.resuming import begun_with, resumable, resumed_at
 from shoal.engines.base import DENSE, Task
@@ -23,7 +24,6 @@ from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.protocol.scheduler.journal import SLOW_SHARE
 from shoal.protocol.scheduler.leases import as_of
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.runtime import imports
 from shoal.runtime.folder import RunFolder, shard_files
 from shoal.strategies import strategies
 

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shoal.client.connect import scheduler_at
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.node.node import Node
 from shoal.protocol.admin.status import Inquiry
 from shoal.reports.events import read_events
-from shoal.runtime.connecting import scheduler_at
 from shoal.runtime.folder import RunFolder
 from shoal.transport import Identity
 

@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from shoal import factories as imports
 from shoal.apps.catalogue import find_source
 from shoal.apps.datasets import Dataset
 from shoal.apps.transforms import Compose
 from shoal.apps.vision import from_layers, models
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
@@ -26,9 +29,6 @@ from shoal.jobs.spec import JobSpec, from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import Leased
-from shoal.runtime import imports
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner

@@ -100,7 +100,7 @@ def run(
     In the script, `shoal.init()` joins the cluster.
     """
     from shoal.apps.script import ScriptRun, run_script
-    from shoal.runtime.imports import importable
+    from shoal.factories import importable
 
     found = [importable(each) for each in imports]
     asked = ScriptRun(out=Path(out), imports=found, **how)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 DENSE = (
     "torch",
-    "shoal.runtime.client",
+    "shoal.client.client",
     "shoal.tables.dense.shard",
     "shoal.protocol.server.machine",
 )

@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.client.client import Client
+from shoal.client.connect import scheduler_at
+from shoal.client.context import Context, joined, set_current
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
-from shoal.runtime.connecting import scheduler_at
-from shoal.runtime.context import Context, joined, set_current
+from shoal.factories import importable
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.imports import importable
 
 
 def init(

@@ -150,12 +150,12 @@ def run_server(
     """
     import torch
 
+    from shoal.factories import load_module
     from shoal.protocol.checkpoint_clocks import Markers
     from shoal.protocol.server.machine import ServerMachine
     from shoal.protocol.server.shards import OpenShard
     from shoal.runtime.checkpoints import Writer
     from shoal.runtime.folder import RunFolder
-    from shoal.runtime.imports import load_module
     from shoal.runtime.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shoal.client.client import Client
+from shoal.client.context import Context, current
+from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
 from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange
-from shoal.runtime.client import Client
-from shoal.runtime.context import Context, current
-from shoal.runtime.sparse import Batch, pull_op, push_op
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import distinct
 from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp

@@ -9,9 +9,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from shoal.client.context import Context, current
 from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.requests import DeclareTable
-from shoal.runtime.context import Context, current
 from shoal.runtime.params import FlatParams
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.from_torch import from_torch

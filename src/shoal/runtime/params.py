@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from shoal.runtime.client import Client
+    from shoal.client.client import Client
 
 ALIGN = 16  # elements: every parameter starts where vector instructions like it
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from shoal.client.context import current
 from shoal.errors import InvalidValue
-from shoal.runtime.context import current
 
 if TYPE_CHECKING:
-    from shoal.runtime.client import Client
+    from shoal.client.client import Client
 
 
 class TableState:

@@ -17,8 +17,8 @@ import torch
 from shoal.apps.bench.ceilings import Echo
 from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
+from shoal.client.client import Client
 from shoal.collective.process_group import ProcessGroup
-from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -17,10 +17,10 @@ import torch
 
 from shoal.apps.bench.bare_chain import BareChain
 from shoal.apps.bench.rows import Batches, Call, Row, beside, gigabytes, throughput, timed
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 

@@ -34,10 +34,10 @@ from shoal.apps.bench.rows import (
     throughput,
     timed,
 )
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 

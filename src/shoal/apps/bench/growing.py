@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from shoal.apps.bench.rows import Row, latency, quality
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Init, TableSpec
 

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from shoal.apps.bench.rows import Row, quality
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.views import View
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.node.memory import keep_memory
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 
 

@@ -27,11 +27,11 @@ from msgspec.structs import replace
 
 from shoal.apps.bench import growing
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.node.driver import Future
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.sparse.index import KeyIndex
 from shoal.tables.sparse.optimizers import RowMethod, row_method_of

@@ -25,13 +25,13 @@ import torch
 
 from shoal.apps.bench.rows import Row, quality
 from shoal.apps.why import explain
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp, ssp
 

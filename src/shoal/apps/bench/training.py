@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
+from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable
-from shoal.runtime.client import Client
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.learner import Learner
 from shoal.strategies import StrategyOptions, strategies

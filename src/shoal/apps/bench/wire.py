@@ -14,10 +14,10 @@ import torch
 
 from shoal.apps.bench.ceilings import Echo
 from shoal.apps.bench.rows import Call, Row, Side, by_turns, latency, microseconds, throughput
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.tables.spec import TableSpec
 

@@ -14,8 +14,8 @@ from struct import Struct
 import msgspec
 import torch
 
+from shoal.client.client import Client
 from shoal.errors import RequestTimeout, SyncTimeout
-from shoal.runtime.client import Client
 from shoal.tables.spec import Access, TableSpec, asp
 
 TABLE = TableSpec(

@@ -12,9 +12,9 @@ import torch
 
 from shoal.apps import worker as training
 from shoal.apps.chaos.marks import Marks
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.strategies.base import StepResult
 from shoal.tables.spec import Access, TableSpec, asp
 

@@ -20,8 +20,8 @@ from shoal.apps.ctr.logistic import Logistic
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import bias_options, factor_options, linear_options
+from shoal.client.context import Context
 from shoal.errors import InvalidValue
-from shoal.runtime.context import Context
 from shoal.runtime.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
 from shoal.runtime.optimizer import Optimizer
 from shoal.runtime.params import FlatParams

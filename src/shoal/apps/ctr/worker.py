@@ -16,11 +16,11 @@ from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch, reader_of
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.client.client import Client
+from shoal.client.context import Context
+from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
-from shoal.runtime.context import Context
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.metrics import EventLog
 

@@ -30,14 +30,14 @@ from shoal.apps.word2vec.model import (
 )
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
+from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.runtime.metrics import EventLog
-from shoal.runtime.sparse import Batch, pull_op, push_op
 from shoal.tables.spec import Access, Init, TableSpec
 
 POOL = 1 << 15  # noise words of a block

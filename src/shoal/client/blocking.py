@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.client.all_reduce import reduce_of
+from shoal.client.exchanges import Exchanges
 from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange
-from shoal.runtime.exchanges import Exchanges
-from shoal.runtime.reducing import reduce_of
 
 
 class Blocking:

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.client.sparse_exchanges import Batch, keys_of, pull_op, push_op
 from shoal.errors import InvalidValue, NotFinite, Refused, RunAborted, UnknownName
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.views import Member, View
-from shoal.runtime.sparse import Batch, keys_of, pull_op, push_op
 from shoal.tables.spec import Access, Init, TableSpec, bsp
 
 SPEC = TableSpec("e", kind="sparse", row_shape=(2,), merge="sum", init=Init("uniform", seed=4))

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client.finite import Finite
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.driver import Future
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
-from shoal.runtime.finite import Finite
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from shoal.runtime.calls import Calls
+    from shoal.client.custom_calls import Calls
 
 Lens = Tensor | np.ndarray | Sequence[int] | None
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
@@ -180,7 +180,7 @@ class Exchanges:
     def calls(self) -> Calls:
         """Of handled tables; only whoever has one pays for what they need."""
         if self._calls is None:
-            from shoal.runtime.calls import Calls
+            from shoal.client.custom_calls import Calls
 
             self._calls = Calls(self._view, self._incarnation)
         return self._calls
@@ -205,7 +205,7 @@ class Exchanges:
     ) -> PushOp:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.runtime.sparse import Batch, push_op
+            from shoal.client.sparse_exchanges import Batch, push_op
 
             if within is not None:
                 raise InvalidValue(f"table {table!r} is sparse: it has no ranges of rows (within)")
@@ -232,7 +232,7 @@ class Exchanges:
         if spec.kind == "handled":
             raise InvalidValue(f"table {table!r} is handled: push to it and pull from it apart")
         if spec.sparse:
-            from shoal.runtime.sparse import Batch, pull_op, push_op
+            from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 
             batch = Batch(spec, keys, self._view())
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
@@ -241,7 +241,7 @@ class Exchanges:
     def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.runtime.sparse import Batch, pull_op
+            from shoal.client.sparse_exchanges import Batch, pull_op
 
             return pull_op(spec, Batch(spec, keys, self._view()), out)
         plain = keys is None or isinstance(keys, KeyRange)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.client.client import Client
 from shoal.errors import UsageError
-from shoal.runtime.client import Client
 from shoal.runtime.data import set_membership
 
 

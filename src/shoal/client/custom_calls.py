@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client.exchanges import Lens, check_values
+from shoal.client.sparse_exchanges import keys_of
 from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.views import View
-from shoal.runtime.exchanges import Lens, check_values
-from shoal.runtime.sparse import keys_of
 from shoal.tables.custom.calls import Call, Pairs, What, elements, read_answer
 from shoal.tables.sparse.distinct import within
 from shoal.tables.spec import TableSpec

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client.exchanges import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View
-from shoal.runtime.exchanges import bytes_of, check_values
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import by_slot, distinct
 from shoal.tables.sparse.jit import U

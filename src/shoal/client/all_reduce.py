@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client.exchanges import bytes_of
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Reduce
-from shoal.runtime.exchanges import bytes_of
 
 Array = Callable[[memoryview], "np.ndarray | Tensor"]
 

@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from shoal.client.all_reduce import reduce_of
+from shoal.client.blocking import Blocking
+from shoal.client.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
+from shoal.client.options import ClientOptions
 from shoal.collective.base import AllReduce, Collective
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
@@ -30,10 +34,6 @@ from shoal.protocol.requests import (
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import View
 from shoal.protocol.worker.machine import WorkerOptions
-from shoal.runtime.blocking import Blocking
-from shoal.runtime.client_options import ClientOptions
-from shoal.runtime.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
-from shoal.runtime.reducing import reduce_of
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.client.context import current
 from shoal.errors import UsageError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import Leased
 from shoal.protocol.requests import TakeLease
-from shoal.runtime.context import current
 
 if TYPE_CHECKING:
-    from shoal.runtime.client import Client
+    from shoal.client.client import Client
 
 
 class Lease(NamedTuple):

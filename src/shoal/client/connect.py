@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.errors import DataMissing, InvalidValue
-from shoal.runtime.client import Client
-from shoal.runtime.client_options import ClientOptions
 from shoal.runtime.folder import RunFolder
 from shoal.transport import transport_for
 

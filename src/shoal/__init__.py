@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.node.driver import Future
+    from shoal.pytorch.flat_parameters import FlatParams
+    from shoal.pytorch.optimizer import Optimizer
+    from shoal.pytorch.table_state import TableState
     from shoal.reports.events import Run, load_run
     from shoal.runtime.data import Sampler
-    from shoal.runtime.optimizer import Optimizer
-    from shoal.runtime.params import FlatParams
-    from shoal.runtime.table_state import TableState
     from shoal.tables.custom.calls import Pairs
     from shoal.tables.custom.shard import handler
     from shoal.tables.sparse.user_methods import access_method
@@ -36,17 +36,17 @@ _HOME = {
     "Client": "shoal.client.client",
     "Consistency": "shoal.tables.spec",
     "Context": "shoal.client.context",
-    "FlatParams": "shoal.runtime.params",
+    "FlatParams": "shoal.pytorch.flat_parameters",
     "Future": "shoal.node.driver",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Lease": "shoal.client.leases",
-    "Optimizer": "shoal.runtime.optimizer",
+    "Optimizer": "shoal.pytorch.optimizer",
     "Pairs": "shoal.tables.custom.calls",
     "Run": "shoal.reports.events",
     "Sampler": "shoal.runtime.data",
     "TableSpec": "shoal.tables.spec",
-    "TableState": "shoal.runtime.table_state",
+    "TableState": "shoal.pytorch.table_state",
     "TrainResult": "shoal.apps.train",
     "access_method": "shoal.tables.sparse.user_methods",
     "asp": "shoal.tables.spec",

@@ -6,6 +6,6 @@ prefetch, push             one pull before, one push after a batch, for all of a
 
 from __future__ import annotations
 
-from shoal.runtime.embedding import Embedding, EmbeddingBag, prefetch, push
+from shoal.pytorch.embedding import Embedding, EmbeddingBag, prefetch, push
 
 __all__ = ["Embedding", "EmbeddingBag", "prefetch", "push"]

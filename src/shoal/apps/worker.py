@@ -29,11 +29,11 @@ from shoal.jobs.spec import JobSpec, from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import Leased
+from shoal.pytorch.model import Learner
+from shoal.pytorch.worker_state import WorkerStates
 from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.learner import Learner
 from shoal.runtime.metrics import EventLog
-from shoal.runtime.worker_state import WorkerStates
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access

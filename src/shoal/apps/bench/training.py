@@ -23,8 +23,8 @@ from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable
+from shoal.pytorch.model import Learner
 from shoal.runtime.folder import RunFolder
-from shoal.runtime.learner import Learner
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 

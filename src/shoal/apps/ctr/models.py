@@ -22,9 +22,9 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import bias_options, factor_options, linear_options
 from shoal.client.context import Context
 from shoal.errors import InvalidValue
-from shoal.runtime.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
-from shoal.runtime.optimizer import Optimizer
-from shoal.runtime.params import FlatParams
+from shoal.pytorch.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
+from shoal.pytorch.flat_parameters import FlatParams
+from shoal.pytorch.optimizer import Optimizer
 from shoal.runtime.shards import SavedShards
 
 HIDDEN = (64, 32)

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.client.context import Context, current
 from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.requests import DeclareTable
-from shoal.runtime.params import FlatParams
+from shoal.pytorch.flat_parameters import FlatParams
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.from_torch import from_torch
 

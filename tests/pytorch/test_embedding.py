@@ -6,7 +6,7 @@ import torch
 import shoal
 from shoal.client.context import Context
 from shoal.errors import InvalidValue, NotFinite, UsageError
-from shoal.runtime import embedding as module
+from shoal.pytorch import embedding as module
 from shoal.tables.spec import Access, Init, bsp
 
 pytestmark = pytest.mark.real

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from shoal.errors import InvalidValue
-from shoal.runtime.learner import Learner
-from shoal.runtime.params import ALIGN, FlatParams
+from shoal.pytorch.flat_parameters import ALIGN, FlatParams
+from shoal.pytorch.model import Learner
 
 
 def test_parameters_and_gradients_are_views():

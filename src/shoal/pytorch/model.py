@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shoal.runtime.params import FlatParams
+from shoal.pytorch.flat_parameters import FlatParams
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LARGE = 1 << 16  # elements: gradients of such parameters are copied to their place, not added

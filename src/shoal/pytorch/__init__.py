@@ -1,0 +1,1 @@
+"""PyTorch modules and optimizers on top of a client."""

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from shoal.cli import main
 from shoal.reports.events import load_run
-from shoal.runtime.shards import SavedShards
+from shoal.storage.shards import SavedShards
 
 pytestmark = pytest.mark.real
 

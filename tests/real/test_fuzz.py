@@ -18,7 +18,7 @@ from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.protocol.messages import Frozen, Nudge, Part, Probe, Request
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 from shoal.testing.messages import EXAMPLES
 from shoal.transport import Identity, transport_for

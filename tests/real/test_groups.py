@@ -27,7 +27,7 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.reports.events import read_events
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 

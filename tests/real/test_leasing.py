@@ -13,7 +13,7 @@ from shoal.cli import main
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import Refused, UsageError
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.real
 

@@ -21,7 +21,7 @@ from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.factories import importable
 from shoal.reports.events import read_events
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
 
 ROWS = 600

@@ -11,7 +11,7 @@ import shoal
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

@@ -19,7 +19,7 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec, bsp
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.runtime.shards import SavedShards
+from shoal.storage.shards import SavedShards
 from shoal.tables.custom.calls import Pairs
 
 

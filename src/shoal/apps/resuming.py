@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def resumed_at(resume: str, resume_at: int = -1) -> int:
         if resume_at >= 0:
             raise InvalidValue("--resume-at says which checkpoint of a run: add --resume RUN")
         return 0
-    from shoal.runtime.checkpoints import Checkpoints
+    from shoal.storage.checkpoints import Checkpoints
 
     return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
 
@@ -54,7 +54,7 @@ def tables_of(resume: str, passed: int) -> list[str]:
     """The names of the tables that a checkpoint has; none at clock 0."""
     if not passed:
         return []
-    from shoal.runtime.shards import SavedShards
+    from shoal.storage.shards import SavedShards
 
     return list(SavedShards(Path(begun_with(resume, passed))).tables)
 

@@ -22,7 +22,7 @@ from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.scheduler.journal import SLOW_SHARE
 from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

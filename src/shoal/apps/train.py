@@ -24,7 +24,7 @@ from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.protocol.scheduler.journal import SLOW_SHARE
 from shoal.protocol.scheduler.leases import as_of
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.runtime.folder import RunFolder, shard_files
+from shoal.storage.run_folder import RunFolder, shard_files
 from shoal.strategies import strategies
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from shoal.errors import DataMissing, JoinTimeout
 from shoal.node.node import Node
 from shoal.protocol.admin.status import Inquiry
 from shoal.reports.events import read_events
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
 LIMIT_S = 3.0

@@ -32,8 +32,8 @@ from shoal.protocol.messages import Leased
 from shoal.pytorch.model import Learner
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
-from shoal.runtime.folder import RunFolder
-from shoal.runtime.metrics import EventLog
+from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access

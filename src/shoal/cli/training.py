@@ -16,7 +16,7 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import ended_by_signals, main, options_of
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 
 @main.command(short_help="train a model on this machine")
@@ -39,7 +39,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
     from shoal.apps.train import run_job
     from shoal.reports.events import load_run
     from shoal.reports.live import Live, show_summary
-    from shoal.runtime.metrics import process_started_at
+    from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
     spec = from_mapping(job_values(job, flags))
@@ -79,7 +79,7 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
     """
     from shoal.apps.ctr.command import run_ctr, show_summary
     from shoal.apps.ctr.predicting import spec_of
-    from shoal.runtime.metrics import process_started_at
+    from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
     given = {name: v for name, v in flags.items() if v is not None and v != ""}
@@ -110,7 +110,7 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
     shoal train word2vec text.txt --model cbow --dim 200 --threads 2 --workers 1
     """
     from shoal.apps.word2vec.command import run_words, show_summary
-    from shoal.runtime.metrics import process_started_at
+    from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
     given = {name: v for name, v in flags.items() if v is not None}

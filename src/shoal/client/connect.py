@@ -10,7 +10,7 @@ import msgspec
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.errors import DataMissing, InvalidValue
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.transport import transport_for
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 NETWORK = "10.77.0"
 PORT = 4000

@@ -25,7 +25,7 @@ from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.factories import importable
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 
 def init(

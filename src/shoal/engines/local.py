@@ -40,7 +40,7 @@ from shoal.errors import (
 )
 from shoal.node.node import Node
 from shoal.protocol.admin.death_report import Obituary
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")

@@ -25,7 +25,7 @@ from shoal.protocol.scheduler.journal import SchedulerOptions, check_options
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
-from shoal.runtime.metrics import EventLog
+from shoal.storage.event_log import EventLog
 from shoal.transport import Identity
 
 BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
@@ -154,9 +154,9 @@ def run_server(
     from shoal.protocol.checkpoint_clocks import Markers
     from shoal.protocol.server.machine import ServerMachine
     from shoal.protocol.server.shards import OpenShard
-    from shoal.runtime.checkpoints import Writer
-    from shoal.runtime.folder import RunFolder
-    from shoal.runtime.shards import SavedShards, save_shards
+    from shoal.storage.checkpoints import Writer
+    from shoal.storage.run_folder import RunFolder
+    from shoal.storage.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
 
     configure_log()

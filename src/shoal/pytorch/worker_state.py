@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from shoal.errors import DataCorrupt
 from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.views import View
-from shoal.runtime.checkpoints import read_verified, write_verified
-from shoal.runtime.folder import folder_of
+from shoal.storage.checkpoints import read_verified, write_verified
+from shoal.storage.run_folder import folder_of
 
 _BUFFER = "buffer."
 

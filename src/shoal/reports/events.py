@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataCorrupt, DataMissing
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 Table = dict[str, list[Any]]  # column -> values
 STEP_COLUMNS = ("t", "epoch", "step", "loss", "samples", "staleness")

@@ -19,7 +19,7 @@ from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
 from shoal.collective.process_group import ProcessGroup
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"4 KiB": (4 * KIB, 200, 50), "64 MiB": (64 * MIB, 4, 2)}  # bytes, calls a batch, warm-up

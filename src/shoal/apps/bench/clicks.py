@@ -32,7 +32,7 @@ from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import linear_options
 from shoal.keys import SLOTS, KeyRange
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.distinct import distinct
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import TableSpec

@@ -20,7 +20,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Init, TableSpec
 
 KEYS, KNOWN = 10_000, 1_000

@@ -28,7 +28,7 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.views import View
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 
 ROWS, WIDTH = 4096, 1024

@@ -32,7 +32,7 @@ from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.node.driver import Future
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.index import KeyIndex
 from shoal.tables.sparse.optimizers import RowMethod, row_method_of
 from shoal.tables.sparse.shard import SparseShard

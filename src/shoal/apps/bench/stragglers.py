@@ -32,7 +32,7 @@ from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp, ssp
 
 WORKERS, STEP_S, SLOW = 4, 0.02, 4

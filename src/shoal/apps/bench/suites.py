@@ -29,7 +29,7 @@ from shoal.apps.bench import (
 from shoal.apps.bench.rooms import rooms
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 SUITES = {
     "wire": wire,

@@ -24,7 +24,7 @@ from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, micro
 from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable
 from shoal.pytorch.model import Learner
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 

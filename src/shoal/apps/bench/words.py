@@ -27,7 +27,7 @@ from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.apps.word2vec.worker import POOL
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 TEXT = "text/novels_train.tar.gz"
 WORKERS = (1, 2)

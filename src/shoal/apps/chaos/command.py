@@ -33,9 +33,9 @@ from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.reports.events import write_tables
-from shoal.runtime.folder import RunFolder
-from shoal.runtime.shards import SavedShards
 from shoal.sim.menu import MENU, Fault, fault_of
+from shoal.storage.run_folder import RunFolder
+from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
 SECONDS_A_FAULT = 2.0  # the job is to last so long for each

@@ -25,7 +25,7 @@ from shoal.errors import InvalidValue
 from shoal.pytorch.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.optimizer import Optimizer
-from shoal.runtime.shards import SavedShards
+from shoal.storage.shards import SavedShards
 
 HIDDEN = (64, 32)
 LAYERS = "params.float32"  # the table of an Optimizer's parameters

@@ -17,7 +17,7 @@ from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_job
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "ctr"
 

@@ -21,8 +21,8 @@ from shoal.client.context import Context
 from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
-from shoal.runtime.folder import RunFolder
-from shoal.runtime.metrics import EventLog
+from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
 
 STEPS_A_LINE = 20  # of the event log
 

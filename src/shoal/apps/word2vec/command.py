@@ -21,7 +21,7 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
-from shoal.runtime.folder import RunFolder
+from shoal.storage.run_folder import RunFolder
 
 
 def run_words(

@@ -36,8 +36,8 @@ from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.runtime.folder import RunFolder
-from shoal.runtime.metrics import EventLog
+from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, Init, TableSpec
 
 POOL = 1 << 15  # noise words of a block

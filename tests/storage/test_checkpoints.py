@@ -13,9 +13,9 @@ import torch
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Save
-from shoal.runtime import checkpoints
-from shoal.runtime.checkpoints import Checkpoints, Writer
-from shoal.runtime.shards import SavedShards
+from shoal.storage import checkpoints
+from shoal.storage.checkpoints import Checkpoints, Writer
+from shoal.storage.shards import SavedShards
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec
 

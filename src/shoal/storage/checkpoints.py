@@ -24,8 +24,8 @@ from torch import Tensor
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
-from shoal.runtime.folder import folder_of
-from shoal.runtime.shards import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.run_folder import folder_of
+from shoal.storage.shards import SINCE, SINCE_CRC, Tables, with_earlier
 from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 

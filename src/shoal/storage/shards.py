@@ -22,7 +22,7 @@ from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shards import OpenShard, Shard
 from shoal.protocol.views import NO_VIEW, ViewId
-from shoal.runtime.folder import shard_files
+from shoal.storage.run_folder import shard_files
 from shoal.tables.custom.calls import elements
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from shoal.apps.export import export
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.keys import SLOTS, KeyRange, slot_of, split_evenly
-from shoal.runtime.shards import SavedShards, save_shards
+from shoal.storage.shards import SavedShards, save_shards
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, Init, TableSpec
 

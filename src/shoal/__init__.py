@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.client.connect import connect
     from shoal.client.context import Context
     from shoal.client.leases import Lease, leases
+    from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.node.driver import Future
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.table_state import TableState
     from shoal.reports.events import Run, load_run
-    from shoal.runtime.data import Sampler
     from shoal.tables.custom.calls import Pairs
     from shoal.tables.custom.shard import handler
     from shoal.tables.sparse.user_methods import access_method
@@ -44,7 +44,7 @@ _HOME = {
     "Optimizer": "shoal.pytorch.optimizer",
     "Pairs": "shoal.tables.custom.calls",
     "Run": "shoal.reports.events",
-    "Sampler": "shoal.runtime.data",
+    "Sampler": "shoal.data.sampler",
     "TableSpec": "shoal.tables.spec",
     "TableState": "shoal.pytorch.table_state",
     "TrainResult": "shoal.apps.train",

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from shoal.apps.catalogue import find_source
 from shoal.apps.train import run_job
 from shoal.apps.worker import _Batches, build_model, load_dataset, splits_of, updates_of
+from shoal.data.catalogue import find_source
 from shoal.jobs.spec import from_mapping
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import AwaitView

@@ -45,7 +45,7 @@ def _tables() -> tuple[tuple[str, ...], Rows]:
 
 
 def _data() -> tuple[tuple[str, ...], Rows]:
-    from shoal.apps.catalogue import datasets
+    from shoal.data.catalogue import datasets
 
     rows: Rows = [(name, datasets[name].summary, datasets[name].default_model) for name in datasets]
     return ("data set", "what it is", "default model"), rows

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal import factories as imports
-from shoal.apps.catalogue import find_source
 from shoal.apps.resuming import begun_with, resumable, resumed_at
+from shoal.data.catalogue import find_source
 from shoal.engines.base import DENSE, Task
 from shoal.engines.cluster import scheduler_task, server_task
 from shoal.engines.local import LocalEngine, spare_processes
@@ -318,7 +318,7 @@ def train(
     >>> result = shoal.train(data="digits", workers=2, epochs=5)          # doctest: +SKIP
     >>> result.metrics["accuracy"], result.run_dir                        # doctest: +SKIP
     """
-    from shoal.apps.places import search_path
+    from shoal.data.places import search_path
 
     values = {key: value for key, value in options.items() if value is not None}
     values["model"] = model if isinstance(model, str) else imports.name_of(model)

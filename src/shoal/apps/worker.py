@@ -16,13 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shoal import factories as imports
-from shoal.apps.catalogue import find_source
-from shoal.apps.datasets import Dataset
-from shoal.apps.transforms import Compose
 from shoal.apps.vision import from_layers, models
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
+from shoal.data.catalogue import find_source
+from shoal.data.datasets import Dataset
+from shoal.data.sampler import Assignment, Batches, Indices, plan_splits
+from shoal.data.transforms import Compose
 from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
@@ -31,7 +32,6 @@ from shoal.protocol.checkpoint_clocks import Markers
 from shoal.protocol.messages import Leased
 from shoal.pytorch.model import Learner
 from shoal.pytorch.worker_state import WorkerStates
-from shoal.runtime.data import Assignment, Batches, Indices, plan_splits
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program

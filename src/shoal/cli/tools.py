@@ -82,7 +82,7 @@ def chaos(
     sudo shoal chaos digits --menu slow-server,partition-server,partition-worker
     """
     from shoal.apps.chaos.command import UNLAWFUL, run_chaos, show_report
-    from shoal.apps.places import search_path
+    from shoal.data.places import search_path
 
     values: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}
     values.update(job_values(job, flags))
@@ -213,7 +213,7 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
     """
     from shoal.apps.bench.plot import plot_rows
     from shoal.apps.bench.suites import run_suite, show_rows
-    from shoal.apps.places import search_path
+    from shoal.data.places import search_path
 
     console = Console(stderr=as_json)
     report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.client.client import Client
+from shoal.data.sampler import set_membership
 from shoal.errors import UsageError
-from shoal.runtime.data import set_membership
 
 
 @dataclass

@@ -35,7 +35,7 @@ from shoal.apps.ctr.lines import (
     Rows,
 )
 from shoal.apps.ctr.spec import CtrSpec, Format
-from shoal.apps.readers import FLOAT32_MAX
+from shoal.data.readers import FLOAT32_MAX
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.tables.sparse.jit import U, kernel, mixed
 

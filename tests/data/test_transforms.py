@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from shoal.apps.transforms import (
+from shoal.data.transforms import (
     Compose,
     Flatten,
     OneHot,

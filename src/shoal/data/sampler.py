@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from shoal.errors import InvalidValue
-from shoal.runtime.splits import (
+from shoal.data.splits import (
     BATCH_STREAM,
     SAMPLER_STREAM,
     Assignment,
@@ -25,6 +24,7 @@ from shoal.runtime.splits import (
     plan_splits,
     seeded,
 )
+from shoal.errors import InvalidValue
 
 State = dict[str, int | bool]
 

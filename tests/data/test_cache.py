@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.apps import cache
-from shoal.apps.cache import kept
+from shoal.data import cache
+from shoal.data.cache import kept
 
 
 class Decoder:

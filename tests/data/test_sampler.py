@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from shoal.data.sampler import Batches, Sampler, current_membership, set_membership
 from shoal.errors import InvalidValue
-from shoal.runtime.data import Batches, Sampler, current_membership, set_membership
 
 SPLIT = np.arange(100, 123)
 

@@ -12,7 +12,7 @@ from shoal.errors import InvalidValue
 from shoal.registry import Registry
 
 if TYPE_CHECKING:
-    from shoal.apps.datasets import Dataset
+    from shoal.data.datasets import Dataset
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 
@@ -52,7 +52,7 @@ for _name, _summary, _function, _model in (
     ("csv:PATH", "a numeric CSV file (or .csv.gz), the class last", "csv", "mlp"),
 ):
     datasets.add(
-        _name, DatasetSource(_name, _summary, f"shoal.apps.datasets:load_{_function}", _model)
+        _name, DatasetSource(_name, _summary, f"shoal.data.datasets:load_{_function}", _model)
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shoal.apps.readers import (
+from shoal.data.readers import (
     CIFAR_RECORD,
     read_bytes,
     read_cifar,

@@ -24,9 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shoal.apps.cache import kept
-from shoal.apps.places import search_path
-from shoal.apps.readers import (
+from shoal.data.cache import kept
+from shoal.data.places import search_path
+from shoal.data.readers import (
     check_labels,
     corrupt,
     read_cifar,
@@ -35,7 +35,7 @@ from shoal.apps.readers import (
     read_jpeg_tar,
     split_records,
 )
-from shoal.apps.transforms import Scale, Standardise, Transform
+from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataMissing, InvalidValue
 
 __all__ = ["Dataset", "holdout", "search_path"]

@@ -21,10 +21,10 @@ import pytest
 import torch
 from PIL import Image
 
-from shoal.apps import cache
-from shoal.apps.catalogue import datasets, find_source
-from shoal.apps.datasets import MNIST_FILES, Dataset, holdout, search_path
-from shoal.apps.transforms import Scale, Standardise
+from shoal.data import cache
+from shoal.data.catalogue import datasets, find_source
+from shoal.data.datasets import MNIST_FILES, Dataset, holdout, search_path
+from shoal.data.transforms import Scale, Standardise
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 
 # -- small files ---------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_large_files_are_decoded_once(tmp_path: Path, monkeypatch: pytest.Monkey
     write_mnist(tmp_path / "data")
     first = load("mnist", tmp_path / "data", tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "mnist").glob("*.npy"))) == 2
-    monkeypatch.setattr("shoal.apps.datasets._mnist_images", None)
+    monkeypatch.setattr("shoal.data.datasets._mnist_images", None)
     second = load("mnist", tmp_path / "data", tmp_path / "cache")
     assert torch.equal(first.train_x, second.train_x)
 
@@ -328,7 +328,7 @@ def test_cifar10_jpegs_are_decoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     write_cifar(tmp_path / "test_first1000.bin.gz", [6])
 
     first = load("cifar10-jpeg", tmp_path, tmp_path / "cache")
-    monkeypatch.setattr("shoal.apps.datasets.read_jpeg_tar", None)
+    monkeypatch.setattr("shoal.data.datasets.read_jpeg_tar", None)
     for jpegs in (first, load("cifar10-jpeg", tmp_path, tmp_path / "cache")):
         assert (jpegs.train_y.tolist(), jpegs.test_y.tolist()) == ([1, 7], [6])
         assert jpegs.train_x.shape == (2, 3, 32, 32)

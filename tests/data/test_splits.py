@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.data.splits import Assignment, plan_splits, seeded
 from shoal.errors import InvalidValue
-from shoal.runtime.splits import Assignment, plan_splits, seeded
 
 IID, NONIID = Assignment("iid"), Assignment("noniid")
 

@@ -1,0 +1,1 @@
+"""Data sets, readers, transforms, samplers and splits."""

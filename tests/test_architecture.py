@@ -16,7 +16,7 @@ LEVELS = [
     {"protocol"},
     {"transport", "collective"},
     {"strategies", "graph"},
-    {"node", "sim"},
+    {"node", "simulation"},
     {"client", "runtime"},
     {"engines"},
     {"jobs"},
@@ -59,7 +59,7 @@ def test_imports_point_up_the_list(path):
             raise AssertionError(f"{room} imports its sibling {other}")
 
 
-@pytest.mark.parametrize("room", ["tables", "sim"])
+@pytest.mark.parametrize("room", ["tables", "simulation"])
 def test_no_clock_but_its_own_and_no_network(room):
     for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}

@@ -1,4 +1,4 @@
-"""A worker in a ring by hand; `tests/sim/test_rings.py` has the rest."""
+"""A worker in a ring by hand; `tests/simulation/workloads/test_all_reduce.py` has the rest."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.pytorch.model import Learner
-from shoal.sim.world import World
+from shoal.simulation.world import World
 from shoal.strategies import StrategyOptions, strategies, train_program
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import Access

@@ -55,7 +55,7 @@ def test_contracts_are_abstract():
 def test_transports_import_without_torch():
     program = (
         "import sys, shoal.transport, shoal.testing.transports\n"
-        "above = ['torch', 'numpy', 'shoal.runtime', 'shoal.sim', 'shoal.strategies']\n"
+        "above = ['torch', 'numpy', 'shoal.node', 'shoal.simulation', 'shoal.strategies']\n"
         "assert not [name for name in above if name in sys.modules]\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

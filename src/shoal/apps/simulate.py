@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.sim.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
-from shoal.sim.menu import Fault, fault_of
-from shoal.sim.scenario import Report, simulate
+from shoal.simulation.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
+from shoal.simulation.faults.schedule import Fault, fault_of
+from shoal.simulation.scenario import Report, simulate
 
 
 def run_seeds(

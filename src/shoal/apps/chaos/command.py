@@ -33,7 +33,7 @@ from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.reports.events import write_tables
-from shoal.sim.menu import MENU, Fault, fault_of
+from shoal.simulation.faults.schedule import MENU, Fault, fault_of
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions

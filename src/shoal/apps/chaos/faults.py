@@ -15,7 +15,7 @@ import msgspec
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import JobSpec
-from shoal.sim.menu import Fault
+from shoal.simulation.faults.schedule import Fault
 
 LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # then it is taken back
 SETTLE_S = 60.0  # a cluster that is not whole again after this never will be

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.collective.ring import Ring
 from shoal.collective.sums import Sum
-from shoal.sim.rings import simulate_ring
+from shoal.simulation.workloads.all_reduce import simulate_ring
 
 SEEDS = 150
 

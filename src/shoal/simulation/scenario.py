@@ -18,8 +18,8 @@ from shoal.protocol.scheduler.placement import lost
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.sim.cast import Cast
-from shoal.sim.checkers import (
+from shoal.simulation.checkers.checkpoints import Cuts
+from shoal.simulation.checkers.history import (
     Durability,
     Views,
     Violation,
@@ -27,14 +27,14 @@ from shoal.sim.checkers import (
     check_served,
     violated,
 )
-from shoal.sim.cuts import Cuts
-from shoal.sim.faults import Faults
-from shoal.sim.holdings import check_holdings, made_room
-from shoal.sim.menu import Fault, Served
-from shoal.sim.node import SimNode
-from shoal.sim.plans import GUESTS, Plan
-from shoal.sim.workload import Workload
-from shoal.sim.world import World
+from shoal.simulation.checkers.replicas import check_holdings, made_room
+from shoal.simulation.cluster import Cast
+from shoal.simulation.faults.injector import Faults
+from shoal.simulation.faults.schedule import Fault, Served
+from shoal.simulation.node import SimNode
+from shoal.simulation.plan import GUESTS, Plan
+from shoal.simulation.workloads.programs import Workload
+from shoal.simulation.world import World
 
 HEAL_AT_S = 6.0
 LIMIT_S = 120.0

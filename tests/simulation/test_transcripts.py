@@ -26,9 +26,9 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
-from shoal.sim.network import NetworkOptions
-from shoal.sim.node import Sleep
-from shoal.sim.world import World
+from shoal.simulation.network import NetworkOptions
+from shoal.simulation.node import Sleep
+from shoal.simulation.world import World
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.scenario import simulate
+from shoal.simulation.scenario import simulate
 
 
 def _module(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parent / "planted" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-planted, in_chains = _module("planted_bugs"), _module("planted_in_chains")
-in_groups, in_detection = _module("planted_in_groups"), _module("planted_in_detection")
+planted, in_chains = _module("requests"), _module("replication")
+in_groups, in_detection = _module("groups"), _module("failure_detection")
 
 # bug, the checker (or either of two) that it is for, the seed to begin with: any of the 200 may be
 # the one, this only saves time

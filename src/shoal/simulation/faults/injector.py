@@ -14,9 +14,9 @@ import msgspec
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
 from shoal.protocol.views import NodeId
-from shoal.sim.cast import Cast
-from shoal.sim.node import SimNode
-from shoal.sim.world import World
+from shoal.simulation.cluster import Cast
+from shoal.simulation.node import SimNode
+from shoal.simulation.world import World
 
 ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
 MENU = (

@@ -12,9 +12,9 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.request_log import Copy
 from shoal.protocol.server.shards import Shard
 from shoal.protocol.views import NodeId
-from shoal.sim.checkers import check_one_round, check_untorn, violated
-from shoal.sim.harvest import BATCHES, EPOCHS
-from shoal.sim.workload import INCARNATIONS, STAMP_FRAGMENT, Workload
+from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
+from shoal.simulation.workloads.leases import BATCHES, EPOCHS
+from shoal.simulation.workloads.programs import INCARNATIONS, STAMP_FRAGMENT, Workload
 from shoal.tables.custom.shard import HandledShard
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.sparse.bounded_shard import BoundedShard

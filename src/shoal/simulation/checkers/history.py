@@ -30,7 +30,7 @@ from shoal.protocol.scheduler.journal import Record
 from shoal.protocol.scheduler.leases import Span
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
-from shoal.sim.plans import GUESTS
+from shoal.simulation.plan import GUESTS
 from shoal.tables.spec import Consistency
 
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from shoal.sim.scenario import simulate
+from shoal.simulation.scenario import simulate
 
-SHOW = "from shoal.sim.scenario import simulate; print(simulate(7).trace_hash)"
+SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"
 
 
 @pytest.mark.parametrize("seed", range(24))

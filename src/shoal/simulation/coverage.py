@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.sim.faults import ONE_SIDED
-from shoal.sim.plans import PHASES
+from shoal.simulation.faults.injector import ONE_SIDED
+from shoal.simulation.plan import PHASES
 
 LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVERAGE
 LEAST_SEEDS_OF = 200

@@ -17,9 +17,9 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.sim.plans import GUESTS, REPLICATION, SESSION, WORKER, Plan
-from shoal.sim.workload import INCARNATIONS, Workload
-from shoal.sim.world import World
+from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
+from shoal.simulation.workloads.programs import INCARNATIONS, Workload
+from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
 
 ALONE_S = 9.0  # no member that lives is kept away for as long

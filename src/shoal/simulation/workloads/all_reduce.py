@@ -14,10 +14,10 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.views import NodeId
-from shoal.sim.checkers import Violation, violated
-from shoal.sim.network import NetworkOptions
-from shoal.sim.node import Program, Sleep
-from shoal.sim.world import World
+from shoal.simulation.checkers.history import Violation, violated
+from shoal.simulation.network import NetworkOptions
+from shoal.simulation.node import Program, Sleep
+from shoal.simulation.world import World
 
 SUMS = 12
 PIECE_BYTES, GATHERED_BYTES = 256, 60  # small, so that there are several, and both ways

@@ -15,7 +15,7 @@ from shoal.protocol.messages import Leased
 from shoal.protocol.requests import PushOp, TakeLease
 from shoal.protocol.scheduler.leases import Leases, LedgerRecord
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.sim.checkers import violated
+from shoal.simulation.checkers.history import violated
 from shoal.tables.spec import Access, Consistency, TableSpec
 
 EPOCHS, BATCHES = 2, 16

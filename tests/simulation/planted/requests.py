@@ -20,8 +20,8 @@ from shoal.protocol.worker import routing as routing_module
 from shoal.protocol.worker.in_flight import Flight
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.routing import Router
-from shoal.sim import world as world_module
-from shoal.sim.world import World
+from shoal.simulation import world as world_module
+from shoal.simulation.world import World
 from shoal.tables.custom.shard import Answered
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.touched import Touched

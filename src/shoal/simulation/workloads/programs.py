@@ -32,12 +32,12 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.sim.calls import SPEC, Calls
-from shoal.sim.checkers import Ledger, check_canary, check_untorn, violated
-from shoal.sim.harvest import Harvest
-from shoal.sim.node import Program, Sleep
-from shoal.sim.visits import Visits
-from shoal.sim.world import World
+from shoal.simulation.checkers.history import Ledger, check_canary, check_untorn, violated
+from shoal.simulation.node import Program, Sleep
+from shoal.simulation.workloads.bounded import Visits
+from shoal.simulation.workloads.custom import SPEC, Calls
+from shoal.simulation.workloads.leases import Harvest
+from shoal.simulation.world import World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
 INCARNATIONS = 24

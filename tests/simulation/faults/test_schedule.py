@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
-from shoal.sim.menu import MENU, fault_of
-from shoal.sim.scenario import Scenario, simulate
+from shoal.simulation.faults.schedule import MENU, fault_of
+from shoal.simulation.scenario import Scenario, simulate
 
 
 @pytest.mark.parametrize("name", MENU)

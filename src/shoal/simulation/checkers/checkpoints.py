@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shoal.keys import slot_of, tiles
 from shoal.protocol.machine import Save
-from shoal.sim.checkers import violated
+from shoal.simulation.checkers.history import violated
 from shoal.tables.snapshots import overlaid
 
 

@@ -14,9 +14,9 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.registry import unknown
-from shoal.sim.cast import Cast
-from shoal.sim.faults import Faults
-from shoal.sim.world import World
+from shoal.simulation.cluster import Cast
+from shoal.simulation.faults.injector import Faults
+from shoal.simulation.world import World
 
 What = Literal["kill", "stop", "restart", "slow", "partition"]
 MENU = tuple(

@@ -11,8 +11,8 @@ import numpy as np
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.sim.checkers import violated
-from shoal.sim.node import Program
+from shoal.simulation.checkers.history import violated
+from shoal.simulation.node import Program
 from shoal.tables.custom.calls import Call, What, read_answer
 from shoal.tables.custom.shard import HandledShard
 from shoal.tables.spec import Access, TableSpec

@@ -38,9 +38,9 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
-from shoal.sim.connections import Connections
-from shoal.sim.network import Envelope, Network, NetworkOptions
-from shoal.sim.node import Crash, Program, SimNode, Sleep
+from shoal.simulation.connections import Connections
+from shoal.simulation.network import Envelope, Network, NetworkOptions
+from shoal.simulation.node import Crash, Program, SimNode, Sleep
 from shoal.transport.wire import encode, message_of
 
 UNTOLD = ("node", "whole", "servers", "workers")  # of what a node notes

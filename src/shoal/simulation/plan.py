@@ -9,7 +9,7 @@ import msgspec
 from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import SessionOptions
 from shoal.protocol.worker.machine import WorkerOptions
-from shoal.sim.network import NetworkOptions
+from shoal.simulation.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 PHASES = ("joining", "view change", "open round", "parked", "quiet")

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.keys import slot_of
 from shoal.protocol.requests import PullOp, PushOp
-from shoal.sim.checkers import violated
+from shoal.simulation.checkers.history import violated
 from shoal.tables.spec import Access, Consistency, TableSpec
 
 KEYS, ROOM = 48, 16

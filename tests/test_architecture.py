@@ -83,7 +83,10 @@ def test_no_clock_no_chance_no_io(room):
 
 def test_the_environment_is_read_in_few_places():
     allowed = {"cli/training.py", "cli/tools.py", "engines/joining.py", "engines/launcher.py"}
-    allowed |= {"collective/process_group.py", "apps/bench/peers.py"}  # set some, for gloo and Ray
+    allowed |= {
+        "collective/process_group.py",
+        "apps/bench/baselines/peers.py",
+    }  # set some, for gloo and Ray
     found = {str(path.relative_to(ROOT)) for path in MODULES if "os.environ" in path.read_text()}
     assert found <= allowed
 
@@ -108,7 +111,7 @@ def test_nothing_is_unpickled_or_evaluated():
             "torch numpy",
         ),
         ("shoal.transport, shoal.engines.roles", "torch numpy"),
-        ("shoal, shoal.strategies, shoal.cli, shoal.apps.train", "torch"),
+        ("shoal, shoal.strategies, shoal.cli, shoal.apps.train.command", "torch"),
     ],
 )
 def test_rooms_without_torch(modules, absent):

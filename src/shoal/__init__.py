@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import nn
-    from shoal.apps.train import TrainResult, train
+    from shoal.apps.train.command import TrainResult, train
     from shoal.client.client import Client
     from shoal.client.connect import connect
     from shoal.client.context import Context
@@ -47,7 +47,7 @@ _HOME = {
     "Sampler": "shoal.data.sampler",
     "TableSpec": "shoal.tables.spec",
     "TableState": "shoal.pytorch.table_state",
-    "TrainResult": "shoal.apps.train",
+    "TrainResult": "shoal.apps.train.command",
     "access_method": "shoal.tables.sparse.user_methods",
     "asp": "shoal.tables.spec",
     "bsp": "shoal.tables.spec",
@@ -57,7 +57,7 @@ _HOME = {
     "leases": "shoal.client.leases",
     "load_run": "shoal.reports.events",
     "ssp": "shoal.tables.spec",
-    "train": "shoal.apps.train",
+    "train": "shoal.apps.train.command",
 }
 __all__ = [
     "Access",

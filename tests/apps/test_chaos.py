@@ -1,6 +1,6 @@
 """Marks: what is lost, doubled or made up is found by comparing files with the table."""
 
-from shoal.apps.chaos.marks import ACKNOWLEDGED, INTENDED, Verdict, judge
+from shoal.apps.chaos.write_log import ACKNOWLEDGED, INTENDED, Verdict, judge
 
 
 def write(folder, *records):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.apps.resuming import resumed_at
+from shoal.apps.train.resume import resumed_at
 from shoal.errors import DataMissing
 
 SHOAL = [sys.executable, "-m", "shoal"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shoal.apps.bench import stragglers
-from shoal.apps.train import run_job
+from shoal.apps.bench.suites import stragglers
+from shoal.apps.train.command import run_job
 from shoal.apps.why import explain
 from shoal.cli import main
 from shoal.client.client import Client

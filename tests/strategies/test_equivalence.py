@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from shoal.apps.train import run_job
-from shoal.apps.worker import _Batches, build_model, load_dataset, splits_of, updates_of
+from shoal.apps.train.command import run_job
+from shoal.apps.train.worker import _Batches, build_model, load_dataset, splits_of, updates_of
 from shoal.data.catalogue import find_source
 from shoal.jobs.spec import from_mapping
 from shoal.protocol.messages import SCHEDULER

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.resuming import begun_with, environment, resumable, resumed_at, tables_of
-from shoal.apps.train import cluster_tasks
+from shoal.apps.train.command import cluster_tasks
+from shoal.apps.train.resume import begun_with, environment, resumable, resumed_at, tables_of
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue, UsageError

@@ -211,7 +211,7 @@ def server(
     imports: tuple[str, ...],
 ) -> None:
     """Be a server of a cluster on several machines."""
-    from shoal.apps.resuming import begun_with, resumed_at
+    from shoal.apps.train.resume import begun_with, resumed_at
     from shoal.engines.roles import own_address, run_server
 
     if not listen and scheduler.startswith("unix://"):
@@ -273,8 +273,8 @@ def worker(
     **who: Any,
 ) -> None:
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
-    from shoal.apps.resuming import resumed_at
     from shoal.apps.script import become_worker
+    from shoal.apps.train.resume import resumed_at
 
     if who["group"] and resume:
         raise click.UsageError("--resume is the first group's: checkpoints have its tables alone")

@@ -211,8 +211,8 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
     stragglers workers that are slow by turns, and one that always is
     ctr        logistic regression and its kin beside scikit-learn; on the rows of SHOAL_DATA
     """
+    from shoal.apps.bench.command import run_suite, show_rows
     from shoal.apps.bench.plot import plot_rows
-    from shoal.apps.bench.suites import run_suite, show_rows
     from shoal.data.places import search_path
 
     console = Console(stderr=as_json)

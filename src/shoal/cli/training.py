@@ -35,7 +35,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
     shoal train mnist --strategy ssp --staleness 2 --epochs 3
     shoal train csv:wine.csv.gz --model mlp --lr 0.05
     """
-    from shoal.apps.train import run_job
+    from shoal.apps.train.command import run_job
     from shoal.data.places import search_path
     from shoal.reports.events import load_run
     from shoal.reports.live import Live, show_summary

@@ -21,10 +21,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from shoal.apps.chaos.faults import Striker, Struck
-from shoal.apps.chaos.marks import TABLE, Verdict, judge
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
-from shoal.apps.resuming import resumed_at
-from shoal.apps.train import check_job, run_job, summarise, tasks_of
+from shoal.apps.chaos.write_log import TABLE, Verdict, judge
+from shoal.apps.train.command import check_job, run_job, summarise, tasks_of
+from shoal.apps.train.resume import resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine, spare_processes

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from shoal.apps import worker as training
-from shoal.apps.chaos.marks import Marks
+from shoal.apps.chaos.write_log import Marks
+from shoal.apps.train import worker as training
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log

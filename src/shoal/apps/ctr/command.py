@@ -18,8 +18,8 @@ from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.resuming import begun_with, resumable, resumed_at
-from shoal.apps.train import cluster_tasks
+from shoal.apps.train.command import cluster_tasks
+from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job

@@ -12,7 +12,7 @@ import msgspec
 from shoal.apps.ctr.readers import guess, opened
 from shoal.apps.ctr.scores import TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train import cluster_tasks
+from shoal.apps.train.command import cluster_tasks
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.train import cluster_tasks
+from shoal.apps.train.command import cluster_tasks
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec

@@ -68,7 +68,7 @@ class BareChain:
             listener.settimeout(30.0)
             self._rings, between = [], []
             for rank in range(2):
-                entry = "shoal.apps.bench.bare_chain:serve"
+                entry = "shoal.apps.bench.baselines.bare_chain:serve"
                 arguments = {"path": path, "half": half}
                 engine.start(Task(f"bare-{rank}", entry, arguments, ("torch",)))
                 sock, _ = listener.accept()

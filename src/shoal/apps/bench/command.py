@@ -26,7 +26,7 @@ from shoal.apps.bench import (
     wire,
     words,
 )
-from shoal.apps.bench.rooms import rooms
+from shoal.apps.bench.breakdown import rooms
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder

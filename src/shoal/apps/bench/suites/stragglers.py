@@ -110,7 +110,7 @@ def _run(
                 "seconds": seconds,
                 "into": str(path.worker(rank)),
             }
-            name = "shoal.apps.bench.stragglers:run_worker"
+            name = "shoal.apps.bench.suites.stragglers:run_worker"
             engine.start(Task(f"worker-{rank}", name, arguments))
 
         begun = path.worker(0) / "begun"

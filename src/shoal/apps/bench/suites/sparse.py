@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from shoal.apps.bench import growing
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
+from shoal.apps.bench.suites import growth as growing
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster

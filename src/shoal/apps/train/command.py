@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal import factories as imports
-from shoal.apps.resuming import begun_with, resumable, resumed_at
+from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.data.catalogue import find_source
 from shoal.engines.base import DENSE, Task
 from shoal.engines.cluster import scheduler_task, server_task
@@ -233,7 +233,7 @@ def tasks_of(
         tasks.append(
             Task(
                 f"worker-{rank}",
-                "shoal.apps.worker:run_worker",
+                "shoal.apps.train.worker:run_worker",
                 {
                     "job": msgspec.to_builtins(job),
                     "scheduler": engine.address("scheduler"),
@@ -336,7 +336,7 @@ def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Pat
     import torch
     from safetensors.torch import load_file
 
-    from shoal.apps.worker import build_model, load_dataset
+    from shoal.apps.train.worker import build_model, load_dataset
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, job.dtype))

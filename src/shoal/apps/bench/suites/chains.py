@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.apps.bench.bare_chain import BareChain
+from shoal.apps.bench.baselines.bare_chain import BareChain
 from shoal.apps.bench.rows import Batches, Call, Row, beside, gigabytes, throughput, timed
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions

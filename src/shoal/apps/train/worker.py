@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shoal import factories as imports
-from shoal.apps.vision import from_layers, models
+from shoal.apps.train.models import from_layers, models
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup

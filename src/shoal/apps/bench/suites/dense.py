@@ -21,8 +21,8 @@ from itertools import cycle
 
 import torch
 
-from shoal.apps.bench.ceilings import Echo, HandOff
-from shoal.apps.bench.peers import gloo, ray_actor
+from shoal.apps.bench.baselines.ceilings import Echo, HandOff
+from shoal.apps.bench.baselines.peers import gloo, ray_actor
 from shoal.apps.bench.rows import (
     Batches,
     Call,

@@ -106,7 +106,7 @@ def _partner(
     listener.bind(("127.0.0.1", 0) if tcp else path)
     listener.listen(1)
     address = list(listener.getsockname()) if tcp else path
-    entry = f"shoal.apps.bench.ceilings:{entry}"
+    entry = f"shoal.apps.bench.baselines.ceilings:{entry}"
     engine.start(Task(name, entry, {"address": address, **args}, preload=()))
     connected, _ = listener.accept()
     if tcp:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from shoal.apps.bench.ceilings import Echo
+from shoal.apps.bench.baselines.ceilings import Echo
 from shoal.apps.bench.rows import Call, Row, Side, by_turns, latency, microseconds, throughput
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions

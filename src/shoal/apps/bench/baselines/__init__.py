@@ -1,0 +1,1 @@
+"""What suites are measured beside: ceilings and peers."""

@@ -1,0 +1,1 @@
+"""`shoal train`: a job, its workers and the models that it trains."""

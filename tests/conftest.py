@@ -25,7 +25,7 @@ def cluster():
 
         from shoal.client.client import Client
         from shoal.client.options import ClientOptions
-        from shoal.engines.joining import cluster_here
+        from shoal.engines.cluster import cluster_here
 
         engine = cluster_here(servers, workers)
         address = engine.address("scheduler")

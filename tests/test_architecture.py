@@ -12,20 +12,30 @@ import shoal
 ROOT = Path(shoal.__file__).parent
 LEVELS = [
     {"errors", "keys", "registry", "factories"},
-    {"tables", "codecs"},
+    {"tables", "codecs", "data"},
     {"protocol"},
-    {"transport", "collective"},
+    {"transport", "collective", "storage"},
     {"strategies", "graph"},
     {"node", "simulation"},
-    {"client", "runtime"},
-    {"engines"},
+    {"client"},
+    {"pytorch"},
+    {"engines", "nn", "testing"},
     {"jobs"},
     {"apps", "reports"},
     {"cli"},
 ]
-SIBLINGS = ({"node", "simulation"}, {"client", "simulation"})
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-LEVEL["testing"] = LEVEL["nn"] = LEVEL["engines"]
+# Inside protocol/: what all roles share, then the roles, which do not import each other.
+PROTOCOL_LEVELS = [
+    {"views", "limits"},
+    {"messages", "consistency", "namespaces"},
+    {"machine", "requests", "checkpoint_clocks"},
+    {"session", "admin"},
+    {"worker", "server", "scheduler"},
+]
+PROTOCOL_LEVEL = {room: level for level, rooms in enumerate(PROTOCOL_LEVELS) for room in rooms}
+ROLES = {"worker", "server", "scheduler"}
+FILES_IN_A_FOLDER, PROTOCOL_ARROWS = 16, 40
 MODULES = sorted(ROOT.rglob("*.py"))
 FORBIDDEN = {"time", "random", "socket", "threading", "asyncio", "os"}
 
@@ -44,6 +54,27 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def imported_modules(path: Path) -> set[str]:
+    """The modules of Shoal that a file imports, by full name; a package's own name for its init."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in NAMES else node.module)
+    return found & NAMES.keys()
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(path): path for path in MODULES}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_up_the_list(path):
     room = room_of(path)
@@ -55,8 +86,65 @@ def test_imports_point_up_the_list(path):
             continue
         other = parts[1]
         assert LEVEL[other] <= LEVEL[room], f"{room} imports {name}"
-        if {room, other} in SIBLINGS:
-            raise AssertionError(f"{room} imports its sibling {other}")
+        assert {room, other} != {"node", "simulation"}, f"{room} imports its sibling {other}"
+
+
+def test_imports_have_no_circle():
+    """Tarjan's strongly connected components, each of which is to be one module."""
+    graph = {name: imported_modules(path) - {name} for name, path in NAMES.items()}
+    del graph["shoal"]  # loads the public names when they are first used
+    index, low, stack, circles = {}, {}, [], []
+
+    def visit(name):
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(graph[name] - {"shoal"}):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            if len(stack[at:]) > 1:
+                circles.append(stack[at:])
+            del stack[at:]
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    assert not circles
+
+
+def test_no_folder_has_too_many_files():
+    folders = {path.parent for path in MODULES}
+    counts = {str(each.relative_to(ROOT)): len(list(each.glob("*.py"))) for each in folders}
+    assert not {each: count for each, count in counts.items() if count > FILES_IN_A_FOLDER}
+
+
+def protocol_arrows() -> set[tuple[str, str]]:
+    """(who, whom): the folders of `protocol/` and the files directly in it."""
+
+    def unit(name: str) -> str:
+        return name.split(".")[2] if name.count(".") > 1 else ""
+
+    pairs = {
+        (unit(name), unit(other))
+        for name, path in NAMES.items()
+        if name.startswith("shoal.protocol.")
+        for other in imported_modules(path)
+        if other.startswith("shoal.protocol.")
+    }
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def test_roles_do_not_import_each_other():
+    for one, other in sorted(protocol_arrows()):
+        assert not {one, other} <= ROLES, f"{one} imports {other}"
+        assert PROTOCOL_LEVEL[other] <= PROTOCOL_LEVEL[one], f"{one} imports {other}"
+
+
+def test_the_protocol_seen_from_above_is_simple():
+    assert len(protocol_arrows()) <= PROTOCOL_ARROWS
 
 
 @pytest.mark.parametrize("room", ["tables", "simulation"])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.exchanges import bytes_of
+from shoal.client.values import bytes_of
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Reduce
 

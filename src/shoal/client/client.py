@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shoal.client.all_reduce import reduce_of
 from shoal.client.blocking import Blocking
-from shoal.client.exchanges import After, Exchanges, Keys, Lens, ids_of, watch_buffers
+from shoal.client.exchanges import After, Exchanges, Keys, ids_of, watch_buffers
 from shoal.client.options import ClientOptions
+from shoal.client.values import Lens
 from shoal.collective.base import AllReduce, Collective
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError

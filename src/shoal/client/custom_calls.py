@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.exchanges import Lens, check_values
 from shoal.client.sparse_exchanges import keys_of
+from shoal.client.values import Lens, check_values
 from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Answer, Exchange, PullOp

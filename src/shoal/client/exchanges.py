@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.finite import Finite
+from shoal.client.values import Lens, bytes_of, check_values
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.driver import Future
@@ -29,7 +30,6 @@ from shoal.tables.spec import TableSpec
 if TYPE_CHECKING:
     from shoal.client.custom_calls import Calls
 
-Lens = Tensor | np.ndarray | Sequence[int] | None
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
 After = Sequence[Future] | Future
 Finish = Callable[[], Any]
@@ -293,30 +293,6 @@ def _rate(lr: float | None) -> float | None:
 
 def _memory(tensor: Tensor) -> Memory:
     return tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.is_contiguous()
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's memory as bytes; it has to be contiguous and on the CPU."""
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise InvalidValue(
-            f"values have to be contiguous CPU tensors, not {tensor.device.type} of strides "
-            f"{tensor.stride()}; use .cpu().contiguous()"
-        )
-    if not tensor.numel():
-        return memoryview(bytearray())
-    view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
-    return view
-
-
-def check_values(spec: TableSpec, values: Tensor) -> None:
-    """Refuse what is no tensor of the table's dtype."""
-    if not isinstance(values, Tensor):
-        raise InvalidValue(
-            f"table {spec.name!r}: values are a torch.Tensor, not a {type(values).__name__}; use "
-            "torch.as_tensor"
-        )
-    if values.dtype != DTYPES[spec.dtype]:
-        raise InvalidValue(f"table {spec.name!r} holds {spec.dtype} values, not {values.dtype}")
 
 
 def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:

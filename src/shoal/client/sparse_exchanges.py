@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.exchanges import bytes_of, check_values
+from shoal.client.values import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View

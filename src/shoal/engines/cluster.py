@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal.engines.base import DENSE, Task
 from shoal.engines.local import LocalEngine
+from shoal.storage.run_folder import RunFolder
 
 
 def start_cluster(
@@ -52,3 +57,18 @@ def server_task(
     listen = listen or engine.address(f"server-{rank}")
     options = {"scheduler": scheduler, "listen": listen, "rank": rank}
     return Task(f"server-{rank}", "shoal.engines.roles:run_server", options | more, preload)
+
+
+def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
+    """A scheduler and servers on this machine, for workers that will join, as `start_cluster`."""
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
+    (folder.path / "logs").mkdir()
+    engine = LocalEngine(folder)
+    engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
+    start_cluster(engine, servers, workers, **options)
+    return engine
+
+
+def new_token() -> str:
+    """A fresh secret for a cluster that other hosts can reach."""
+    return secrets.token_urlsafe(24)

@@ -10,22 +10,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from shoal.client.client import Client
 from shoal.client.connect import scheduler_at
 from shoal.client.context import Context, joined, set_current
 from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
+from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
+from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable
-from shoal.storage.run_folder import RunFolder
 
 
 def init(
@@ -76,8 +71,6 @@ def init(
     found = [importable(each) for each in imports]
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        from shoal.engines.torchrun import gather
-
         address, secret, engine, wish = gather(env, count, found)
     elif not address:
         engine = cluster_here(servers=count, workers=1, imports=found, token=secret)
@@ -112,18 +105,3 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
         return int(env.get(name, default))
     except ValueError:
         raise InvalidValue(f"{name}={env[name]!r} is not a whole number") from None
-
-
-def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
-    """A scheduler and servers on this machine, for workers that will join, as `start_cluster`."""
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
-    (folder.path / "logs").mkdir()
-    engine = LocalEngine(folder)
-    engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
-    start_cluster(engine, servers, workers, **options)
-    return engine
-
-
-def new_token() -> str:
-    """A fresh secret for a cluster that other hosts can reach."""
-    return secrets.token_urlsafe(24)

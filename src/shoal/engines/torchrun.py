@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from shoal.engines.joining import cluster_here, new_token
+from shoal.engines.cluster import cluster_here, new_token
 from shoal.engines.local import LocalEngine
 
 KEY = "shoal/scheduler"

@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.errors import InvalidValue
+from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -20,7 +21,6 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.request_log import WINDOW
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, Member
 from shoal.tables.spec import bsp, ssp

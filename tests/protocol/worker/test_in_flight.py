@@ -1,6 +1,7 @@
 """What a worker may send, and after what: gates, what is followed, window, credits."""
 
 from shoal.keys import KeyRange
+from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Ticked
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
@@ -8,7 +9,6 @@ from shoal.protocol.requests import (
     PullOp,
     PushOp,
 )
-from shoal.protocol.server.request_log import WINDOW
 from shoal.tables.spec import bsp, ssp
 
 

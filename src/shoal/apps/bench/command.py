@@ -14,19 +14,19 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shoal.apps.bench import (
+from shoal.apps.bench.breakdown import rooms
+from shoal.apps.bench.suites import (
     allreduce,
     chains,
-    clicks,
+    ctr,
     dense,
-    moving,
+    rebalance,
     sparse,
     stragglers,
     training,
     wire,
-    words,
+    word2vec,
 )
-from shoal.apps.bench.breakdown import rooms
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
@@ -36,10 +36,10 @@ SUITES = {
     "dense": dense,
     "sparse": sparse,
     "train": training,
-    "word2vec": words,
-    "ctr": clicks,
+    "word2vec": word2vec,
+    "ctr": ctr,
     "allreduce": allreduce,
-    "moving": moving,
+    "moving": rebalance,
     "stragglers": stragglers,
 }
 
@@ -64,8 +64,8 @@ def run_suite(
     chosen: Any = chains if replicas > 1 and suite == "dense" else SUITES[suite]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         folder = RunFolder.create(Path(path), suite)
-        given: tuple[Any, ...] = (data_dirs,) if chosen in (words, clicks) else ()
-        given = (replicas,) if chosen in (chains, moving) else given
+        given: tuple[Any, ...] = (data_dirs,) if chosen in (word2vec, ctr) else ()
+        given = (replicas,) if chosen in (chains, rebalance) else given
         measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}

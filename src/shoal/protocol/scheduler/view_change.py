@@ -8,27 +8,97 @@ moves rows, servers are asked to `Drain`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 
 import msgspec
 
 from shoal.protocol.checkpoint_clocks import marked
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
+from shoal.protocol.messages import Drain, Drained, End, Freeze, Frozen, NewView, Waiting
 from shoal.protocol.scheduler.journal import Record, SchedulerOptions
 from shoal.protocol.scheduler.lease_ledgers import Ledgers
 from shoal.protocol.scheduler.members import Roster
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.scheduler.migration import Relocating
 from shoal.protocol.scheduler.placement import crowded, lost
-from shoal.protocol.scheduler.proposal import Proposal
 from shoal.protocol.scheduler.rebalance import settled
 from shoal.protocol.scheduler.table_catalog import Declared
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
 SOON_S = 0.5  # after which rows may move that could not, though nobody was waited for in vain
+
+
+class Proposal:
+    """What servers are asked, and have answered.
+
+    number:   of the view; asked of a server until it answers
+    reason:   for it, where that is not who came and went
+    since:    when it was begun
+    drains:   whether servers were to drain first
+    draining: ... and still are
+    """
+
+    def __init__(
+        self, number: ViewId, reason: str, drain: bool, resend_s: float, now: float
+    ) -> None:
+        self.number = number
+        self.reason = reason
+        self.since = now
+        self.drains = drain
+        self.again_at = -inf
+        self.draining = drain
+        self._resend_s = resend_s
+        self._drained: set[NodeId] = set()
+        self._promises: dict[NodeId, Frozen] = {}
+
+    def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
+        """Those that have not answered."""
+        self.again_at = now + self._resend_s
+        self.remind(servers, out)
+
+    def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
+        """... of some, that may not have been reached before."""
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
+        question = Drain(self.number) if self.draining else Freeze(self.number)
+        out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
+
+    def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
+        """Whether it is for this view, and not for one before."""
+        if promise.view != self.number:
+            return False
+        if isinstance(promise, Frozen):
+            self._promises[server] = promise
+        else:
+            self._drained.add(server)
+        return True
+
+    def hurry(self) -> None:
+        """Somebody is gone: what is under way between servers may never come there."""
+        if self.draining:
+            self.draining, self.again_at = False, -inf
+
+    def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
+        """Ask for what is to be asked next; whether all have promised."""
+        if self.draining and all(node in self._drained for node in servers):
+            self.hurry()
+        if self.again_at == -inf:
+            self.ask(servers, now, out)
+        return not self.draining and all(node in self._promises for node in servers)
+
+    def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
+        """For whom the scheduler waits."""
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
+        absent = sorted(member.name for member in servers if member.id not in answered)
+        what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
+        todo = "drain" if self.draining else "freeze"
+        reason = f"waits for {', '.join(absent)} to {todo}"
+        return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
+
+    def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
+        """Of those that are still here."""
+        return [self._promises[node] for node in servers]
 
 
 class Succession:

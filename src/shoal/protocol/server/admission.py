@@ -9,8 +9,9 @@ from typing import Literal
 import msgspec
 
 from shoal.keys import KeyRange
+from shoal.protocol.limits import KEYS_MAX, WINDOW
 from shoal.protocol.messages import SAME, Part, Probe, Request
-from shoal.protocol.server.request_log import WINDOW, Copy, Cut, Window
+from shoal.protocol.server.request_log import Copy, Cut, Window
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -28,7 +29,6 @@ Verdict = Literal[
 ]
 TAKEN = ("fresh", "again")
 FOOTPRINTS_KEPT = 256
-KEYS_MAX = 1 << 22  # of a sparse table, in one part of a request
 
 Parts = tuple[Part, ...]
 Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Effects, Note, Sink, Story
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.admission import TAKEN, Gate, Verdict
 from shoal.protocol.server.executor import Execution
 from shoal.protocol.server.replies import Answers
-from shoal.protocol.server.request_log import WINDOW
 from shoal.protocol.server.staging import Intake, Taken
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId

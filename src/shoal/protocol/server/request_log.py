@@ -11,7 +11,6 @@ from shoal.protocol.messages import Code, Part
 from shoal.protocol.server.shards import Staged
 from shoal.protocol.views import Arc
 
-WINDOW = 256  # requests that one worker may have in flight
 NOT_BEGUN = -1
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from shoal.protocol.server.request_log import WINDOW, Window
+from shoal.protocol.limits import WINDOW
+from shoal.protocol.server.request_log import Window
 from shoal.protocol.server.shards import Staged
 from shoal.protocol.views import NodeId
 

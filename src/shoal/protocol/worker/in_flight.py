@@ -13,9 +13,9 @@ from math import inf
 
 import msgspec
 
+from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Exchange
-from shoal.protocol.server.request_log import WINDOW
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 from shoal.protocol.worker.routing import LegPlan, Share
 

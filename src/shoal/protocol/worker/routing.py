@@ -14,10 +14,10 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
+from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
 from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
-from shoal.protocol.server.admission import KEYS_MAX
 from shoal.protocol.views import NodeId, View
 from shoal.tables.spec import asp
 

@@ -1,0 +1,6 @@
+"""Limits that workers keep to and servers enforce."""
+
+from __future__ import annotations
+
+WINDOW = 256  # requests that one worker may have in flight
+KEYS_MAX = 1 << 22  # of a sparse table, in one part of a request

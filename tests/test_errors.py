@@ -40,7 +40,7 @@ def test_every_error_survives_pickling(kind):
     error = kind("what to do", ["first event", "second event"])
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(twin) is kind
-        assert (twin.message, twin.story) == ("what to do", ("first event", "second event"))
+        assert (twin.message, twin.trace) == ("what to do", ("first event", "second event"))
         assert (str(twin), twin.args) == (str(error), ("what to do",))
 
 

@@ -42,22 +42,22 @@ from collections.abc import Iterable
 
 
 class ShoalError(Exception):
-    """The base of every error here. Its text says what to do; `story` holds the last events."""
+    """The base of every error here. Its text says what to do; `trace` holds the last events."""
 
-    def __init__(self, message: str = "", story: Iterable[str] = ()) -> None:
+    def __init__(self, message: str = "", trace: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.message = message
-        self.story = tuple(story)
+        self.trace = tuple(trace)
 
     def __str__(self) -> str:
-        if not self.story:
+        if not self.trace:
             return self.message
         return "\n".join(
-            [self.message, "  the last events:", *(f"    {line}" for line in self.story)]
+            [self.message, "  the last events:", *(f"    {line}" for line in self.trace)]
         )
 
     def __reduce__(self) -> tuple[type[ShoalError], tuple[str, tuple[str, ...]]]:
-        return type(self), (self.message, self.story)
+        return type(self), (self.message, self.trace)
 
 
 class UsageError(ShoalError):

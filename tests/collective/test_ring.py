@@ -6,7 +6,7 @@ import pytest
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Joined, Lacking, NewView, Piece
+from shoal.protocol.messages import SCHEDULER, Joined, MissingPieces, NewView, Piece
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -29,7 +29,7 @@ def machine():
     )
     made.handle(Received(SCHEDULER, Joined(11, 0)), 0.0)
     made.handle(Received(SCHEDULER, NewView(View(1, 1, (), members))), 0.0)
-    made.handle(Received("w-1", Lacking(made.ring._name, 0)), 0.0)
+    made.handle(Received("w-1", MissingPieces(made.ring._name, 0)), 0.0)
     return made
 
 
@@ -43,14 +43,14 @@ def test_a_piece_that_began_to_come_before_it_was_asked_for_is_asked_for_at_once
     assert isinstance(machine.arriving("w-1", piece, values.nbytes // 2), Discard)
     machine.handle(Asked(1, reduce_of(values)), 1.0)
     effects = machine.handle(Received("w-1", piece), 1.1)
-    assert sent(effects, Lacking) == [Lacking(machine.ring._name, 0, (1,), ())]
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), ())]
 
 
 def test_a_piece_that_came_before_is_asked_for_with_the_sum(machine):
     piece = Piece(machine.ring._name, 0, 1, False, 1 << 18)
     machine.handle(Received("w-1", piece), 1.0)
     effects = machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 1.1)
-    assert sent(effects, Lacking) == [Lacking(machine.ring._name, 0, (1,), (0,))]
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), (0,))]
     assert [p.piece for p in sent(effects, Piece)] == [0]
 
 
@@ -68,7 +68,7 @@ def test_what_is_of_no_ring_of_ours_changes_nothing(machine):
     for sender, message in [
         ("w-1", Piece(1, 0, 0, True, 32)),
         ("w-7", Piece(machine.ring._name, 0, 0, True, 32)),
-        ("w-1", Lacking(machine.ring._name, 0, (-1, 7, 1 << 40), (99,))),
+        ("w-1", MissingPieces(machine.ring._name, 0, (-1, 7, 1 << 40), (99,))),
     ]:
         effects = machine.handle(Received(sender, message), 1.1)
         assert not sent(effects, Piece)

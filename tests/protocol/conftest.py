@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import (
     Asked,
     Discard,
@@ -22,15 +22,15 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import (
     SCHEDULER,
-    Because,
     Frozen,
+    GroupProgress,
     Join,
     NewView,
     Part,
     Reply,
     Request,
-    Standing,
-    Why,
+    StatusReply,
+    StatusRequest,
 )
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.scheduler.journal import SchedulerOptions
@@ -38,7 +38,7 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.views import Arc, Member, View
+from shoal.protocol.views import Member, Placement, View
 from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import TableSpec, asp, bsp
@@ -63,7 +63,7 @@ def view_of(number=1, servers=1, workers=2, tables=(), first_clock=0, replicas=1
 
 def held_by(view, rank, table=0):
     """The rows of which a server is the head."""
-    held = [arc.rows for arc in view.arcs[table] if arc.chain[0] == rank]
+    held = [placement.rows for placement in view.placements[table] if placement.chain[0] == rank]
     return held[0] if held else KeyRange(0, 0)
 
 
@@ -195,10 +195,10 @@ class ServerRig(Rig):
         self.view = view
         return self.receive(SCHEDULER, NewView(view))
 
-    def ask(self, rank, seq, payload=b"", view=None, settled_below=0, clock=0, **more):
+    def ask(self, rank, seq, payload=b"", view=None, forget_below=0, clock=0, **more):
         """A request of a worker's; returns the codes of the replies that go to it."""
         view = self.view.id if view is None else view
-        request = Request(view, 11 + rank, seq, settled_below, clock, **more)
+        request = Request(view, 11 + rank, seq, forget_below, clock, **more)
         self.receive(f"worker-{rank}", request, payload)
         return self.codes(f"worker-{rank}")
 
@@ -232,10 +232,14 @@ class Chain:
         tables = [table(rule, ROWS, ROWS, f"w{n}") for n, rule in enumerate(rules or (None,))]
         self.spec = tables[0]
         view = view_of(servers=length, workers=workers, tables=tuple(tables))
-        arc = Arc(KeyRange(0, ROWS), tuple(range(length)))
-        self.view = replace(view, arcs=((arc,),) * len(tables))
+        placement = Placement(KeyRange(0, ROWS), tuple(range(length)))
+        self.view = replace(view, placements=((placement,),) * len(tables))
         self.servers = [
-            ServerMachine(Session(f"server-{r}", "server"), DenseShard, markers=Markers(save_every))
+            ServerMachine(
+                Session(f"server-{r}", "server"),
+                DenseShard,
+                checkpoint_clocks=CheckpointClocks(save_every),
+            )
             for r in range(length)
         ]
         self.under_way = []  # (from, effect) between servers
@@ -284,7 +288,7 @@ class Chain:
         payload = as_bytes(*values) if values else b""
         if values:
             more["pushes"] = (Part(table, 0, ROWS),)
-        below, clock = more.pop("settled_below", 0), more.pop("clock", 0)
+        below, clock = more.pop("forget_below", 0), more.pop("clock", 0)
         request = Request(self.view.id, 11 + worker, seq, below, clock, **more)
         self.receive(rank, f"worker-{worker}", request, payload)
         return [(to, n, code) for to, n, code, _ in self.told]
@@ -296,11 +300,11 @@ class Chain:
         """A view in which these servers are gone."""
         before = self.view
         living = tuple(m for m in before.servers if m.rank not in dead)
-        arcs = tuple(
-            tuple(replace(a, chain=tuple(r for r in a.chain if r not in dead)) for a in arcs)
-            for arcs in before.arcs
+        placements = tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r not in dead)) for a in placements)
+            for placements in before.placements
         )
-        self.view = replace(before, number=before.number + 1, servers=living, arcs=arcs)
+        self.view = replace(before, number=before.number + 1, servers=living, placements=placements)
         self.under_way = [each for each in self.under_way if each[0] not in dead]
         self.told = []
         for member in living:
@@ -339,8 +343,10 @@ class SchedulerRig(Rig):
                 self.promise()
 
     def promise(self, clocks=(), open_round=0):
-        frozen = Frozen(self.machine._views._proposal.number, clocks, (Standing("", open_round),))
-        for node, member in list(self.machine.roster.members.items()):
+        frozen = Frozen(
+            self.machine._views._proposal.number, clocks, (GroupProgress("", open_round),)
+        )
+        for node, member in list(self.machine.members.by_id.items()):
             if member.role == "server":
                 self.receive(node, frozen)
 
@@ -349,8 +355,8 @@ class SchedulerRig(Rig):
         return {send.to: send.message for send in self.sends(kind)}
 
     def why(self):
-        self.receive("somebody", Why())
-        return list(self.told(Because)["somebody"].waits)
+        self.receive("somebody", StatusRequest())
+        return list(self.told(StatusReply)["somebody"].waits)
 
     def restart(self):
         return SchedulerRig(self.journal, **asdict(self.machine.options))

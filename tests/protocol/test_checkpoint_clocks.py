@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from shoal.protocol.checkpoint_clocks import AHEAD, KEPT, Markers, marked
+from shoal.protocol.checkpoint_clocks import AHEAD, KEPT, CheckpointClocks, marked
 from shoal.protocol.machine import Received, Send
-from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, Standing
+from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, GroupProgress, NewView
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View
 from shoal.tables.spec import TableSpec, bsp, ssp
@@ -16,19 +16,19 @@ VIEW = View(1, 1, (), WORKERS, (TableSpec("w", 8, consistency=bsp()),))
 
 def at(clocks, open_round, **more):
     """What a server promises."""
-    return Frozen((1, 2), clocks, (Standing("", open_round, **more),))
+    return Frozen((1, 2), clocks, (GroupProgress("", open_round, **more),))
 
 
 def test_those_that_views_name_and_every_so_many():
-    markers = Markers()
-    assert not markers
-    assert (markers.latest(100), markers.following(0)) == (0, FOREVER)
-    markers.adopt(replace(VIEW, markers=(7, 30)))
-    assert [markers.latest(at) for at in (6, 7, 29, 30, FOREVER)] == [0, 7, 7, 30, 0]
-    assert [markers.following(at) for at in (0, 7, 30)] == [7, 30, FOREVER]
-    assert [at for at in range(40) if markers.at(at)] == [7, 30]
-    both = Markers(10)
-    both.adopt(replace(VIEW, markers=(7,)))
+    checkpoint_clocks = CheckpointClocks()
+    assert not checkpoint_clocks
+    assert (checkpoint_clocks.latest(100), checkpoint_clocks.following(0)) == (0, FOREVER)
+    checkpoint_clocks.adopt(replace(VIEW, checkpoint_clocks=(7, 30)))
+    assert [checkpoint_clocks.latest(at) for at in (6, 7, 29, 30, FOREVER)] == [0, 7, 7, 30, 0]
+    assert [checkpoint_clocks.following(at) for at in (0, 7, 30)] == [7, 30, FOREVER]
+    assert [at for at in range(40) if checkpoint_clocks.at(at)] == [7, 30]
+    both = CheckpointClocks(10)
+    both.adopt(replace(VIEW, checkpoint_clocks=(7,)))
     assert [at for at in range(35) if both.at(at)] == [7, 10, 20, 30]
     assert [both.following(at) for at in (0, 7, 10)] == [7, 10, 20]
 
@@ -59,7 +59,7 @@ def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
         effects = server.handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
         [promise] = [each.message for each in effects if isinstance(each, Send)]
         assert promise.standing("").closed == 8
-    chain.view = replace(chain.view, number=9, markers=(6, 12))
+    chain.view = replace(chain.view, number=9, checkpoint_clocks=(6, 12))
     for rank in range(length):
         chain.receive(rank, SCHEDULER, NewView(chain.view))
     for worker in (0, 1):
@@ -69,7 +69,7 @@ def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
 
 
 def test_the_last_one_is_still_to_come():
-    before = replace(VIEW, markers=(3, 9))
+    before = replace(VIEW, checkpoint_clocks=(3, 9))
     assert marked(before, [at(((11, 8),), 8)]) == (3, 9)
     fast = at(((11, 8), (12, 30)), 8)
     assert marked(before, [fast]) == (3, 9)  # the slowest has not come to it
@@ -81,29 +81,29 @@ def test_the_last_one_is_still_to_come():
 def test_only_the_latest_are_kept():
     view = VIEW
     for clock in range(0, 20 * KEPT, 20):
-        view = replace(view, markers=marked(view, [at(((11, clock),), clock)]))
-    assert len(view.markers) == KEPT
-    assert view.markers[-1] == 20 * (KEPT - 1) + AHEAD
+        view = replace(view, checkpoint_clocks=marked(view, [at(((11, clock),), clock)]))
+    assert len(view.checkpoint_clocks) == KEPT
+    assert view.checkpoint_clocks[-1] == 20 * (KEPT - 1) + AHEAD
 
 
 def test_views_name_them_as_often_as_the_scheduler_is_told_to(rigs):
     rig = rigs.SchedulerRig(checkpoint_s=5.0)
     rig.join("server-0", "worker-0", "worker-1")
-    assert rig.view.markers == ()
+    assert rig.view.checkpoint_clocks == ()
     rig.at(4.9)
     assert rig.sent(Freeze) == []
     rig.at(5.0)
     assert rig.told(Freeze) == {"server-0": Freeze((1, 2))}
     rig.promise(clocks=((2, 30), (3, 28)), open_round=28)
-    assert rig.view.markers == (30 + AHEAD,)
+    assert rig.view.checkpoint_clocks == (30 + AHEAD,)
     assert rig.view.reason == "a checkpoint is due"
     again = rig.restart()  # it goes on naming them, and remembers those it has named
     again.at(6.0)
     again.promise()
-    assert again.view.markers == (30 + AHEAD,)
+    assert again.view.checkpoint_clocks == (30 + AHEAD,)
     again.at(11.0)
     again.promise(clocks=((2, 50), (3, 47)), open_round=50)
-    assert again.view.markers == (30 + AHEAD, 50 + AHEAD)
+    assert again.view.checkpoint_clocks == (30 + AHEAD, 50 + AHEAD)
 
 
 def test_without_seconds_none_are_named(rigs):

@@ -11,11 +11,13 @@ from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import PeerLost
 from shoal.protocol.messages import (
     Abort,
+    BarrierArrival,
+    BarrierReleased,
     Declare,
     End,
-    Enter,
     Finish,
     Frozen,
+    GroupProgress,
     Heartbeat,
     Join,
     Joined,
@@ -25,10 +27,8 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     Part,
-    Released,
     Reply,
     Request,
-    Standing,
 )
 from shoal.protocol.namespaces import local, qualified, seen_from
 from shoal.protocol.requests import Exchange, PullOp, PushOp
@@ -43,7 +43,7 @@ def guest(rig, name, size=1, group="eval"):
 
 
 def incarnation(rig, node):
-    return rig.machine.roster.members[node].incarnation
+    return rig.machine.members.by_id[node].incarnation
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def attached(started):
 def alive(rig, now):
     """Everybody is heard of."""
     rig.now = now
-    for node, member in list(rig.machine.roster.members.items()):
-        if node not in rig.machine.roster.finished:
+    for node, member in list(rig.machine.members.by_id.items()):
+        if node not in rig.machine.members.finished:
             rig.receive(node, Heartbeat(member.incarnation, 1, rig.view.id))
 
 
@@ -89,7 +89,7 @@ def test_who_dies_before_the_group_begins_is_waited_for(started):
     started.handle(PeerLost("guest-0"))
     alive_at = started.now + 1.9
     alive(started, alive_at)
-    started.machine.roster.detector.cut_off("guest-0", started.now - 5)
+    started.machine.members.detector.cut_off("guest-0", started.now - 5)
     started.at(started.now + 0.2)
     guest(started, "guest-1", size=2)
     assert started.machine._views._proposal is None
@@ -118,7 +118,7 @@ def test_a_group_that_has_begun_takes_another_only_where_workers_may_come_and_go
     guest(started, "guest-0", size=2)
     guest(started, "guest-1", size=2)
     started.promise()
-    started.machine.roster.remove("guest-1")
+    started.machine.members.remove("guest-1")
     guest(started, "guest-2", size=2)
     assert "too late: group 'eval' has started" in started.told(NotJoined)["guest-2"].reason
     rig = rigs.SchedulerRig(elastic=True)
@@ -126,7 +126,7 @@ def test_a_group_that_has_begun_takes_another_only_where_workers_may_come_and_go
     guest(rig, "guest-0")
     rig.promise()
     guest(rig, "guest-1")
-    frozen = Frozen(rig.machine._views._proposal.number, (), (Standing("eval", 4, 6),))
+    frozen = Frozen(rig.machine._views._proposal.number, (), (GroupProgress("eval", 4, 6),))
     rig.receive("server-0", frozen)
     assert [member.first_clock for member in rig.view.workers] == [0, 0, 0, 6]
 
@@ -155,14 +155,14 @@ def test_a_group_without_any_end_is_not_the_runs(attached):
 def test_who_has_finished_long_ago_is_forgotten(attached):
     attached.receive("guest-0", Finish(incarnation(attached, "guest-0")))
     attached.promise()
-    assert "guest-0" in attached.machine.roster.members  # its answer may be lost
+    assert "guest-0" in attached.machine.members.by_id  # its answer may be lost
     alive(attached, 61.0)
     guest(attached, "guest-1")
     attached.promise()
     assert attached.view.group("eval")[0].rank == 0
-    assert "guest-0" not in attached.machine.roster.members
+    assert "guest-0" not in attached.machine.members.by_id
     assert set(attached.machine.ledgers.records()) <= {""}
-    assert not attached.machine.roster.finished
+    assert not attached.machine.members.finished
 
 
 def test_who_has_left_is_named_while_rounds_of_its_group_wait(rigs):
@@ -172,7 +172,7 @@ def test_who_has_left_is_named_while_rounds_of_its_group_wait(rigs):
         gone = Member("gone", "worker", 0, 9, last_clock=FOREVER, group="eval")
         before = replace(rigs.view_of(servers=1), departed=(gone,))
         members = {m.id: m for m in (*before.servers, *before.workers)}
-        promise = Frozen((1, 3), (), (Standing("eval", 4, waits=waits),))
+        promise = Frozen((1, 3), (), (GroupProgress("eval", 4, waits=waits),))
         return next_view((1, 3), members, before, (), [promise], "").departed
 
     assert len(departed(waits=True)) == 1
@@ -196,9 +196,9 @@ def test_who_has_finished_can_end_nothing(attached):
     guest(attached, "guest-1")
     attached.promise()
     attached.receive("guest-0", Abort("late"))
-    attached.receive("guest-0", Enter(inc, "epoch", 0, ("workers",)))
+    attached.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
     attached.receive("guest-0", Lease(inc, 0, 1, 4))
-    assert not attached.sent(End) + attached.sent(Released) + attached.sent(Leased)
+    assert not attached.sent(End) + attached.sent(BarrierReleased) + attached.sent(Leased)
     assert [member.id for member in attached.view.group("eval")] == ["guest-1"]
 
 
@@ -221,7 +221,7 @@ def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_repla
     rig.promise()
     one, other = incarnation(rig, "guest-0"), incarnation(rig, "guest-1")
     rig.receive("guest-0", Lease(one, 0, 1, 4))
-    rig.receive("guest-0", Enter(one, "go", 0, ("workers",)))
+    rig.receive("guest-0", BarrierArrival(one, "go", 0, ("workers",)))
     for node in ("guest-0", "guest-1"):
         rig.machine._lost(node, "killed", rig.now, [])
     rig.promise(clocks=((one, 0), (other, 0)))
@@ -229,8 +229,8 @@ def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_repla
     guest(rig, "guest-3", size=2)
     rig.promise()
     anew = incarnation(rig, "guest-2")
-    rig.receive("guest-2", Enter(anew, "go", 0, ("workers",)))
-    assert not rig.sent(Released)
+    rig.receive("guest-2", BarrierArrival(anew, "go", 0, ("workers",)))
+    assert not rig.sent(BarrierReleased)
     rig.receive("guest-2", Lease(anew, 0, 1, 4 if elastic else 8))
     assert rig.told(Leased)["guest-2"].count == (1 if elastic else 2)
 
@@ -239,19 +239,21 @@ def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_repla
 
 
 def test_barriers_of_a_name_are_one_in_each_group(attached):
-    attached.receive("guest-0", Enter(incarnation(attached, "guest-0"), "epoch", 0, ("workers",)))
-    assert attached.told(Released) == {"guest-0": Released("epoch", 0)}
-    attached.receive("worker-0", Enter(2, "epoch", 0, ("workers",)))
-    assert not attached.sent(Released)
-    attached.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
-    assert set(attached.told(Released)) == {"worker-0", "worker-1"}
+    attached.receive(
+        "guest-0", BarrierArrival(incarnation(attached, "guest-0"), "epoch", 0, ("workers",))
+    )
+    assert attached.told(BarrierReleased) == {"guest-0": BarrierReleased("epoch", 0)}
+    attached.receive("worker-0", BarrierArrival(2, "epoch", 0, ("workers",)))
+    assert not attached.sent(BarrierReleased)
+    attached.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
+    assert set(attached.told(BarrierReleased)) == {"worker-0", "worker-1"}
 
 
 def test_the_next_group_of_a_name_begins_anew(attached):
     def life(node):
         inc = incarnation(attached, node)
-        attached.receive(node, Enter(inc, "epoch", 0, ("workers",)))
-        assert attached.told(Released) == {node: Released("epoch", 0)}
+        attached.receive(node, BarrierArrival(inc, "epoch", 0, ("workers",)))
+        assert attached.told(BarrierReleased) == {node: BarrierReleased("epoch", 0)}
         attached.receive(node, Lease(inc, 0, 1, 4))
         assert attached.told(Leased)[node] == Leased(0, 0, 0, 2, False)
         attached.receive(node, Finish(inc))
@@ -268,13 +270,13 @@ def test_the_next_group_of_a_name_begins_anew(attached):
 def test_a_scheduler_that_restarts_knows_the_groups(attached, rigs):
     inc = incarnation(attached, "guest-0")
     attached.receive("guest-0", Lease(inc, 0, 1, 4))
-    attached.receive("guest-0", Enter(inc, "epoch", 0, ("workers",)))
+    attached.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
     again = rigs.SchedulerRig(attached.journal)
     again.at(0.0)
     again.promise()
     assert again.view.group("eval")[0].group_size == 1
-    again.receive("guest-0", Enter(inc, "epoch", 0, ("workers",)))
-    assert again.told(Released) == {"guest-0": Released("epoch", 0)}
+    again.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
+    assert again.told(BarrierReleased) == {"guest-0": BarrierReleased("epoch", 0)}
     again.receive("guest-0", Lease(inc, 2, 1, 4))
     assert again.told(Leased)["guest-0"] == Leased(2, 0, 2, 1, False)
 
@@ -326,7 +328,7 @@ def test_a_view_has_the_names_that_a_worker_says(rigs):
     assert seen_from(view, "") is view
     seen = seen_from(view, "eval")
     assert [spec.name for spec in seen.tables] == ["/w", "w", "/evaluation/w"]
-    assert seen.arcs_of("w") == view.arcs_of("eval/w")
+    assert seen.placements_of("w") == view.placements_of("eval/w")
 
 
 def test_who_may_push_what(rigs):
@@ -334,11 +336,11 @@ def test_who_may_push_what(rigs):
     view = rigs.view_of(servers=1, tables=tables)
     router, rows = Router(view, "eval"), KeyRange(0, 4)
     with pytest.raises(InvalidValue, match="table 'w' is bsp and goes by the clocks of the first"):
-        router.legs(Exchange((PushOp("w", rows, rigs.as_bytes(1, 1, 1, 1)),)))
-    assert router.legs(Exchange((PushOp("shared", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+        router.sub_requests(Exchange((PushOp("w", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+    assert router.sub_requests(Exchange((PushOp("shared", rows, rigs.as_bytes(1, 1, 1, 1)),)))
     out = memoryview(bytearray(32))
-    assert router.legs(Exchange(pulls=(PullOp("w", rows, out),)))
-    assert Router(view).legs(Exchange(pulls=(PullOp("/w", rows, out),)))  # as others say it
+    assert router.sub_requests(Exchange(pulls=(PullOp("w", rows, out),)))
+    assert Router(view).sub_requests(Exchange(pulls=(PullOp("/w", rows, out),)))  # as others say it
 
 
 @pytest.fixture

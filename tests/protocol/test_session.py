@@ -5,8 +5,9 @@ import pytest
 from shoal.errors import JoinRefused, JoinTimeout, RunAborted
 from shoal.protocol.machine import Resolve, Send, Stop
 from shoal.protocol.messages import (
+    BarrierArrival,
+    BarrierReleased,
     End,
-    Enter,
     Finish,
     Finished,
     Heartbeat,
@@ -14,7 +15,6 @@ from shoal.protocol.messages import (
     Joined,
     NewView,
     NotJoined,
-    Released,
 )
 from shoal.protocol.requests import Cancel, FinishWork
 from shoal.protocol.session import Session, SessionOptions
@@ -140,14 +140,14 @@ def test_a_view_with_another_incarnation_of_it_ends_it(joined, rigs):
 def test_questions_are_repeated_until_they_are_answered(joined):
     out = []
     joined.session.enter_barrier(1, "epoch", ("workers",), 0.0, out)
-    assert joined.heard(out) == [Enter(11, "epoch", 0, ("workers",))]
+    assert joined.heard(out) == [BarrierArrival(11, "epoch", 0, ("workers",))]
     assert joined.session.questions() == ["barrier epoch 0"]
-    assert Enter(11, "epoch", 0, ("workers",)) in joined.tick(0.5)
-    joined.handle(Released("epoch", 1))  # of somebody who is ahead
+    assert BarrierArrival(11, "epoch", 0, ("workers",)) in joined.tick(0.5)
+    joined.handle(BarrierReleased("epoch", 1))  # of somebody who is ahead
     assert joined.resolved == {}
-    joined.handle(Released("epoch", 0))
+    joined.handle(BarrierReleased("epoch", 0))
     assert joined.resolved == {1: None}
-    joined.handle(Released("epoch", 0))
+    joined.handle(BarrierReleased("epoch", 0))
     assert joined.resolved == {}
 
 

@@ -104,8 +104,8 @@ def test_keys_travel_again_where_they_are_not_the_same(rigs, why):
     pushes = (push, push) if why == "two pushes" else (push,)
     pulled = ordered(1, 2, 3) if why == "other memory" else keys
     pull = PullOp("e", ALL, values(0, 0, 0), pulled)
-    for leg in router.legs(Exchange(pushes, True, (pull,))):
-        for share in leg.shares:
+    for sub_request in router.sub_requests(Exchange(pushes, True, (pull,))):
+        for share in sub_request.server_parts:
             assert all(part.keys >= 0 for part in share.pulls)
 
 

@@ -92,5 +92,5 @@ def test_replicas_are_on_servers_of_different_labels(by_hand):
         client.create_table(TableSpec("w", 80, fragment_rows=2, access=Access("sum"), merge="sum"))
         hosts = {member.rank: member.host for member in client.view.servers}
         assert sorted(hosts.values()) == ["a", "a", "b", "b"]
-        for arc in client.view.arcs_of("w"):
-            assert {hosts[rank] for rank in arc.full} == {"a", "b"}
+        for placement in client.view.placements_of("w"):
+            assert {hosts[rank] for rank in placement.in_sync} == {"a", "b"}

@@ -52,15 +52,20 @@ def server_names(client):
 
 
 def holders(client):
-    return {rank for arcs in client.view.arcs for arc in arcs for rank in arc.full}
+    return {
+        rank
+        for placements in client.view.placements
+        for placement in placements
+        for rank in placement.in_sync
+    }
 
 
 def settled(client, servers):
-    arcs = [arc for arcs in client.view.arcs for arc in arcs]
+    placements = [placement for placements in client.view.placements for placement in placements]
     return (
         len(client.view.servers) == servers
         and len(holders(client)) == servers
-        and not any(arc.learning for arc in arcs)
+        and not any(placement.syncing_since for placement in placements)
     )
 
 
@@ -149,8 +154,10 @@ def test_what_handlers_have_survives_one_server_after_the_other(tmp_path):
 
 def whole(client, servers):
     view = client.view
-    arcs = [arc for arcs in view.arcs for arc in arcs]
-    return len(view.servers) == servers and all(len(arc.full) == 2 for arc in arcs)
+    placements = [placement for placements in view.placements for placement in placements]
+    return len(view.servers) == servers and all(
+        len(placement.in_sync) == 2 for placement in placements
+    )
 
 
 def test_chaos_loses_nothing(tmp_path):
@@ -167,9 +174,9 @@ def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
     report = chaos("--menu", menu, "--epochs", 8, out=tmp_path)
     kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
     assert report["faults"] == dict.fromkeys(kinds, 1)
-    struck = [(each["name"], each["step"]) for each in report["struck"]]
-    assert [name for name, _ in struck[:3]] == ["server-1", "server-2", "worker-0"]
-    assert all(step >= asked for (_, step), asked in zip(struck, (5, 10, 15, 20), strict=True))
+    injected = [(each["name"], each["step"]) for each in report["struck"]]
+    assert [name for name, _ in injected[:3]] == ["server-1", "server-2", "worker-0"]
+    assert all(step >= asked for (_, step), asked in zip(injected, (5, 10, 15, 20), strict=True))
     assert nothing_is_lost(report)
 
 

@@ -266,14 +266,14 @@ def group_beside_another():
         yield Exchange(pulls=(PullOp("/w", KeyRange(0, 4), out.view(np.uint8).data),))
         cluster.world.note_line(f"guest reads {out.tolist()} {when}")
 
-    def visits():
+    def bounded():
         yield from reads(before, "before")
         yield cluster.push(advance=True)
         yield Sleep(0.2)
         yield from reads(after, "after")
 
     cluster.worker(0, trains())
-    cluster.world.at(0.05, lambda: cluster.worker(0, visits(), "guest", "eval") and None)
+    cluster.world.at(0.05, lambda: cluster.worker(0, bounded(), "guest", "eval") and None)
     return cluster
 
 
@@ -291,15 +291,15 @@ STORIES = [
 ]
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_transcript(story, request):
-    cluster = story()
+@pytest.mark.parametrize("trace", STORIES, ids=lambda trace: trace.__name__)
+def test_transcript(trace, request):
+    cluster = trace()
     cluster.world.run(until=60)
-    prose = "\n".join(line.strip() for line in story.__doc__.splitlines())
+    prose = "\n".join(line.strip() for line in trace.__doc__.splitlines())
     beats = (Heartbeat.__name__, HeartbeatSeen.__name__)
     told = [line for line in cluster.world.lines if not any(beat in line for beat in beats)]
     text = f"{prose}\n\n" + "\n".join(told) + "\n"
-    path = FOLDER / f"{story.__name__}.txt"
+    path = FOLDER / f"{trace.__name__}.txt"
     if request.config.getoption("--rewrite-transcripts"):
         path.write_text(text)
     assert text == path.read_text()

@@ -68,7 +68,7 @@ def content(shard):
 def test_a_learner_ends_up_with_the_same_rows_whatever_is_pushed_meanwhile(make, access, seed):
     random = np.random.default_rng(seed)
     teacher, learner = make(access), make(access)
-    learner.learning = True
+    learner.syncing = True
     for _ in range(20):
         push(teacher, *random_push(teacher, random))
     at, last = 0, False
@@ -79,9 +79,9 @@ def test_a_learner_ends_up_with_the_same_rows_whatever_is_pushed_meanwhile(make,
         for _ in range(random.integers(3)):  # both do it, in one order with the pieces
             change = random_push(teacher, random)
             push(teacher, *change)
-            learner.learning = not last
+            learner.syncing = not last
             push(learner, *change)
-    learner.learning = False
+    learner.syncing = False
     change = random_push(teacher, random)
     push(teacher, *change)
     push(learner, *change)
@@ -102,7 +102,7 @@ def test_a_piece_stays_as_it_was(make):
 
 def test_a_sparse_learner_leaves_keys_out_that_have_not_come_yet():
     learner = sparse(METHODS[0])
-    learner.learning = True
+    learner.syncing = True
     push(learner, np.array([5, 6], np.uint64), np.ones((2, WIDTH), np.float32))
     assert len(learner) == 0
     assert learner.updates == 1

@@ -14,7 +14,7 @@ from time import monotonic
 import pytest
 
 from shoal.errors import BadLength, BadSharedMemory, HandshakeFailed, WireError
-from shoal.protocol.machine import Loan, Sink
+from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
 from shoal.transport import sockets
@@ -98,8 +98,8 @@ def test_who_waits_for_room_in_the_ring_does_not_wait_for_the_socket(pair):
 
 
 def test_nothing_is_copied_for_a_loan_that_is_not_recalled(pair):
-    rows, loan = bytearray(2 * RING_BYTES), Loan()
-    pair.caller.send(HEADER, memoryview(rows), loan=loan)
+    rows, guard = bytearray(2 * RING_BYTES), CopyOnWriteGuard()
+    pair.caller.send(HEADER, memoryview(rows), guard=guard)
     rows[-4:] = b"late"  # they were not to change; it shows that no copy was made
     pair.pump(lambda: bool(pair.callee.delivered))
     assert bytes(pair.callee.delivered[0][1].views[0][-4:]) == b"late"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import BadLength, BadMagic, BadVersion, HandshakeFailed, WireError
-from shoal.protocol.machine import Loan, Sink
+from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -329,11 +329,11 @@ def test_borrowed_buffers_are_not_copied(raw):
 
 
 def test_lent_rows_are_not_held_after_their_recall(raw):
-    source, loan = bytearray(8 << 20), Loan()
-    raw.end.send(Nudge("x"), memoryview(source), loan=loan)
+    source, guard = bytearray(8 << 20), CopyOnWriteGuard()
+    raw.end.send(Nudge("x"), memoryview(source), guard=guard)
     with pytest.raises(BufferError):
         source.extend(b"x")  # what has not left is borrowed
-    loan.recall()
+    guard.recall()
     source.extend(b"x")  # BufferError where a view of it is kept
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from shoal.client.connect import scheduler_at
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.node.node import Node
-from shoal.protocol.admin.status import Inquiry
+from shoal.protocol.admin.status import StatusQuery
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
@@ -35,7 +35,7 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
         address = scheduler_at(where)
     except DataMissing as error:
         raise DataMissing(f"{error.message}{_ending(RunFolder(Path(where)))}") from None
-    inquiry = Inquiry(LIMIT_S)
+    inquiry = StatusQuery(LIMIT_S)
     name = f"why-{os.getpid()}-{os.urandom(4).hex()}"
     node = Node(inquiry, Identity(name, "worker", token=token), scheduler=address)
     try:

@@ -87,10 +87,12 @@ class Calls:
             )
         ops, answers = [], []
         asked = {m.rank for m in view.servers if group in ("servers", m.name)}
-        for arc in sorted(view.arcs_of(spec.name), key=lambda arc: arc.chain[0]):
-            if arc.chain[0] in asked:
+        for placement in sorted(
+            view.placements_of(spec.name), key=lambda placement: placement.chain[0]
+        ):
+            if placement.chain[0] in asked:
                 content = memoryview(bytes(body))
-                op, answer = self._op(spec, arc.rows, "request", head, values=content)
+                op, answer = self._op(spec, placement.rows, "request", head, values=content)
                 ops.append(op)
                 answers.append(answer)
         if not ops:
@@ -119,7 +121,7 @@ class Calls:
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
         """Each server that holds some of the keys, by its slots, with which."""
         found = []
-        for held in (arc.rows for arc in self._view().arcs_of(spec.name)):
+        for held in (placement.rows for placement in self._view().placements_of(spec.name)):
             which = np.flatnonzero(within(keys, held.start, held.stop))
             if len(which):
                 found.append((held, which))

@@ -35,7 +35,7 @@ class Batch:
         self.count = len(keys)
         self.chosen, numbers = distinct(keys)
         self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
-        if len(view.arcs_of(spec.name)) > 1:
+        if len(view.placements_of(spec.name)) > 1:
             order = by_slot(self.chosen)
             place = np.empty_like(order)
             place[order] = np.arange(len(order), dtype=np.uint64)

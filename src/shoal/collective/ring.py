@@ -35,7 +35,7 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import Lacking, Left, Piece, Summed
+from shoal.protocol.messages import MissingPieces, Piece, SumAck, WorkerLeft
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
@@ -146,9 +146,9 @@ class Ring:
     def leave(self, out: Effects) -> None:
         """This worker is done: the others are not to wait for it."""
         if len(self._members) > 1:
-            self._tell_left(Left(self._name, self._session.name, self._asked), "", out)
+            self._tell_left(WorkerLeft(self._name, self._session.name, self._asked), "", out)
 
-    def _tell_left(self, message: Left, but: NodeId, out: Effects) -> None:
+    def _tell_left(self, message: WorkerLeft, but: NodeId, out: Effects) -> None:
         self._left[message.name] = message.asked
         for node in dict.fromkeys(member.id for member in self._neighbours()):
             if node != but:
@@ -229,7 +229,7 @@ class Ring:
 
     def handle(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
-        if not isinstance(message, Piece | Lacking | Summed | Left):
+        if not isinstance(message, Piece | MissingPieces | SumAck | WorkerLeft):
             return
         if not self._knows(sender, message, int(not isinstance(message, Piece))):
             out.append(Note("unexpected", {"message": type(message).__name__}))
@@ -238,11 +238,11 @@ class Ring:
         if isinstance(message, Piece):
             self._piece(message, event.payload, now, out)
             return
-        if isinstance(message, Left):
+        if isinstance(message, WorkerLeft):
             if message.name not in self._left:
                 self._tell_left(message, sender, out)
             return
-        if isinstance(message, Summed):
+        if isinstance(message, SumAck):
             for number in [each for each in self._sums if each <= message.number]:
                 self._sums[number].taken = True
                 self._look(number, self._sums[number], out)
@@ -260,7 +260,7 @@ class Ring:
         if neighbour in self._met:
             return
         self._met[neighbour] = None
-        out.append(Send(neighbour, Lacking(self._name, 0)))
+        out.append(Send(neighbour, MissingPieces(self._name, 0)))
         if neighbour == self._neighbours()[1].id:
             for number, one in self._sums.items():
                 for piece, whole in one.ready():
@@ -270,9 +270,11 @@ class Ring:
         """Who calls is the worker of lower rank; so each neighbour is spoken to first."""
         for neighbour in self._neighbours():
             if neighbour.id not in self._met:
-                out.append(Send(neighbour.id, Lacking(self._name, 0)))
+                out.append(Send(neighbour.id, MissingPieces(self._name, 0)))
 
-    def _knows(self, sender: NodeId, message: Piece | Lacking | Summed | Left, side: int) -> bool:
+    def _knows(
+        self, sender: NodeId, message: Piece | MissingPieces | SumAck | WorkerLeft, side: int
+    ) -> bool:
         """Whether it is from the worker before (0) or after (1) this one, in the present ring.
 
         What is no piece is from either.
@@ -310,7 +312,9 @@ class Ring:
             elif piece in (one.whole if message.whole else one.partial):
                 # It began to come before the sum was asked for, and was not kept.
                 again = ((), (piece,)) if message.whole else ((piece,), ())
-                out.append(Send(self._neighbours()[0].id, Lacking(self._name, number, *again)))
+                out.append(
+                    Send(self._neighbours()[0].id, MissingPieces(self._name, number, *again))
+                )
             return
         if message.whole:
             self._take_whole(number, one, piece, out)
@@ -351,7 +355,9 @@ class Ring:
 
     def _lacking(self, number: int, one: Sum, out: Effects) -> None:
         partial, whole = tuple(one.partial)[:LISTED], tuple(one.whole)[:LISTED]
-        out.append(Send(self._neighbours()[0].id, Lacking(self._name, number, partial, whole)))
+        out.append(
+            Send(self._neighbours()[0].id, MissingPieces(self._name, number, partial, whole))
+        )
 
     def _look(self, number: int, one: Sum, out: Effects) -> None:
         """Whether this sum is over."""
@@ -371,7 +377,7 @@ class Ring:
         """Up to which sum everything is here."""
         open_ = (number for number, one in self._sums.items() if not one.complete)
         upto = min(open_, default=self._asked) - 1
-        out.append(Send(self._neighbours()[0].id, Summed(self._name, upto)))
+        out.append(Send(self._neighbours()[0].id, SumAck(self._name, upto)))
 
     def _resolve(self, one: Sum, out: Effects, error: ShoalError | None = None) -> None:
         if one.request_id:

@@ -16,13 +16,13 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import Lacking, Left, Message, Piece, Summed
+from shoal.protocol.messages import Message, MissingPieces, Piece, SumAck, WorkerLeft
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 
-RINGS = (Piece, Lacking, Summed, Left)
+RINGS = (Piece, MissingPieces, SumAck, WorkerLeft)
 
 
 class CollectiveWorker(WorkerMachine):

@@ -162,7 +162,7 @@ def run_entry(command: dict[str, Any]) -> int:
         entry_point(command["entry"])(**command["args"])
     except ShoalError as error:
         traceback.print_exc()
-        report = {"type": type(error).__name__, "message": error.message, "story": error.story}
+        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
         Path(command["error"]).write_text(json.dumps(report))
         return 1
     except SystemExit as stop:

@@ -39,7 +39,7 @@ from shoal.errors import (
     by_name,
 )
 from shoal.node.node import Node
-from shoal.protocol.admin.death_report import Obituary
+from shoal.protocol.admin.death_report import DeathReporter
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -135,7 +135,7 @@ class LocalEngine:
     def report_death(self, pid: int) -> None:
         """Tell the scheduler, which would otherwise wait until that process has been silent."""
         task = self._tasks["scheduler"]
-        obituary = Obituary(socket.gethostname(), pid, TELL_S)
+        obituary = DeathReporter(socket.gethostname(), pid, TELL_S)
         me = Identity(
             f"engine-{pid}-{os.urandom(4).hex()}", "worker", token=task.args.get("token", "")
         )
@@ -234,7 +234,7 @@ class LocalEngine:
         told.sort(key=lambda pair: type(pair[1]) is RunAborted)
         if told:
             each, report = told[0]
-            return type(report)(f"{each.name}: {report.message}", report.story)
+            return type(report)(f"{each.name}: {report.message}", report.trace)
         each = failed[0]
         log = self.folder.log(each.name)
         return ProcessDied(f"{each.name} ended with status {each.code}; its log: {log}")

@@ -151,9 +151,9 @@ def run_server(
     import torch
 
     from shoal.factories import load_module
-    from shoal.protocol.checkpoint_clocks import Markers
+    from shoal.protocol.checkpoint_clocks import CheckpointClocks
     from shoal.protocol.server.machine import ServerMachine
-    from shoal.protocol.server.shards import OpenShard
+    from shoal.protocol.server.shard_store import OpenStore
     from shoal.storage.checkpoints import Writer
     from shoal.storage.run_folder import RunFolder
     from shoal.storage.shards import SavedShards, save_shards
@@ -169,10 +169,10 @@ def run_server(
     session = Session(name, "server", "", host, rank, options, process=os.getpid())
     log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
 
-    opened: OpenShard = open_shard
+    opened: OpenStore = open_shard
     if init:
         opened = SavedShards(Path(init)).beginning(open_shard)
-    machine = ServerMachine(session, opened, markers=Markers(checkpoint_every))
+    machine = ServerMachine(session, opened, checkpoint_clocks=CheckpointClocks(checkpoint_every))
     writer = None
     if checkpoints or out:
 
@@ -180,7 +180,7 @@ def run_server(
             given = Path(checkpoints)
             return given if checkpoints else RunFolder(Path(out, session.run)).checkpoints
 
-        writer = Writer(folder, passed, machine.saving.begin_anew, keep_checkpoints)
+        writer = Writer(folder, passed, machine.checkpointer.begin_anew, keep_checkpoints)
     node = Node(
         machine,
         Identity(name, "server", token=token),
@@ -193,7 +193,7 @@ def run_server(
         session.announce(advertised(node.listen(listen), advertise))
         node.run()
         if save:
-            save_shards(Path(save), session.rank, machine.copies(), session.view_id)
+            save_shards(Path(save), session.rank, machine.replicas(), session.view_id)
     finally:
         if writer is not None:
             writer.close()

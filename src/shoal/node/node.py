@@ -297,7 +297,7 @@ class Node:
         if connection is None:
             self.counters["unreachable"] += 1  # the protocol asks again
             return
-        connection.send(effect.message, effect.buffers, effect.loan)
+        connection.send(effect.message, effect.buffers, effect.guard)
         if connection.wants_write:
             self._watch(connection)
 

@@ -15,13 +15,13 @@ AHEAD = 4  # clocks, beyond what servers have seen: workers may be ahead of that
 KEPT = 16  # the latest ones, in a view
 
 
-class Markers:
+class CheckpointClocks:
     """Which clocks have one.
 
     every:  clocks from one to the next; 0 where views name them
 
-    >>> markers = Markers(10)
-    >>> markers.latest(25), markers.following(25), markers.at(30)
+    >>> clocks = CheckpointClocks(10)
+    >>> clocks.latest(25), clocks.following(25), clocks.at(30)
     (20, 30, True)
     """
 
@@ -35,7 +35,7 @@ class Markers:
 
     def adopt(self, view: View) -> None:
         """The clocks that it names."""
-        self._named = view.markers
+        self._named = view.checkpoint_clocks
 
     def at(self, clock: int) -> bool:
         return self.latest(clock) == clock > 0
@@ -67,10 +67,10 @@ def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
         for worker, clock in each.clocks:
             if worker in known:
                 clocks[worker] = max(clock, clocks.get(worker, 0))
-    if view.markers and view.markers[-1] > min(clocks.values(), default=0):
-        return view.markers
+    if view.checkpoint_clocks and view.checkpoint_clocks[-1] > min(clocks.values(), default=0):
+        return view.checkpoint_clocks
     groups = [each.standing("") for each in promises]
     opened = [each.open_round for each in groups]
     seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
     applied = max((max(each.replayed, each.closed) for each in groups), default=0)
-    return (*view.markers, max(seen, applied) + AHEAD)[-KEPT:]
+    return (*view.checkpoint_clocks, max(seen, applied) + AHEAD)[-KEPT:]

@@ -59,7 +59,7 @@ Event = Received | Ticked | PeerLost | Asked
 # ---------------------------------------------------------------------------- effects
 
 
-class Loan:
+class CopyOnWriteGuard:
     """Live rows in messages that have not left yet.
 
     Whoever keeps some of them says how it would copy them. Before the rows change they are
@@ -87,14 +87,14 @@ class Loan:
 class Send(msgspec.Struct, frozen=True):
     """Send `message` and the bytes of `buffers` to a node.
 
-    loan: the buffers are live rows, borrowed until it is recalled. Otherwise they are borrowed
+    guard: the buffers are live rows, borrowed until it is recalled. Otherwise they are borrowed
     until the request that they belong to is resolved.
     """
 
     to: NodeId
     message: Message
     buffers: Buffers = ()
-    loan: Loan | None = None
+    guard: CopyOnWriteGuard | None = None
 
 
 class Detach(msgspec.Struct, frozen=True):
@@ -249,7 +249,7 @@ class Machine(Protocol):
     def address_of(self, node: NodeId) -> str | None: ...
 
 
-class Story:
+class EventTrace:
     """The last events of a machine in a fixed ring; formatted only when an error needs them."""
 
     __slots__ = ("_ring",)

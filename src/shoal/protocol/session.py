@@ -27,9 +27,10 @@ from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
+    BarrierArrival,
+    BarrierReleased,
     Declare,
     End,
-    Enter,
     Finish,
     Finished,
     Group,
@@ -39,13 +40,12 @@ from shoal.protocol.messages import (
     Joined,
     Lease,
     Leased,
+    LeaveRefused,
     Message,
     NewView,
     NotDeclared,
     NotJoined,
     NotLeased,
-    Released,
-    Stays,
 )
 from shoal.protocol.namespaces import qualified, seen_from
 from shoal.protocol.requests import (
@@ -172,7 +172,7 @@ class Session:
     ) -> None:
         generation = self._generations.get(name, 0)
         self._generations[name] = generation + 1
-        question = Enter(self.incarnation, name, generation, groups)
+        question = BarrierArrival(self.incarnation, name, generation, groups)
         self.ask(f"barrier {name} {generation}", request_id, question, now, out)
 
     def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
@@ -299,7 +299,7 @@ class Session:
                 return self._adopt(view, out)
             case NotDeclared(table, reason):
                 self.answered(f"table {table}", out, Outcome(error=Refused(reason)))
-            case Released(name, generation):
+            case BarrierReleased(name, generation):
                 self.answered(f"barrier {name} {generation}", out)
             case Leased():
                 self._leased(message, out)
@@ -310,7 +310,7 @@ class Session:
             case End(error, kind):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
                 self._stop(out, _ENDS[kind](error) if error else None)
-            case Stays(reason):
+            case LeaveRefused(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
             case HeartbeatSeen():

@@ -61,22 +61,22 @@ def name_of(role: Role, rank: int, group: str = "") -> str:
     return f"{group}/{role}-{rank}" if group else f"{role}-{rank}"
 
 
-class Arc(msgspec.Struct, frozen=True, array_like=True):
-    """Whole fragments of a table that lie side by side, and the servers that hold them, by rank.
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """Where a shard is: its rows, which are whole fragments, and its servers by rank.
 
-    chain:     the first, its *head*, takes pushes; the last, its *tail*, answers pulls
-    learning:  0, or the number of the view in which one more server, the last of the chain, began
-               to be sent the rows: a *learner*
+    chain:          the first, the *head*, takes pushes; the last, the *tail*, answers pulls
+    syncing_since:  0, or the number of the view in which one more server, the last of the chain,
+                    began to receive the rows: the *syncing* replica
     """
 
     rows: KeyRange
     chain: tuple[int, ...]
-    learning: int = 0
+    syncing_since: int = 0
 
     @property
-    def full(self) -> tuple[int, ...]:
-        """The servers that have all of it."""
-        return self.chain[:-1] if self.learning else self.chain
+    def in_sync(self) -> tuple[int, ...]:
+        """The servers that have all of its rows."""
+        return self.chain[:-1] if self.syncing_since else self.chain
 
     @property
     def head(self) -> int:
@@ -84,15 +84,15 @@ class Arc(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tail(self) -> int:
-        return self.chain[-2] if self.learning else self.chain[-1]
+        return self.chain[-2] if self.syncing_since else self.chain[-1]
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
     """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
 
-    arcs:      of each table, in order; `protocol.placement` makes them
+    placements:      of each table, in order; `protocol.placement` makes them
     departed:  workers that left with a last clock which some server may still have ahead
-    markers:   the latest clocks that are to have a checkpoint, where views name them
+    checkpoint_clocks:   the latest clocks that are to have a checkpoint, where views name them
     """
 
     term: int
@@ -100,10 +100,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     servers: tuple[Member, ...]
     workers: tuple[Member, ...]
     tables: tuple[TableSpec, ...] = ()
-    arcs: tuple[tuple[Arc, ...], ...] = ()
+    placements: tuple[tuple[Placement, ...], ...] = ()
     departed: tuple[Member, ...] = ()
     reason: str = ""
-    markers: tuple[int, ...] = ()
+    checkpoint_clocks: tuple[int, ...] = ()
 
     @property
     def id(self) -> ViewId:
@@ -120,10 +120,12 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """Those that have workers here, or tables; and the first."""
         return {"", *(m.group for m in self.workers), *(spec.group for spec in self.tables)}
 
-    def arcs_of(self, table: str) -> tuple[Arc, ...]:
+    def placements_of(self, table: str) -> tuple[Placement, ...]:
         """The arcs of the table of that name, which is one of this view's."""
         return next(
-            arcs for spec, arcs in zip(self.tables, self.arcs, strict=True) if spec.name == table
+            placements
+            for spec, placements in zip(self.tables, self.placements, strict=True)
+            if spec.name == table
         )
 
     def named(self, table: str) -> int | None:

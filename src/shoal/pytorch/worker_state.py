@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from shoal.errors import DataCorrupt
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.views import View
 from shoal.storage.checkpoints import read_verified, write_verified
 from shoal.storage.run_folder import folder_of
@@ -34,7 +34,7 @@ class WorkerStates:
     offset:  the clock of the checkpoint that the run goes on from
     """
 
-    def __init__(self, folder: Path, rank: int, markers: Markers, offset: int = 0) -> None:
+    def __init__(self, folder: Path, rank: int, markers: CheckpointClocks, offset: int = 0) -> None:
         self._folder = folder
         self._rank = rank
         self._markers = markers

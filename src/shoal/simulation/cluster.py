@@ -7,12 +7,12 @@ from random import Random
 
 from msgspec.structs import replace
 
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.scheduler.placement import copies_of
+from shoal.protocol.scheduler.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
@@ -26,7 +26,7 @@ ALONE_S = 9.0  # no member that lives is kept away for as long
 DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
 
 
-class Cast:
+class SimulatedCluster:
     """The members of a cluster.
 
     servers:  all that there were
@@ -100,8 +100,8 @@ class Cast:
         node = f"server-{self._servers_made}"
         self._servers_made += 1
         session = Session(node, "server", options=SESSION, process=self._made)
-        markers = Markers(self._plan.save_every)
-        self.servers[node] = ServerMachine(session, open_shard, REPLICATION, markers)
+        checkpoint_clocks = CheckpointClocks(self._plan.save_every)
+        self.servers[node] = ServerMachine(session, open_shard, REPLICATION, checkpoint_clocks)
         self._world.add(node, self.servers[node])
         return node
 
@@ -126,9 +126,9 @@ class Cast:
             view is not None
             and {m.id for m in view.servers} == set(living)
             and all(
-                len(arc.full) >= min(wanted, copies_of(spec, self._plan.replicas))
-                for spec, arcs in zip(view.tables, view.arcs, strict=True)
-                for arc in arcs
+                len(placement.in_sync) >= min(wanted, replicas_of(spec, self._plan.replicas))
+                for spec, placements in zip(view.tables, view.placements, strict=True)
+                for placement in placements
             )
         )
 
@@ -162,7 +162,7 @@ class Cast:
         """Another one, with what the one before has written down."""
         disk = self._world.nodes[SCHEDULER].disk
         self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
-        for node in self.scheduler.roster.members:  # whose loss may not have been written down
+        for node in self.scheduler.members.by_id:  # whose loss may not have been written down
             self.lost.pop(node, None)
 
     @property
@@ -184,8 +184,8 @@ class Cast:
         if any(machine.frozen for machine in servers):
             return "view change"
         if any(machine.waiting() for machine in servers):
-            return "parked"
-        return "open round" if any(machine.execution.rounds for machine in servers) else "quiet"
+            return "waiting"
+        return "open round" if any(machine.executor.rounds for machine in servers) else "quiet"
 
     def over(self) -> bool:
         """Whether the run has ended."""

@@ -9,16 +9,14 @@ LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVE
 LEAST_SEEDS_OF = 200
 
 _CONVERSATIONS = {
-    "loss": (
-        "Join Joined Heartbeat Freeze Frozen NewView Declare Enter Released Lease Leased Request "
-        "Reply Probe"
-    ),
-    "duplicate": (
-        "Join Joined Freeze Frozen NewView Declare Enter Released Lease Leased Request Reply Probe"
-    ),
-    "reorder": "Join Joined Freeze Frozen NewView Declare Enter Released Finish End Request Reply",
-    "partition": "Heartbeat Freeze NewView Enter Request Reply Probe",
-    "clog": "Heartbeat Declare Enter Request Probe",
+    "loss": "Join Joined Heartbeat Freeze Frozen NewView Declare BarrierArrival BarrierReleased "
+    "Lease Leased Request Reply Probe",
+    "duplicate": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased Lease "
+    "Leased Request Reply Probe",
+    "reorder": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased Finish "
+    "End Request Reply",
+    "partition": "Heartbeat Freeze NewView BarrierArrival Request Reply Probe",
+    "clog": "Heartbeat Declare BarrierArrival Request Probe",
     "stall": "Request Reply",
     "overflow": "Reply",
 }
@@ -33,25 +31,25 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "crash server",
     "server unheard",
     "crash server about to replicate",
-    "crash server about to replicated",
+    "crash server about to replicateack",
     "crash server about to answer",
-    "crash server about to state",
-    "crash server about to learned",
+    "crash server about to statechunk",
+    "crash server about to synced",
     "crash another server",
     "crash another server at once",
     "restart server",
     "join server",
     "leave server",
     "loss of Replicate",
-    "loss of Replicated",
+    "loss of ReplicateAck",
     "duplicate of Replicate",
     "reorder of Replicate",
-    "loss of State",
-    "duplicate of State",
-    "reorder of State",
+    "loss of StateChunk",
+    "duplicate of StateChunk",
+    "reorder of StateChunk",
     "loss of Drain",
     "loss of Drained",
-    "loss of Learned",
+    "loss of Synced",
     "declined between servers",
     "note replayed",
     "note installed",
@@ -82,8 +80,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "note returned",
     "copies made room",
     "note compared",
-    "declined early",
+    "declined out_of_order",
     "note late",
-    "note parked",
+    "note waiting",
     "note closed",
 )

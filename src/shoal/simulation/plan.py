@@ -12,7 +12,7 @@ from shoal.protocol.worker.machine import WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
-PHASES = ("joining", "view change", "open round", "parked", "quiet")
+PHASES = ("joining", "view change", "open round", "waiting", "quiet")
 BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
 SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
 CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
@@ -109,5 +109,5 @@ class Plan(msgspec.Struct, frozen=True):
         """The phases that this cluster goes through."""
         if self.consistency.settles == "close":
             return (*PHASES, "open round", "open round")  # it is short
-        absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "parked")
+        absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "waiting")
         return tuple(phase for phase in PHASES if phase not in absent)

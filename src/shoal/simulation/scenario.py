@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.admin.death_report import Obituary
+from shoal.protocol.admin.death_report import DeathReporter
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
@@ -28,7 +28,7 @@ from shoal.simulation.checkers.history import (
     violated,
 )
 from shoal.simulation.checkers.replicas import check_holdings, made_room
-from shoal.simulation.cluster import Cast
+from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.injector import Faults
 from shoal.simulation.faults.schedule import Fault, Served
 from shoal.simulation.node import SimNode
@@ -59,8 +59,10 @@ class Report(msgspec.Struct):
 class Scenario:
     """A cluster, its faults and its checkers, from one seed."""
 
-    def __init__(self, seed: int, keep_lines: bool = False, menu: Sequence[Fault] = ()) -> None:
-        self.plan = plan = Plan.of(seed).for_menu() if menu else Plan.of(seed)
+    def __init__(
+        self, seed: int, keep_lines: bool = False, fault_schedule: Sequence[Fault] = ()
+    ) -> None:
+        self.plan = plan = Plan.of(seed).for_menu() if fault_schedule else Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
         self.work = Workload(
@@ -68,9 +70,9 @@ class Scenario:
         )
         if self.work.sparse:
             self.world.coverage["sparse ledger"] += 1
-        if self.work.visits is not None:
+        if self.work.bounded is not None:
             self.world.coverage["bounded table"] += 1
-        if self.work.harvest is not None:
+        if self.work.leased is not None:
             self.world.coverage["leased batches"] += 1
         if self.work.calls is not None:
             self.world.coverage["handled table"] += 1
@@ -83,8 +85,8 @@ class Scenario:
             )
         for work in self.works.values():
             work.may_end = self._may_end
-        self.cast = Cast(self.world, plan, self.works)
-        self.faults = Faults(self.world, self.cast, random)
+        self.cluster = SimulatedCluster(self.world, plan, self.works)
+        self.faults = Faults(self.world, self.cluster, random)
         self._views = Views()
         self._durability = Durability()
         self._cuts = Cuts()
@@ -93,8 +95,12 @@ class Scenario:
         self.world.on_save = self._cuts.add
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
-        self._menu = Served(menu, self.world, self.cast, self.faults, random) if menu else None
-        self.cast.start()
+        self._fault_schedule = (
+            Served(fault_schedule, self.world, self.cluster, self.faults, random)
+            if fault_schedule
+            else None
+        )
+        self.cluster.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         self.world.at(HEAL_AT_S, self.faults.heal)
@@ -122,23 +128,23 @@ class Scenario:
             if note.kind == "view" and machine.view:
                 self._views.made(machine.view)
             elif note.kind == "joined":  # perhaps again
-                self.cast.lost.pop(note.fields["node"], None)
+                self.cluster.lost.pop(note.fields["node"], None)
             elif note.kind == "lost":
                 self._took_for_dead(note.fields["node"], note.fields["how"])
 
     def _took_for_dead(self, node: NodeId, how: str) -> None:
-        self.cast.lost[node] = None
+        self.cluster.lost[node] = None
         stopped_until = self.world.nodes[SCHEDULER].paused_until
         said_so = (
             self.world.nodes[node].alive and self.world.nodes[node].paused_until < stopped_until
         )
         if said_so and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
             raise violated("blamed", f"{node} is {how}, but it was the scheduler that stood still")
-        if node in self.cast.servers:
+        if node in self.cluster.servers:
             if self.world.nodes[node].alive:
                 self._gave_up(node)
             return
-        self.cast.will_crash(node)
+        self.cluster.will_crash(node)
         if self.world.nodes[node].alive:
             self.world.coverage["taken for dead alive"] += 1
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
@@ -146,10 +152,10 @@ class Scenario:
     def _gave_up(self, server: NodeId) -> None:
         """A living one: others have its rows."""
         self.world.coverage["server taken for dead alive"] += 1
-        view = self.cast.view
+        view = self.cluster.view
         if view is not None and view.member(server) is not None:
-            others = {m.rank for m in view.servers if m.id not in self.cast.lost}
-            if gone := lost(view.tables, view.arcs, others):
+            others = {m.rank for m in view.servers if m.id not in self.cluster.lost}
+            if gone := lost(view.tables, view.placements, others):
                 raise violated("given up", f"{server} lives, and nobody else has {gone}")
 
     def _on_crash(self, node: NodeId) -> None:
@@ -160,21 +166,21 @@ class Scenario:
             self.world.at(self.world.now, lambda: self._report_death(process))
 
     def _report_death(self, process: int) -> None:
-        self.world.add(f"engine-{process}", Obituary("", process, 1.0))
+        self.world.add(f"engine-{process}", DeathReporter("", process, 1.0))
 
     def _on_event(self, sim: SimNode) -> None:
-        if sim.node in self.cast.servers:
-            check_parked(sim.node, self.cast.servers[sim.node])
+        if sim.node in self.cluster.servers:
+            check_parked(sim.node, self.cluster.servers[sim.node])
         else:
             for work in self.works.values():
                 work.check_buffers(sim.node)
         self.faults.look()
-        if self._menu is not None:
-            self._menu.look()
+        if self._fault_schedule is not None:
+            self._fault_schedule.look()
 
     def _may_end(self) -> bool:
         """`short`: once nothing goes wrong any more, chains grow back to what they are to be."""
-        if self.cast.repaired():
+        if self.cluster.repaired():
             return True
         if self.world.now > HEAL_AT_S + REPAIR_S:
             raise violated("short", f"rows are on fewer servers than wanted: {self._waiting()}")
@@ -188,27 +194,29 @@ class Scenario:
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
         gone = [
-            n for n in self.cast.servers if not self.world.nodes[n].alive or n in self.cast.lost
+            n
+            for n in self.cluster.servers
+            if not self.world.nodes[n].alive or n in self.cluster.lost
         ]
-        view = self.cast.view
+        view = self.cluster.view
         if view is None and gone and ended:
             return  # it was never complete
         if view is not None and gone:
             ranks = {member.rank for member in view.servers if member.id not in gone}
-            bereft = bool(lost(view.tables, view.arcs, ranks))
-            if any(self.cast.servers[node].session.name in ended for node in gone):
+            bereft = bool(lost(view.tables, view.placements, ranks))
+            if any(self.cluster.servers[node].session.name in ended for node in gone):
                 if not bereft and ranks:
                     raise violated("named death", f"without {gone} the run ended with {ended!r}")
                 return
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
         for node, sim in self.world.nodes.items():
-            expected = node in self.cast.lost or self._never_in(sim)
+            expected = node in self.cluster.lost or self._never_in(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
         servers = {
             node: machine
-            for node, machine in self.cast.servers.items()
+            for node, machine in self.cluster.servers.items()
             if node not in gone and view is not None and view.member(node) is not None
         }
         if len({machine.session.view_id for machine in servers.values()}) > 1:
@@ -220,7 +228,7 @@ class Scenario:
         self.world.coverage["copies made room"] += made_room(servers)
         for group, work in self.works.items():
             closes = work.ledger.consistency.settles == "close"
-            leases = self.cast.scheduler.ledgers.of(group).record()
+            leases = self.cluster.scheduler.ledgers.of(group).record()
             check_holdings(servers, work, group, leases, one_round=closes and whole, whole=whole)
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
@@ -252,20 +260,20 @@ class Scenario:
 def simulate(
     seed: int,
     keep_lines: bool = False,
-    menu: Sequence[Fault] = (),
+    fault_schedule: Sequence[Fault] = (),
     planted: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Report:
     """Run one seed to its end and report; a violation is in the report, not raised.
 
-    menu:    what goes wrong, by turns, instead of what the seed draws
+    fault_schedule:    what goes wrong, by turns, instead of what the seed draws
     planted: a context in which a bug is planted, for the tests of the checkers.
     """
     checker = violation = ""
     with planted():
-        scenario = Scenario(seed, keep_lines, menu)
+        scenario = Scenario(seed, keep_lines, fault_schedule)
         world = scenario.world
         try:
-            world.run(until=LIMIT_S, most_events=MOST_EVENTS * (4 if menu else 1))
+            world.run(until=LIMIT_S, most_events=MOST_EVENTS * (4 if fault_schedule else 1))
             scenario.check_end()
         except Violation as found:
             checker, violation = found.checker, found.message

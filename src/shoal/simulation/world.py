@@ -173,10 +173,10 @@ class World:
         self._trace(line if arrivals else f"{line}   LOST")
         breaks = self._connections.breaks(source, target)
         envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
-        if effect.loan is None:
+        if effect.guard is None:
             envelope.settle()
         elif arrivals:
-            effect.loan.keep(envelope.settle)
+            effect.guard.keep(envelope.settle)
         for at in arrivals:
             self.at(at, lambda: self._arrive(envelope))
 

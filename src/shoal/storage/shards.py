@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.server.shards import OpenShard, Shard
+from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.storage.run_folder import shard_files
 from shoal.tables.custom.calls import elements
@@ -36,7 +36,7 @@ PLACES = "places"  # ... the view, and of each shard its place in its chain, fro
 
 
 def save_shards(
-    folder: Path, rank: int, placed: Sequence[tuple[int, Shard]], view: ViewId = NO_VIEW
+    folder: Path, rank: int, placed: Sequence[tuple[int, ShardStore]], view: ViewId = NO_VIEW
 ) -> None:
     """Write a server's shards, each with its place from the tail of its chain, whole or not at all.
 
@@ -123,10 +123,10 @@ class SavedShards:
         rows = torch.cat([state["records"][:, : spec.width] for _, state in parts])
         return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
 
-    def beginning(self, open_shard: OpenShard) -> OpenShard:
+    def beginning(self, open_shard: OpenStore) -> OpenStore:
         """Open tables with the rows that they had in this run; others are opened as ever."""
 
-        def opened(spec: TableSpec, held: KeyRange) -> Shard:
+        def opened(spec: TableSpec, held: KeyRange) -> ShardStore:
             shard = open_shard(spec, held)
             saved = self.tables.get(spec.name)
             if saved is None:

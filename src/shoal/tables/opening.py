@@ -14,11 +14,11 @@ from shoal.tables.methods import method_of
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from shoal.tables.custom.shard import HandledShard
+    from shoal.tables.custom.shard import CustomShard
     from shoal.tables.sparse.shard import SparseShard
 
 
-def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | HandledShard:
+def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | CustomShard:
     """A server's part of a table.
 
     Raises:
@@ -28,9 +28,9 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Ha
         if spec.kind == "dense":
             return DenseShard(spec, held)
         if spec.kind == "handled":
-            from shoal.tables.custom.shard import HandledShard
+            from shoal.tables.custom.shard import CustomShard
 
-            return HandledShard(spec, held)
+            return CustomShard(spec, held)
         if spec.max_rows:
             from shoal.tables.sparse.bounded_shard import BoundedShard
 

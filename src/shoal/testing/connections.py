@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
-from shoal.protocol.machine import Arrival, Discard, Loan, Sink
+from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
@@ -45,8 +45,10 @@ class End:
     def messages(self) -> list[Message]:
         return [message for message, _ in self.delivered]
 
-    def send(self, message: Message, *buffers: memoryview, loan: Loan | None = None) -> None:
-        self.connection.send(message, buffers, loan)
+    def send(
+        self, message: Message, *buffers: memoryview, guard: CopyOnWriteGuard | None = None
+    ) -> None:
+        self.connection.send(message, buffers, guard)
 
     def receive(self) -> None:
         """Receive once."""

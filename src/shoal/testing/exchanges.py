@@ -7,7 +7,7 @@ from itertools import pairwise
 from time import monotonic
 
 from shoal.errors import WireError
-from shoal.protocol.machine import Loan, Sink
+from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import Message, Nudge
 from shoal.testing.connections import (
     CALLER,
@@ -245,10 +245,10 @@ def a_sink_of_another_size_is_refused(make: Make) -> None:
 def lent_rows_may_change_after_their_recall(make: Make) -> None:
     """Also where the message is far larger than what leaves at once."""
     with connected(make) as pair:
-        source, loan = bytearray(noise(20 * MIB)), Loan()
+        source, guard = bytearray(noise(20 * MIB)), CopyOnWriteGuard()
         for _ in range(2):
-            pair.caller.send(nudge(1), *_cut(source, 5), loan=loan)
-        loan.recall()
+            pair.caller.send(nudge(1), *_cut(source, 5), guard=guard)
+        guard.recall()
         source[:] = bytes(len(source))
         pair.pump(lambda: len(pair.callee.delivered) == 2)
         for _, sink in pair.callee.delivered:
@@ -290,15 +290,15 @@ def anything_arrives_both_ways_at_once(make: Make) -> None:
     sizes = (0, 1, 100, 5000, 32 * KIB - 1, 32 * KIB, 100_001, MIB, 4 * MIB + 1, 9_000_001)
     draw = random.Random(0)
     with connected(make) as pair:
-        ends, sent, loan = (pair.caller, pair.callee), ([], []), Loan()  # type: ignore[var-annotated]
+        ends, sent, guard = (pair.caller, pair.callee), ([], []), CopyOnWriteGuard()  # type: ignore[var-annotated]
         for number in range(120):
             side, data = draw.randrange(2), bytearray(noise(draw.choice(sizes), number))
             sent[side].append((nudge(number), bytes(data)))
             lent = draw.random() < 0.3
             views = _cut(data, 1 + draw.randrange(4)) if data else []
-            ends[side].send(nudge(number), *views, loan=loan if lent else None)
+            ends[side].send(nudge(number), *views, guard=guard if lent else None)
             if lent and draw.random() < 0.5:
-                loan.recall()
+                guard.recall()
                 data[:] = bytes(len(data))
             for _ in range(draw.randrange(3)):
                 poll_once(*ends, timeout_s=0)

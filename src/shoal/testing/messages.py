@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.keys import KeyRange
 from shoal.protocol import messages as m
-from shoal.protocol.views import FOREVER, Arc, Member, View
+from shoal.protocol.views import FOREVER, Member, Placement, View
 from shoal.tables.spec import Access, Init, TableSpec, ssp
 
 _SERVER = Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
@@ -18,7 +18,7 @@ _SPEC = TableSpec(
     access=Access("momentum", {"lr": 0.1, "nesterov": True, "steps": -3, "kind": "x"}),
     consistency=ssp(3),
 )
-_ARC = Arc(KeyRange(0, 10), (0, 2), 5)
+_ARC = Placement(KeyRange(0, 10), (0, 2), 5)
 _VIEW = View(
     2, 5, (_SERVER,), (_WORKER,), (_SPEC,), ((_ARC,),), (_WORKER,), "server-1 died", (9, 1 << 40)
 )
@@ -37,21 +37,21 @@ EXAMPLES: list[m.Message] = [
     m.Drain((2, 6)),
     m.Drained((2, 6)),
     m.Freeze((2, 6)),
-    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), (m.Standing("eval", 4, 3, 1 << 40),), True),
-    m.Learned(7, ((0, 1 << 62, 5),)),
-    m.Waited(7, ((8, 0.25), (1 << 40, 1e9))),
-    m.Why(),
-    m.Because("server-0", (m.Waiting("worker-1", "pull w[0:9)", "waits for worker-0", 2.5),)),
-    m.Because("scheduler", (), _VIEW, (("worker-0", 0.75),), 5.0),
-    m.Died("host-a", 1 << 22),
-    m.Heard(1 << 22),
+    m.Frozen((2, 6), ((1, 4), (2, FOREVER)), (m.GroupProgress("eval", 4, 3, 1 << 40),), True),
+    m.Synced(7, ((0, 1 << 62, 5),)),
+    m.WaitTimes(7, ((8, 0.25), (1 << 40, 1e9))),
+    m.StatusRequest(),
+    m.StatusReply("server-0", (m.Waiting("worker-1", "pull w[0:9)", "waits for worker-0", 2.5),)),
+    m.StatusReply("scheduler", (), _VIEW, (("worker-0", 0.75),), 5.0),
+    m.DeathReport("host-a", 1 << 22),
+    m.DeathReportSeen(1 << 22),
     m.Leave(7),
-    m.Stays("it is the last server"),
+    m.LeaveRefused("it is the last server"),
     m.NewView(_VIEW),
     m.Declare(7, _SPEC),
     m.NotDeclared("weights", "another table has that name"),
-    m.Enter(7, "epoch", 3, ("workers", "servers")),
-    m.Released("epoch", 3),
+    m.BarrierArrival(7, "epoch", 3, ("workers", "servers")),
+    m.BarrierReleased("epoch", 3),
     m.Lease(7, 5, 3, 1 << 40, True),
     m.Leased(5, 2, 9, 1 << 40, False),
     m.NotLeased("others have other data"),
@@ -68,23 +68,23 @@ EXAMPLES: list[m.Message] = [
         (m.Part(0, 0, 1 << 62),), 0.25, 1e-3, True,
     ),
     m.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
-    m.Reply(7, 9, (2, 5), "parked", "waits for worker-1 (clock 2)"),
+    m.Reply(7, 9, (2, 5), "waiting", "waits for worker-1 (clock 2)"),
     m.Replicate(
         (2, 5), 0, (2,), 7, "push", (m.Part(0, 3, 7, 2),), (9,), (0.5,), ((11, 4, 3),), -1, 0.25
     ),
     m.Replicate(
         (2, 5), 3, (2, 0), 0, "check", (m.Part(1, 0, 4096, 7),), (9,), (None,), digest=1 << 31
     ),
-    m.Replicated((2, 5), 1, ((0, 3, 9),)),
-    m.State(
+    m.ReplicateAck((2, 5), 1, ((0, 3, 9),)),
+    m.StateChunk(
         (2, 5), 3, m.Part(0, 0, 10), 9, 5, 0, 2, False,
-        m.Past((m.Seen(11, 4, ((5, (m.Part(0, 0, 10),)),)),), ((3, 2.5),), 4),
+        m.ReplicaHistory((m.SeenRequests(11, 4, ((5, (m.Part(0, 0, 10),)),)),), ((3, 2.5),), 4),
     ),
     m.Probe((2, 5), 7, 9, True),
     m.Nudge("worker-1 waits for your push"),
     m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),
-    m.Lacking(0, 7, (0, 5), (1 << 31,)),
-    m.Summed(1, 1 << 62),
-    m.Left(1, "worker-3", 0),
+    m.MissingPieces(0, 7, (0, 5), (1 << 31,)),
+    m.SumAck(1, 1 << 62),
+    m.WorkerLeft(1, "worker-3", 0),
     m.Malformed("not a message"),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import AddressInvalid, BadLength, UnknownName
-from shoal.protocol.machine import Arrival, Discard, Loan, Sink
+from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import Message
 from shoal.protocol.views import NodeId, Role
 from shoal.registry import Registry
@@ -69,11 +69,11 @@ class Connection(ABC):
 
     @abstractmethod
     def send(
-        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+        self, message: Message, buffers: Sequence[memoryview], guard: CopyOnWriteGuard | None = None
     ) -> None:
         """Send a message and the bytes of `buffers`, now or later, in order.
 
-        Buffers are borrowed until they are sent, or the `loan` is recalled: then what waits is
+        Buffers are borrowed until they are sent, or the `guard` is recalled: then what waits is
         copied. Where the peer has gone nothing is sent, and the next `receive` says so.
         """
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from threading import Lock
 
 from shoal.errors import AddressInUse, BadMessage, HandshakeFailed
-from shoal.protocol.machine import Loan
+from shoal.protocol.machine import CopyOnWriteGuard
 from shoal.protocol.messages import Message
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -90,7 +90,7 @@ class InprocConnection(Connection):
         return self._incoming.signal
 
     def send(
-        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+        self, message: Message, buffers: Sequence[memoryview], guard: CopyOnWriteGuard | None = None
     ) -> None:
         payload = b"".join(buffers)
         self._outgoing.put(encode(message, len(payload)), payload)

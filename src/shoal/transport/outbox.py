@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shoal.protocol.machine import Loan
+from shoal.protocol.machine import CopyOnWriteGuard
 from shoal.transport.shared import Outlet, chunk_of
 from shoal.transport.wire import PUT, TAKEN, signal
 
@@ -42,31 +42,37 @@ class Outbox:
         self._next: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
 
-    def keep(self, pieces: Sequence[bytes | memoryview], sent: int, loan: Loan | None) -> None:
+    def keep(
+        self, pieces: Sequence[bytes | memoryview], sent: int, guard: CopyOnWriteGuard | None
+    ) -> None:
         """Have pieces for the socket wait, but for their first `sent` bytes."""
         for piece in pieces:
             view = memoryview(piece)
             if sent >= view.nbytes:
                 sent -= view.nbytes
                 continue
-            self._keep(view[sent:], 0, loan)
+            self._keep(view[sent:], 0, guard)
             sent = 0
 
     def keep_shared(
-        self, head: bytes, buffers: Sequence[memoryview], nbytes: int, loan: Loan | None
+        self,
+        head: bytes,
+        buffers: Sequence[memoryview],
+        nbytes: int,
+        guard: CopyOnWriteGuard | None,
     ) -> None:
         """Have a frame wait whose payload of `nbytes` goes through the ring."""
         self._keep(memoryview(head), 0, None)
         chunk = chunk_of(nbytes)
         for buffer in buffers:
             if buffer.nbytes:
-                self._keep(buffer, chunk, loan)
+                self._keep(buffer, chunk, guard)
 
-    def _keep(self, view: memoryview, chunk: int, loan: Loan | None) -> None:
-        self._later.append(_Piece(view, chunk, loan is not None))
+    def _keep(self, view: memoryview, chunk: int, guard: CopyOnWriteGuard | None) -> None:
+        self._later.append(_Piece(view, chunk, guard is not None))
         self.backlog += view.nbytes
-        if loan is not None:
-            loan.keep(self._recalled)
+        if guard is not None:
+            guard.keep(self._recalled)
 
     def flush(self, sock: socket.socket) -> None:
         """Send what socket and ring have room for. Raises OSError where the socket is broken."""

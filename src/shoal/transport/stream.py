@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
-from shoal.protocol.machine import Loan
+from shoal.protocol.machine import CopyOnWriteGuard
 from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -89,14 +89,14 @@ class StreamConnection(Connection):
     # ------------------------------------------------------------------ sending
 
     def send(
-        self, message: Message, buffers: Sequence[memoryview], loan: Loan | None = None
+        self, message: Message, buffers: Sequence[memoryview], guard: CopyOnWriteGuard | None = None
     ) -> None:
         nbytes = 0
         for buffer in buffers:
             nbytes += buffer.nbytes
         outbox = self._outbox
         if nbytes >= SHARED_BYTES and outbox.outlet is not None:
-            outbox.keep_shared(encode(message, nbytes, SHARED), buffers, nbytes, loan)
+            outbox.keep_shared(encode(message, nbytes, SHARED), buffers, nbytes, guard)
             self.flush()
             return
         head = encode(message, nbytes)
@@ -118,7 +118,7 @@ class StreamConnection(Connection):
             if sent == len(head) + nbytes:
                 return
             outbox.wants_write = True
-        outbox.keep(pieces, sent, loan)
+        outbox.keep(pieces, sent, guard)
 
     def detach(self) -> None:
         self._outbox.detach()

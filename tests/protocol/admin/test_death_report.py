@@ -3,22 +3,22 @@
 import pytest
 
 from shoal.errors import RangeLost
-from shoal.protocol.admin.death_report import Obituary
+from shoal.protocol.admin.death_report import DeathReporter
 from shoal.protocol.machine import Received, Send, Stop, Ticked
-from shoal.protocol.messages import SCHEDULER, Died, Finish, Heard, Join
+from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Finish, Join
 
 
 def test_it_says_so_until_it_is_heard():
-    obituary = Obituary("here", 77, limit_s=1.0)
-    told = [Send(SCHEDULER, Died("here", 77))]
+    obituary = DeathReporter("here", 77, limit_s=1.0)
+    told = [Send(SCHEDULER, DeathReport("here", 77))]
     assert obituary.handle(Ticked(), 5.0) == told
     assert obituary.handle(Ticked(), 5.05) == []
     assert obituary.handle(Ticked(), obituary.deadline()) == told
-    assert obituary.handle(Received(SCHEDULER, Heard(77)), 5.2) == [Stop(None)]
+    assert obituary.handle(Received(SCHEDULER, DeathReportSeen(77)), 5.2) == [Stop(None)]
 
 
 def test_it_gives_up():
-    obituary = Obituary("here", 77, limit_s=1.0)
+    obituary = DeathReporter("here", 77, limit_s=1.0)
     obituary.handle(Ticked(), 5.0)
     assert obituary.handle(Ticked(), 6.0) == [Stop(None)]
 
@@ -34,32 +34,34 @@ def rig(rigs):
 
 
 def test_who_has_ended_is_dead_at_once(rig):
-    rig.receive("engine", Died("here", 12))
-    assert rig.told(Heard) == {"engine": Heard(12)}
+    rig.receive("engine", DeathReport("here", 12))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
     assert rig.notes("lost") == [
         {"name": "worker-1", "how": "its process has ended", "node": "worker-1"}
     ]
     rig.promise()
     assert rig.view.reason == "worker-1 left"
-    rig.receive("engine", Died("here", 12))  # the answer was lost
+    rig.receive("engine", DeathReport("here", 12))  # the answer was lost
     assert rig.notes("lost") == []
-    assert rig.told(Heard) == {"engine": Heard(12)}
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
 
 
-@pytest.mark.parametrize("died", [Died("here", 13), Died("elsewhere", 12), Died("here", 0)])
+@pytest.mark.parametrize(
+    "died", [DeathReport("here", 13), DeathReport("elsewhere", 12), DeathReport("here", 0)]
+)
 def test_processes_that_are_no_members_are_nothing_to_it(rig, died):
     rig.receive("engine", died)
-    assert rig.told(Heard) == {"engine": Heard(died.process)}
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(died.process)}
     assert rig.notes("lost") == []
 
 
 def test_who_has_finished_may_end(rig):
     rig.receive("worker-1", Finish(3))
-    rig.receive("engine", Died("here", 12))
+    rig.receive("engine", DeathReport("here", 12))
     assert rig.notes("lost") == []
 
 
 def test_the_last_replica_goes_with_it(rig):
-    rig.receive("engine", Died("here", 10))
-    assert isinstance(rig.machine._farewell._error, RangeLost)
-    assert "its process has ended" in rig.machine._farewell.reason
+    rig.receive("engine", DeathReport("here", 10))
+    assert isinstance(rig.machine._shutdown._error, RangeLost)
+    assert "its process has ended" in rig.machine._shutdown.reason

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Sink, Story
+from shoal.protocol.machine import EventTrace, Sink
 from shoal.protocol.messages import (
     MESSAGES,
     Frozen,
@@ -16,7 +16,7 @@ from shoal.protocol.messages import (
     Request,
 )
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.views import FOREVER, Arc
+from shoal.protocol.views import FOREVER, Placement
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ from shoal.protocol.views import FOREVER, Arc
         ),
         (Request((1, 1), 11, 5, 0, 3, advance=FOREVER), "Request #5 advance forever"),
         (
-            Reply(11, 4, (1, 1), "parked", "waits for clock 3 of worker-1 (at 2)"),
-            "Reply #4 parked (waits for clock 3 of worker-1 (at 2))",
+            Reply(11, 4, (1, 1), "waiting", "waits for clock 3 of worker-1 (at 2)"),
+            "Reply #4 waiting (waits for clock 3 of worker-1 (at 2))",
         ),
         (Reply(11, 4, (1, 1), "applied", payload=32), "Reply #4 applied 32 bytes"),
         (Probe((1, 1), 11, 4, True), "Probe #4 urgent"),
@@ -55,7 +55,7 @@ def test_a_view_knows_its_members_and_tables(rigs):
     assert view.member("worker-1").incarnation == 12
     assert view.member("worker-9") is None
     assert (view.named("v"), view.named("u")) == (1, None)
-    assert view.arcs_of("v") == (Arc(KeyRange(0, 4), (0,)),)
+    assert view.placements_of("v") == (Placement(KeyRange(0, 4), (0,)),)
 
 
 def test_a_revoked_sink_takes_nothing():
@@ -66,10 +66,10 @@ def test_a_revoked_sink_takes_nothing():
 
 
 def test_a_story_keeps_the_latest_and_goes_with_errors():
-    story = Story(length=2)
+    trace = EventTrace(length=2)
     for number in range(3):
-        story.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))
-    error = story.broken("it went wrong")
+        trace.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))
+    error = trace.broken("it went wrong")
     assert isinstance(error, InvariantBroken)
     assert str(error).splitlines() == [
         "it went wrong",

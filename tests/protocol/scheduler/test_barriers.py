@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import Enter, Finish, Released, Waiting
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Waiting
 
 
 @pytest.fixture
@@ -15,31 +15,33 @@ def cluster(rigs):
 
 
 def test_a_barrier_is_released_once_all_are_there(cluster):
-    enter = Enter(2, "epoch", 0, ("workers",))
+    enter = BarrierArrival(2, "epoch", 0, ("workers",))
     cluster.receive("worker-0", enter)
     assert cluster.sent() == []
     assert cluster.why() == [Waiting("worker-0", "barrier 'epoch'", "waits for worker-1", 0.0)]
-    cluster.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
-    assert cluster.told(Released) == {n: Released("epoch", 0) for n in ("worker-0", "worker-1")}
+    cluster.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
+    assert cluster.told(BarrierReleased) == {
+        n: BarrierReleased("epoch", 0) for n in ("worker-0", "worker-1")
+    }
     cluster.receive("worker-0", enter)  # the answer was lost
-    assert cluster.told(Released) == {"worker-0": Released("epoch", 0)}
+    assert cluster.told(BarrierReleased) == {"worker-0": BarrierReleased("epoch", 0)}
 
 
 def test_a_barrier_of_several_groups(cluster):
-    cluster.receive("worker-0", Enter(2, "all", 0, ("workers", "servers")))
-    cluster.receive("worker-1", Enter(3, "all", 0, ("workers",)))
+    cluster.receive("worker-0", BarrierArrival(2, "all", 0, ("workers", "servers")))
+    cluster.receive("worker-1", BarrierArrival(3, "all", 0, ("workers",)))
     reason = "waits for server-0"
     assert cluster.why() == [Waiting("worker-0, worker-1", "barrier 'all'", reason, 0.0)]
-    cluster.receive("server-0", Enter(1, "all", 0, ("workers", "servers")))
-    assert len(cluster.sent(Released)) == 3
+    cluster.receive("server-0", BarrierArrival(1, "all", 0, ("workers", "servers")))
+    assert len(cluster.sent(BarrierReleased)) == 3
 
 
 def test_nobody_waits_at_a_barrier_for_the_dead_or_the_finished(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=3)
     rig.join("server-0", "worker-0", "worker-1", "worker-2")
-    rig.receive("worker-0", Enter(2, "epoch", 0, ("workers",)))
+    rig.receive("worker-0", BarrierArrival(2, "epoch", 0, ("workers",)))
     rig.receive("worker-1", Finish(3))
-    assert rig.sent(Released) == []
+    assert rig.sent(BarrierReleased) == []
     rig.handle(PeerLost("worker-2"))
     rig.at(2.0)
-    assert rig.told(Released) == {"worker-0": Released("epoch", 0)}
+    assert rig.told(BarrierReleased) == {"worker-0": BarrierReleased("epoch", 0)}

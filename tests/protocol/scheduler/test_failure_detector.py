@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import Died, End, Frozen, Heartbeat, Join, Leave
-from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, Detector
+from shoal.protocol.messages import DeathReport, End, Frozen, Heartbeat, Join, Leave
+from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, FailureDetector
 from shoal.protocol.scheduler.journal import SchedulerOptions
 
 OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=40.0, broken_s=2.0)
@@ -13,7 +13,7 @@ OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=
 
 @pytest.fixture
 def detector():
-    return Detector(OPTIONS)
+    return FailureDetector(OPTIONS)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def beats(detector, *times):
 
 def alive(rig, *nodes):
     for node in nodes:
-        member = rig.machine.roster.members[node]
+        member = rig.machine.members.by_id[node]
         rig.receive(node, Heartbeat(member.incarnation, 0, rig.view.id))
 
 
@@ -113,7 +113,7 @@ def test_where_its_process_was_seen_to_end_nobody_waits(rigs):
     rig = rigs.SchedulerRig()
     rig.receive("server-0", Join("server-0", "server", "", "here", process=77))
     rig.join("worker-0", "worker-1")
-    rig.receive("engine", Died("here", 77))
+    rig.receive("engine", DeathReport("here", 77))
     assert "its process has ended" in rig.told(End)["worker-0"].error
 
 
@@ -128,7 +128,7 @@ def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
     """Both were silent at once: the second was no member any more when it was looked up."""
     rig = rigs.SchedulerRig(servers=2, workers=1)
     rig.join("server-0", "server-1", "worker-0")
-    leaving = rig.machine.roster.members["server-1"]
+    leaving = rig.machine.members.by_id["server-1"]
     rig.receive("server-1", Leave(leaving.incarnation))
     proposal = rig.machine._views._proposal
     assert proposal is not None
@@ -137,16 +137,16 @@ def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
     rig.now = 9.0
     alive(rig, "worker-0")
     rig.at(11.0)
-    assert "server-0" not in rig.machine.roster.members
+    assert "server-0" not in rig.machine.members.by_id
 
 
 def test_the_last_server_of_all_ends_the_run_in_whatever_view_it_is(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=1)
     rig.join("server-0", "worker-0")
     rig.receive("late", Join("late", "server", "", "here", process=8))  # in no view yet
-    members = rig.machine.roster.members
+    members = rig.machine.members.by_id
     members["server-0"] = replace(members["server-0"], process=7)
-    rig.receive("engine", Died("here", 7))
+    rig.receive("engine", DeathReport("here", 7))
     assert not rig.machine.ended
-    rig.receive("engine", Died("here", 8))
+    rig.receive("engine", DeathReport("here", 8))
     assert rig.machine.ended

@@ -139,7 +139,7 @@ def started(rigs):
 
 
 def incarnation(rig, name):
-    return rig.machine.roster.members[name].incarnation
+    return rig.machine.members.by_id[name].incarnation
 
 
 def test_a_lease_is_on_disk_before_it_is_told(started):
@@ -207,7 +207,7 @@ def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
     for node in ("worker-0", "server-0"):
         started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
     started.at(2.5)
-    assert "worker-1" not in started.machine.roster.members
+    assert "worker-1" not in started.machine.members.by_id
     started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told
     assert list(started.told(Leased)) == ["worker-0"]
 

@@ -7,12 +7,14 @@ from shoal.errors import InvalidValue, JoinTimeout, RunAborted
 from shoal.protocol.machine import PeerLost, Persist, Send
 from shoal.protocol.messages import (
     Abort,
+    BarrierArrival,
+    BarrierReleased,
     Declare,
     End,
-    Enter,
     Finish,
     Freeze,
     Frozen,
+    GroupProgress,
     Heartbeat,
     HeartbeatSeen,
     Join,
@@ -20,10 +22,8 @@ from shoal.protocol.messages import (
     NewView,
     NotDeclared,
     NotJoined,
-    Released,
-    Standing,
 )
-from shoal.protocol.scheduler.journal import Record, SchedulerOptions, check_options
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, check_options
 from shoal.tables.spec import Access, TableSpec
 
 
@@ -60,7 +60,7 @@ def test_incarnations_are_granted_once_and_ranks_as_wished_where_free(make):
     rig = make()
     for node, wish in (("a", 1), ("b", 1), ("c", -1)):
         rig.receive(node, Join(node, "worker" if node != "c" else "server", "", "", wish))
-    joined = {node: (m.incarnation, m.name) for node, m in rig.machine.roster.members.items()}
+    joined = {node: (m.incarnation, m.name) for node, m in rig.machine.members.by_id.items()}
     assert joined == {"a": (1, "worker-1"), "b": (2, "worker-0"), "c": (3, "server-0")}
 
 
@@ -70,7 +70,7 @@ def test_a_repeated_join_gets_the_same_answer(make):
     assert rig.sent(Joined) == [Joined(1, 0)]
     rig.join("worker-0")
     assert rig.sent(Joined) == [Joined(1, 0)]
-    assert len(rig.machine.roster.members) == 1
+    assert len(rig.machine.members.by_id) == 1
 
 
 def test_repeated_joins_do_not_put_a_view_off(make):
@@ -83,7 +83,7 @@ def test_repeated_joins_do_not_put_a_view_off(make):
     rig.receive("worker-2", late)
     rig.receive("worker-3", Join("worker-3", "worker", "", ""))
     assert rig.sent(Freeze) == []
-    rig.receive("server-0", Frozen((1, 2), (), (Standing("", 5),)))
+    rig.receive("server-0", Frozen((1, 2), (), (GroupProgress("", 5),)))
     assert [m.first_clock for m in rig.view.workers] == [0, 0, 5, 5]
     assert rig.view.reason == "worker-2, worker-3 joined"
 
@@ -235,15 +235,19 @@ def test_what_a_former_self_says_does_not_count(make):
     rig.at(10.0)
     rig.promise()
     assert rig.notes("lost") == []  # of this event; the one before lost worker-0
-    assert "worker-0" not in rig.machine.roster.members
+    assert "worker-0" not in rig.machine.members.by_id
     rig.join("worker-0")
-    assert rig.machine.roster.members["worker-0"].incarnation == 4
-    for message in (Finish(2), Heartbeat(2, 9, (1, 1)), Enter(2, "epoch", 0, ("workers",))):
+    assert rig.machine.members.by_id["worker-0"].incarnation == 4
+    for message in (
+        Finish(2),
+        Heartbeat(2, 9, (1, 1)),
+        BarrierArrival(2, "epoch", 0, ("workers",)),
+    ):
         rig.now += 1.0
         rig.receive("worker-0", message)
         assert rig.sent() == []
         assert rig.notes("stale")
-    assert rig.machine.roster.finished == set()
+    assert rig.machine.members.finished == set()
     rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
     rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
     rig.at(20.0)  # the new self was never heard of
@@ -255,13 +259,13 @@ def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
     rig = make(elastic=True)
     rig.join("worker-0", "worker-1")
     rig.receive("other", Join("other", "worker", "", ""))
-    assert rig.machine.roster.members["other"].rank == 2
+    assert rig.machine.members.by_id["other"].rank == 2
     rig.handle(PeerLost("worker-0"))
     rig.at(2.0)
-    assert sorted(rig.machine.roster.members) == ["other", "worker-1"]
+    assert sorted(rig.machine.members.by_id) == ["other", "worker-1"]
     rig.join("server-0")
     assert [(m.id, m.rank) for m in rig.view.workers] == [("worker-1", 0), ("other", 1)]
-    assert {m.rank for m in rig.machine.roster.members.values() if m.role == "worker"} == {0, 1}
+    assert {m.rank for m in rig.machine.members.by_id.values() if m.role == "worker"} == {0, 1}
 
 
 def test_a_silent_worker_leaves_with_its_last_clock(make):
@@ -352,16 +356,16 @@ def test_incarnations_are_not_granted_twice_over_a_restart(make):
     rig.join("server-0", "worker-0", "worker-1")
     again = rig.restart()
     again.join("worker-2")
-    assert again.machine.roster.members["worker-2"].incarnation == 4
+    assert again.machine.members.by_id["worker-2"].incarnation == 4
 
 
 def test_a_restart_knows_barriers_and_who_has_finished(cluster):
     for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
-        cluster.receive(node, Enter(incarnation, "epoch", 0, ("workers",)))
+        cluster.receive(node, BarrierArrival(incarnation, "epoch", 0, ("workers",)))
     cluster.receive("worker-0", Finish(2))
     again = cluster.restart()
-    again.receive("worker-1", Enter(3, "epoch", 0, ("workers",)))
-    assert Released("epoch", 0) in again.sent()
+    again.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
+    assert BarrierReleased("epoch", 0) in again.sent()
     again.receive("worker-1", Finish(3))
     assert End("") in again.sent()
 
@@ -374,7 +378,7 @@ def test_a_restart_in_the_middle_of_the_end_goes_on_ending(cluster):
 
 
 def test_the_record_survives_its_encoding(cluster):
-    record = msgspec.msgpack.decode(cluster.journal, type=Record)
+    record = msgspec.msgpack.decode(cluster.journal, type=JournalRecord)
     assert record.view == cluster.view
     assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
 

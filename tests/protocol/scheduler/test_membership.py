@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.protocol.messages import Frozen, Standing
+from shoal.protocol.messages import Frozen, GroupProgress
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.views import Member
@@ -25,7 +25,7 @@ ALL = members("server-0", "server-1", "worker-0", "worker-1")
 
 def at(clocks, open_round, group="", waits=True):
     """A promise of a server whose rounds have come so far, and are open or not."""
-    return Frozen((1, 2), clocks, (Standing(group, open_round, waits=waits),))
+    return Frozen((1, 2), clocks, (GroupProgress(group, open_round, waits=waits),))
 
 
 def first_view(present=ALL):

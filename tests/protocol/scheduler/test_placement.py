@@ -22,32 +22,32 @@ def servers_on(*hosts):
     return [Member(f"s{rank}", "server", rank, 1 + rank, "", host) for rank, host in hosts]
 
 
-def fragments_of(arcs, spec, at):
+def fragments_of(placements, spec, at):
     """How many fragments each server has at that place of their chains."""
     held = Counter()
-    for arc in arcs:
-        held[arc.chain[at]] += -(-len(arc.rows) // spec.fragment_rows)
+    for placement in placements:
+        held[placement.chain[at]] += -(-len(placement.rows) // spec.fragment_rows)
     return held
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 6), replicas, st.integers(0, 9))
 def test_arcs_tile_the_table_in_whole_fragments(rows, fragment_rows, count, replicas, turn):
     spec = table(rows, fragment_rows)
-    arcs = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
-    assert tiles([arc.rows for arc in arcs], rows)
+    placements = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
+    assert tiles([placement.rows for placement in placements], rows)
     edges = {rows, *(part.start for part in spec.fragments())}
-    assert all(arc.rows.stop in edges for arc in arcs)
-    for arc in arcs:
-        assert len(set(arc.chain)) == len(arc.chain) == min(replicas, count)
+    assert all(placement.rows.stop in edges for placement in placements)
+    for placement in placements:
+        assert len(set(placement.chain)) == len(placement.chain) == min(replicas, count)
 
 
 @given(st.integers(1, 10), replicas, st.integers(0, 9), st.integers(0, 63))
 def test_servers_have_as_many_fragments_to_one(count, replicas, turn, more):
     """At 64 fragments a server that is within 2 %, at every place of the chains."""
     spec = table(64 * count + min(more, count - 1))
-    arcs = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
+    placements = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
     for at in range(min(replicas, count)):
-        held = fragments_of(arcs, spec, at)
+        held = fragments_of(placements, spec, at)
         assert len(held) == count
         assert max(held.values()) - min(held.values()) <= 1
 
@@ -56,24 +56,29 @@ def test_servers_have_as_many_fragments_to_one(count, replicas, turn, more):
 def test_replicas_are_on_different_hosts_where_there_are_as_many(sizes, replicas):
     hosts = [f"host-{number}" for number, size in enumerate(sizes) for _ in range(size)]
     servers = servers_on(*enumerate(hosts))
-    arcs = place(table(64), servers, replicas, 0)
+    placements = place(table(64), servers, replicas, 0)
     by_rank = dict(enumerate(hosts))
-    for arc in arcs:
-        apart = len({by_rank[rank] for rank in arc.chain})
-        assert apart == min(len(arc.chain), len(sizes))
-    assert bool(crowded(arcs, servers)) == (min(replicas, len(servers)) > len(sizes))
+    for placement in placements:
+        apart = len({by_rank[rank] for rank in placement.chain})
+        assert apart == min(len(placement.chain), len(sizes))
+    assert bool(crowded(placements, servers)) == (min(replicas, len(servers)) > len(sizes))
 
 
 def test_neighbours_are_on_other_hosts():
     servers = servers_on((0, "a"), (1, "a"), (2, "b"), (3, "b"))
-    assert [arc.chain for arc in place(table(4), servers, 2, 0)] == [(0, 2), (2, 1), (1, 3), (3, 0)]
+    assert [placement.chain for placement in place(table(4), servers, 2, 0)] == [
+        (0, 2),
+        (2, 1),
+        (1, 3),
+        (3, 0),
+    ]
     assert crowded(place(table(4), servers, 3, 0), servers) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("turn", "rank"), [(0, 0), (1, 1), (2, 2), (3, 0)])
 def test_tables_of_one_fragment_are_not_all_on_one_server(turn, rank):
-    [arc] = place(table(1), servers_on((0, ""), (1, ""), (2, "")), 1, turn)
-    assert arc.chain == (rank,)
+    [placement] = place(table(1), servers_on((0, ""), (1, ""), (2, "")), 1, turn)
+    assert placement.chain == (rank,)
 
 
 def test_without_servers_there_are_no_arcs():

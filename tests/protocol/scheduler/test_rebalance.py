@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.scheduler.migration import Relocating
+from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, place
 from shoal.protocol.scheduler.rebalance import Moves, next_arcs, settled
-from shoal.protocol.views import Arc, Member, View
+from shoal.protocol.views import Member, Placement, View
 from shoal.tables.spec import Access, TableSpec
 
 
@@ -19,12 +19,12 @@ def member(rank, incarnation=None, host=""):
     return Member(f"s{number}", "server", rank, number, "", host)
 
 
-def learners_of(arcs):
+def learners_of(placements):
     return {
-        (table, arc.rows.start, arc.chain[-1])
-        for table, parts in enumerate(arcs)
-        for arc in parts
-        if arc.learning
+        (table, placement.rows.start, placement.chain[-1])
+        for table, parts in enumerate(placements)
+        for placement in parts
+        if placement.syncing_since
     }
 
 
@@ -33,34 +33,38 @@ class Cluster:
 
     def __init__(self, servers, tables, replicas=1):
         self.servers = list(servers)
-        arcs = tuple(place(spec, self.servers, replicas, at) for at, spec in enumerate(tables))
-        self.view = View(1, 1, tuple(self.servers), (), tuple(tables), arcs)
+        placements = tuple(
+            place(spec, self.servers, replicas, at) for at, spec in enumerate(tables)
+        )
+        self.view = View(1, 1, tuple(self.servers), (), tuple(tables), placements)
         self.replicas = replicas
         self.leaving = set()
 
-    def step(self, drained=True, learned=None):
+    def step(self, drained=True, synced=None):
         """The next view; returns whether it is another."""
-        learned = learners_of(self.view.arcs) if learned is None else learned
-        moves = Moves(self.replicas, drained, self.leaving, learned)
-        before, number = self.view.arcs, self.view.number + 1
-        arcs = next_arcs(self.view, self.servers, moves, number)
-        for spec, parts in zip(self.view.tables, arcs, strict=True):
-            assert tiles([arc.rows for arc in parts], spec.keys.stop)
-        self.view = replace(self.view, number=number, servers=tuple(self.servers), arcs=arcs)
-        return not settled(before, arcs)
+        synced = learners_of(self.view.placements) if synced is None else synced
+        moves = Moves(self.replicas, drained, self.leaving, synced)
+        before, number = self.view.placements, self.view.number + 1
+        placements = next_arcs(self.view, self.servers, moves, number)
+        for spec, parts in zip(self.view.tables, placements, strict=True):
+            assert tiles([placement.rows for placement in parts], spec.keys.stop)
+        self.view = replace(
+            self.view, number=number, servers=tuple(self.servers), placements=placements
+        )
+        return not settled(before, placements)
 
     def settle(self):
         for _ in range(50):
             if not self.step():
                 return
-        raise AssertionError(f"no end: {self.view.arcs}")
+        raise AssertionError(f"no end: {self.view.placements}")
 
     def loads(self, table=0):
         spec = self.view.tables[table]
         found = Counter(dict.fromkeys([each.rank for each in self.servers], 0))
-        for arc in self.view.arcs[table]:
-            for rank in arc.chain:
-                found[rank] += -(-len(arc.rows) // spec.fragment_rows)
+        for placement in self.view.placements[table]:
+            for rank in placement.chain:
+                found[rank] += -(-len(placement.rows) // spec.fragment_rows)
         return found
 
 
@@ -72,38 +76,47 @@ def test_a_chain_that_lost_a_server_gets_another_at_its_end():
     cluster = Cluster(map(member, range(3)), [table()], replicas=2)
     cluster.servers.pop(1)
     cluster.step(drained=False)
-    chains = {arc.full: arc.chain for arc in cluster.view.arcs[0] if arc.learning}
+    chains = {
+        placement.in_sync: placement.chain
+        for placement in cluster.view.placements[0]
+        if placement.syncing_since
+    }
     assert chains == {(0,): (0, 2), (2,): (2, 0)}
     cluster.settle()
-    assert all(len(arc.full) == 2 and not arc.learning for arc in cluster.view.arcs[0])
+    assert all(
+        len(placement.in_sync) == 2 and not placement.syncing_since
+        for placement in cluster.view.placements[0]
+    )
 
 
 def test_a_learner_takes_its_place_only_when_nothing_is_under_way():
     cluster = Cluster(map(member, range(3)), [table(1)], replicas=2)
     cluster.servers.pop(0)
     cluster.step(drained=False)
-    [arc] = cluster.view.arcs[0]
-    assert arc == Arc(KeyRange(0, 1), (1, 2), learning=2)
+    [placement] = cluster.view.placements[0]
+    assert placement == Placement(KeyRange(0, 1), (1, 2), syncing_since=2)
     assert not cluster.step(drained=False)
     assert cluster.step(drained=True)
-    assert cluster.view.arcs[0] == (Arc(KeyRange(0, 1), (1, 2)),)
+    assert cluster.view.placements[0] == (Placement(KeyRange(0, 1), (1, 2)),)
 
 
 def test_a_learner_begins_anew_where_somebody_else_sends_it_the_rows():
     cluster = Cluster(map(member, range(4)), [table(1)], replicas=3)
     cluster.servers.pop(0)
     cluster.step(drained=False)
-    assert cluster.view.arcs[0][0] == Arc(KeyRange(0, 1), (1, 2, 3), learning=2)
+    assert cluster.view.placements[0][0] == Placement(KeyRange(0, 1), (1, 2, 3), syncing_since=2)
     cluster.servers.pop(1)  # who sent
-    cluster.step(drained=False, learned=())
-    assert cluster.view.arcs[0][0] == Arc(KeyRange(0, 1), (1, 3), learning=3)
+    cluster.step(drained=False, synced=())
+    assert cluster.view.placements[0][0] == Placement(KeyRange(0, 1), (1, 3), syncing_since=3)
 
 
 def test_a_server_that_came_back_under_its_rank_has_nothing():
     cluster = Cluster(map(member, range(2)), [table(2)], replicas=2)
     cluster.servers[1] = member(1, incarnation=9)
     cluster.step(drained=False)
-    assert [(arc.full, arc.learning > 0) for arc in cluster.view.arcs[0]] == [((0,), True)] * 2
+    assert [
+        (placement.in_sync, placement.syncing_since > 0) for placement in cluster.view.placements[0]
+    ] == [((0,), True)] * 2
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -114,7 +127,7 @@ def test_a_third_server_gets_a_third(replicas, fragments):
     cluster.settle()
     loads, even = cluster.loads(), fragments * replicas / 3
     assert all(abs(load - even) <= 0.1 * even for load in loads.values()), loads
-    assert len(cluster.view.arcs[0]) <= 6
+    assert len(cluster.view.placements[0]) <= 6
 
 
 def test_a_server_that_wants_to_go_is_left_with_nothing():
@@ -122,43 +135,43 @@ def test_a_server_that_wants_to_go_is_left_with_nothing():
     cluster.leaving = {"s1"}
     cluster.settle()
     assert cluster.loads()[1] == 0
-    assert all(len(arc.full) == 2 for arc in cluster.view.arcs[0])
+    assert all(len(placement.in_sync) == 2 for placement in cluster.view.placements[0])
 
 
 def test_whoever_wanted_to_go_stays_where_the_others_have_died():
     """Two are asked to go while there is a third; it dies. One of them has to stay, and counts."""
     cluster = Cluster(map(member, range(3)), [table()], replicas=2)
-    relocating = Relocating(())
+    migration = Migration(())
     ids = [each.id for each in cluster.servers]
-    assert relocating.wants_to_go(cluster.view, cluster.servers[0], ids) == ""
-    assert relocating.wants_to_go(cluster.view, cluster.servers[1], ids) == ""
+    assert migration.wants_to_go(cluster.view, cluster.servers[0], ids) == ""
+    assert migration.wants_to_go(cluster.view, cluster.servers[1], ids) == ""
     left = ids[:2]
-    assert relocating.wants_to_go(cluster.view, cluster.servers[1], left) == "it is the last server"
-    assert relocating.wants_to_go(cluster.view, cluster.servers[0], left) == ""
-    assert relocating.moves(2, drained=True).leaving == {"s0"}
+    assert migration.wants_to_go(cluster.view, cluster.servers[1], left) == "it is the last server"
+    assert migration.wants_to_go(cluster.view, cluster.servers[0], left) == ""
+    assert migration.moves(2, drained=True).leaving == {"s0"}
 
 
 def test_rows_that_cannot_be_moved_stay():
     spec = TableSpec("s", 0, kind="handled", access=Access("lists")).cut(2)
     cluster = Cluster(map(member, range(2)), [spec])
-    before = cluster.view.arcs
+    before = cluster.view.placements
     cluster.servers.append(member(2))
     cluster.settle()
-    assert cluster.view.arcs == before
+    assert cluster.view.placements == before
 
 
 def test_what_handlers_have_goes_to_others_whole():
     """A call names an arc: where that was cut, it would be for two."""
     spec = TableSpec("s", 0, kind="handled", access=Access("lists"), saves=True).cut(2)
     cluster = Cluster(map(member, range(2)), [spec], replicas=2)
-    ranges = [arc.rows for arc in cluster.view.arcs[0]]
+    ranges = [placement.rows for placement in cluster.view.placements[0]]
     cluster.servers.append(member(2))
     cluster.settle()
-    assert [arc.chain for arc in cluster.view.arcs[0]] == [(0, 1), (1, 0)]
+    assert [placement.chain for placement in cluster.view.placements[0]] == [(0, 1), (1, 0)]
     cluster.servers.pop(0)
     cluster.settle()
-    assert [set(arc.chain) for arc in cluster.view.arcs[0]] == [{1, 2}, {1, 2}]
-    assert [arc.rows for arc in cluster.view.arcs[0]] == ranges
+    assert [set(placement.chain) for placement in cluster.view.placements[0]] == [{1, 2}, {1, 2}]
+    assert [placement.rows for placement in cluster.view.placements[0]] == ranges
 
 
 def test_replicas_go_to_another_host():
@@ -167,8 +180,8 @@ def test_replicas_go_to_another_host():
     cluster = Cluster(servers, [table(8)], replicas=2)
     cluster.servers.pop(2)
     cluster.settle()
-    for arc in cluster.view.arcs[0]:
-        assert {hosts[rank] for rank in arc.chain} == {"a", "b"}
+    for placement in cluster.view.placements[0]:
+        assert {hosts[rank] for rank in placement.chain} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -184,17 +197,17 @@ def test_rows_spread_over_hosts_as_these_come(before, come, replicas):
         cluster.settle()
         loads = cluster.loads().values()
         assert max(loads) - min(loads) <= max(2, 0.1 * sum(loads) / len(loads))
-    assert crowded(cluster.view.arcs[0], cluster.servers) == []
+    assert crowded(cluster.view.placements[0], cluster.servers) == []
 
 
 def test_who_is_sent_away_is_one_of_two_on_a_host():
     """By loads alone it was the one that was alone on its host."""
     servers = [member(0, host="a"), member(1, host="b"), member(2, host="b")]
     cluster = Cluster(servers, [table(6)], replicas=2)
-    arc = Arc(KeyRange(0, 6), (0, 1, 2))
-    cluster.view = replace(cluster.view, arcs=((arc,),))
+    placement = Placement(KeyRange(0, 6), (0, 1, 2))
+    cluster.view = replace(cluster.view, placements=((placement,),))
     cluster.step()
-    assert all(0 in arc.full for arc in cluster.view.arcs[0])
+    assert all(0 in placement.in_sync for placement in cluster.view.placements[0])
 
 
 def happens(cluster, random, number):
@@ -202,7 +215,7 @@ def happens(cluster, random, number):
     what = random.choice(["die", "join", "join", "leave"])
     if what == "die" and len(cluster.servers) > 1:
         victim = random.choice(cluster.servers)
-        full = [arc.full for parts in cluster.view.arcs for arc in parts]
+        full = [placement.in_sync for parts in cluster.view.placements for placement in parts]
         if all(any(rank != victim.rank for rank in chain) for chain in full):
             cluster.servers.remove(victim)
     elif what == "join" and len(cluster.servers) < 7:
@@ -225,14 +238,19 @@ def test_whatever_happens_all_rows_end_up_on_enough_servers_and_evenly(seed):
     for number in range(10):
         happens(cluster, random, number)
         for _ in range(60):  # views for other reasons, learners that need their time
-            learned = {each for each in learners_of(cluster.view.arcs) if random.random() < 0.7}
-            cluster.step(random.random() < 0.8, learned)
+            synced = {
+                each for each in learners_of(cluster.view.placements) if random.random() < 0.7
+            }
+            cluster.step(random.random() < 0.8, synced)
         cluster.settle()
         cluster.servers = [each for each in cluster.servers if each.id not in cluster.leaving]
         cluster.leaving = set()
-        for at, parts in enumerate(cluster.view.arcs):
+        for at, parts in enumerate(cluster.view.placements):
             wanted = min(replicas, len(cluster.servers))
-            assert all(len(arc.chain) == wanted and not arc.learning for arc in parts)
+            assert all(
+                len(placement.chain) == wanted and not placement.syncing_since
+                for placement in parts
+            )
             loads = cluster.loads(at).values()
             mean = sum(loads) / len(loads)
             assert max(loads) - min(loads) <= max(1, 0.1 * mean)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from shoal.protocol.messages import Because, End, Finish, Heartbeat, Join, Waited, Waiting, Why
+from shoal.protocol.messages import (
+    End,
+    Finish,
+    Heartbeat,
+    Join,
+    StatusReply,
+    StatusRequest,
+    Waiting,
+    WaitTimes,
+)
 
 
 @pytest.fixture
@@ -29,14 +38,14 @@ def waited(rig, *totals):
     """A server tells every second how long it has waited for both workers so far."""
     for first, second in totals:
         rig.now += 1
-        rig.receive("server-0", Waited(1, ((2, first), (3, second))))
+        rig.receive("server-0", WaitTimes(1, ((2, first), (3, second))))
 
 
 def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
     rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
-    assert "worker-1" in rig.machine.roster.members
+    assert "worker-1" in rig.machine.members.by_id
     waited(rig, (0.4, 2.5))
     reason = "the others waited for worker-1 62% of the last 4 s"
     assert rig.told(End) == {"worker-1": End(reason, "dropped")}
@@ -44,7 +53,7 @@ def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
     rig.promise()
     assert [member.name for member in rig.view.workers] == ["worker-0"]
     waited(rig, (3.4, 2.5), (6.4, 2.5), (9.4, 2.5), (12.4, 2.5))
-    assert "worker-0" in rig.machine.roster.members  # somebody is left
+    assert "worker-0" in rig.machine.members.by_id  # somebody is left
 
 
 @pytest.mark.parametrize(
@@ -59,7 +68,7 @@ def test_others_stay(make, options, totals):
     rig = make(slow_s=4.0, **options)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, *totals)
-    assert len(rig.machine.roster.members) == 3
+    assert len(rig.machine.members.by_id) == 3
 
 
 def test_a_worker_that_has_finished_is_not_dropped(make):
@@ -67,14 +76,14 @@ def test_a_worker_that_has_finished_is_not_dropped(make):
     rig.join("server-0", "worker-0", "worker-1")
     rig.receive("worker-1", Finish(3))
     waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
-    assert "worker-1" in rig.machine.roster.members
+    assert "worker-1" in rig.machine.members.by_id
 
 
 def test_nobody_is_dropped_before_a_whole_window(make):
     rig = make(slow_share=0.5, slow_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 3), (0, 4))
-    assert "worker-1" in rig.machine.roster.members
+    assert "worker-1" in rig.machine.members.by_id
 
 
 def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
@@ -83,21 +92,21 @@ def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
     told = [(0, n) for n in range(9)]
     for seconds in told:
         rig.now += 1
-        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, seconds[1]))))
-    assert "worker-1" in rig.machine.roster.members
+        rig.receive("server-0", WaitTimes(1, ((3, seconds[0]), (4, seconds[1]))))
+    assert "worker-1" in rig.machine.members.by_id
     for seconds in told:
         rig.now += 1
         rig.receive("server-1", Heartbeat(2, 1, rig.view.id))
-        rig.receive("server-0", Waited(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
-    assert "worker-1" not in rig.machine.roster.members
+        rig.receive("server-0", WaitTimes(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
+    assert "worker-1" not in rig.machine.members.by_id
 
 
 def test_the_shares_are_told(make):
     rig = make(slow_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 1), (0, 2))
-    rig.receive("somebody", Why())
-    [because] = rig.sent(Because)
+    rig.receive("somebody", StatusRequest())
+    [because] = rig.sent(StatusReply)
     assert because.slow == (("worker-1", 0.5), ("worker-0", 0.0))
     assert because.over_s == 4.0
     assert because.view == rig.view

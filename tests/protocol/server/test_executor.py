@@ -24,10 +24,10 @@ def test_a_fast_worker_is_parked_and_told_for_whom(rigs):
     assert server.ask(0, 0, clock=0, advance=1, pulls=PULL) == ["applied"]
     assert server.ask(0, 1, clock=1, advance=2, pulls=PULL) == []
     reason = "waits for clock 1 of worker-1 (at 0)"
-    assert server.notes("parked") == [{"worker": 11, "reason": reason}]
+    assert server.notes("waiting") == [{"worker": 11, "reason": reason}]
     assert server.machine.waiting()[0][1] == reason
     server.receive("worker-0", Probe((1, 1), 11, 1))
-    assert server.sent(Reply)[0].code == "parked"
+    assert server.sent(Reply)[0].code == "waiting"
     assert server.sent(Reply)[0].reason == reason
     server.ask(1, 0, clock=0, advance=1)
     assert server.codes("worker-0") == ["applied"]
@@ -45,7 +45,7 @@ def test_an_urgent_probe_nudges_those_that_are_waited_for(rigs):
 def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
     assert len(synchronous.machine.waiting()) == 1
-    synchronous.ask(0, 1, settled_below=1, clock=1, advance=2)
+    synchronous.ask(0, 1, forget_below=1, clock=1, advance=2)
     assert synchronous.machine.waiting() == []
     synchronous.ask(1, 0, clock=0, advance=2)
     assert synchronous.codes("worker-0") == []
@@ -55,7 +55,7 @@ def test_a_parked_pull_that_need_not_wait_is_found_by_check(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
     synchronous.machine.clocks.of("").advance(11, 5)
     synchronous.machine.clocks.of("").advance(12, 5)
-    with pytest.raises(InvariantBroken, match="is parked although every worker has reached"):
+    with pytest.raises(InvariantBroken, match="waits although every worker has reached"):
         synchronous.machine.check()
 
 

@@ -8,16 +8,16 @@ from shoal.protocol.machine import Asked, Discard, Received, Sink
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
-    Enter,
+    BarrierArrival,
     Freeze,
     Frozen,
+    GroupProgress,
     Heartbeat,
     NewView,
     Part,
     Probe,
     Reply,
     Request,
-    Standing,
 )
 from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server.machine import ServerMachine
@@ -80,7 +80,7 @@ def test_a_push_and_a_pull(server, values):
     (answer,) = server.sends(Reply)
     assert b"".join(answer.buffers) == values
     assert answer.message.payload == 32
-    assert answer.loan is not None
+    assert answer.guard is not None
 
 
 def test_a_push_of_some_keys(server, rigs):
@@ -137,7 +137,7 @@ def test_a_duplicate_is_answered_and_not_applied(server, values):
     for _ in range(3):
         assert server.ask(0, 0, values, pushes=PUSH) == ["applied"]
     assert server.rows == [1, 2, 3, 4]
-    assert server.machine.answers.counters["seen"] == 2
+    assert server.machine.replies.counters["seen"] == 2
 
 
 def test_a_copy_that_overtakes_its_payload_makes_the_payload_a_duplicate(server, values):
@@ -157,22 +157,22 @@ def test_a_pull_whose_rows_were_lost_is_answered_again(server):
 
 def test_what_is_settled_is_forgotten_and_not_answered(server, values):
     server.ask(0, 0, values, pushes=PUSH)
-    server.ask(0, 1, settled_below=1, advance=1)
+    server.ask(0, 1, forget_below=1, advance=1)
     assert server.ask(0, 0, values, pushes=PUSH) == []
-    assert server.machine.answers.counters["settled"] == 1
+    assert server.machine.replies.counters["forgotten"] == 1
     assert server.rows == [1, 2, 3, 4]
 
 
 def test_the_window_moves_with_what_is_settled(server):
     assert server.ask(0, WINDOW, pulls=PULL) == ["refused"]
-    assert server.ask(0, WINDOW, settled_below=1, pulls=PULL) == ["applied"]
-    assert server.ask(0, WINDOW - 1, settled_below=1, pulls=PULL) == ["applied"]
+    assert server.ask(0, WINDOW, forget_below=1, pulls=PULL) == ["applied"]
+    assert server.ask(0, WINDOW - 1, forget_below=1, pulls=PULL) == ["applied"]
 
 
 def test_a_window_is_bounded(server):
     for seq in range(3 * WINDOW):
-        assert server.ask(0, seq, settled_below=seq, pulls=PULL) == ["applied"]
-    assert len(server.machine.gate.windows["worker-0"].codes) == 1
+        assert server.ask(0, seq, forget_below=seq, pulls=PULL) == ["applied"]
+    assert len(server.machine.admission.windows["worker-0"].codes) == 1
 
 
 # ---------------------------------------------------------------------------- views
@@ -182,11 +182,11 @@ def test_a_promise_tells_clocks_and_freezes(synchronous, values):
     synchronous.ask(0, 0, clock=0, advance=3)
     synchronous.ask(1, 0, clock=0, advance=2)
     synchronous.receive(SCHEDULER, Freeze((1, 2)))
-    assert synchronous.sent() == [Frozen((1, 2), ((11, 3), (12, 2)), (Standing("", 2),))]
+    assert synchronous.sent() == [Frozen((1, 2), ((11, 3), (12, 2)), (GroupProgress("", 2),))]
     assert synchronous.ask(0, 1, values, clock=3, pushes=PUSH) == []
     synchronous.receive("worker-0", Probe((1, 1), 11, 1))
     assert synchronous.sent() == []
-    assert synchronous.machine.answers.counters["frozen"] == 2
+    assert synchronous.machine.replies.counters["frozen"] == 2
 
 
 def test_a_promise_holds_against_older_views(server, rigs):
@@ -234,7 +234,7 @@ def test_only_the_scheduler_freezes(server):
         server.receive(sender, Freeze((9, 9)))
         assert server.sent() == []
     assert not server.machine.frozen
-    assert server.machine.answers.counters["unexpected"] == 2
+    assert server.machine.replies.counters["unexpected"] == 2
 
 
 def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values):
@@ -257,8 +257,8 @@ def test_requests_of_another_view_are_stale(server, values):
 
 def test_what_comes_before_what_it_follows_is_early(server, values):
     early = {"pulls": PULL, "follows": (0,)}
-    assert server.ask(0, 1, **early) == ["early"]
-    assert server.ask(0, 2, values, pushes=PUSH, follows=(0, 1)) == ["early"]
+    assert server.ask(0, 1, **early) == ["out_of_order"]
+    assert server.ask(0, 2, values, pushes=PUSH, follows=(0, 1)) == ["out_of_order"]
     assert server.rows == [0, 0, 0, 0]
     assert server.ask(0, 0, values, pushes=PUSH) == ["applied"]
     assert server.ask(0, 1, **early) == ["applied"]
@@ -268,12 +268,12 @@ def test_what_comes_before_what_it_follows_is_early(server, values):
 
 def test_what_was_settled_or_refused_is_followed(server, rigs, values):
     """There is nothing to wait for any more."""
-    server.ask(0, 0, values, pushes=PUSH, settled_below=0)
-    server.ask(0, 3, settled_below=2)
-    assert server.ask(0, 4, pulls=PULL, follows=(1, 3), settled_below=2) == ["applied"]
+    server.ask(0, 0, values, pushes=PUSH, forget_below=0)
+    server.ask(0, 3, forget_below=2)
+    assert server.ask(0, 4, pulls=PULL, follows=(1, 3), forget_below=2) == ["applied"]
     astray = bytes(rigs.as_bytes(1, 9)) + bytes(rigs.as_bytes(10, 30))
-    assert server.ask(0, 5, astray, pushes=(Part(0, 0, 4, 2),), settled_below=2) == ["refused"]
-    assert server.ask(0, 6, pulls=PULL, follows=(5,), settled_below=2) == ["applied"]
+    assert server.ask(0, 5, astray, pushes=(Part(0, 0, 4, 2),), forget_below=2) == ["refused"]
+    assert server.ask(0, 6, pulls=PULL, follows=(5,), forget_below=2) == ["applied"]
 
 
 def test_what_was_taken_in_an_older_view_is_known_in_the_next(server, rigs, values):
@@ -344,9 +344,9 @@ def test_nothing_is_served_before_the_first_view(rigs):
 
 def test_a_server_enters_barriers_too(server):
     server.handle(Asked(1, EnterBarrier("all", ("workers", "servers"))))
-    assert server.sent() == [Enter(1, "all", 0, ("workers", "servers"))]
+    assert server.sent() == [BarrierArrival(1, "all", 0, ("workers", "servers"))]
 
 
 def test_what_nobody_expects_is_counted(server):
     server.receive("worker-0", NewView(server.view))
-    assert server.machine.answers.counters["unexpected"] == 1
+    assert server.machine.replies.counters["unexpected"] == 1

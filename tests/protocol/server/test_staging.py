@@ -38,8 +38,8 @@ class Server:
 
     def adopt(self, number):
         servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
-        arcs = tuple(place(spec, servers, 1, 0) for spec in self.specs)
-        view = View(1, number, servers, workers, self.specs, arcs)
+        placements = tuple(place(spec, servers, 1, 0) for spec in self.specs)
+        view = View(1, number, servers, workers, self.specs, placements)
         self.machine.handle(Received("scheduler", NewView(view)), 0.0)
         self.view = (1, number)
 
@@ -101,7 +101,7 @@ def test_what_a_sender_left_half_done_is_finished_by_its_resend():
     first()
     assert server.push(server.request(0), ones()) == ["applied"]
     assert server.rows() == [1] * ROWS
-    assert server.machine.gate.windows["w"].landed == {}
+    assert server.machine.admission.windows["w"].landed == {}
 
 
 def test_two_copies_at_once_are_applied_once():
@@ -153,7 +153,7 @@ def test_nothing_is_applied_under_a_later_view(landed):
 def test_what_its_worker_gave_up_is_forgotten():
     server = Server(table())
     server.begin(server.request(0), ones())()
-    window = server.machine.gate.windows["w"]
+    window = server.machine.admission.windows["w"]
     assert window.landed
     server.push(Request(server.view, 2, 1, 1, 0, (Part(0, 0, ROWS),)), ones())
     assert window.landed == {}
@@ -224,7 +224,7 @@ def test_an_acknowledgement_without_a_fragment_is_a_bug_that_is_named():
     land = server.begin(server.request(0), ones())
     land()
     land()
-    server.machine.gate.windows["w"].landed[0].clear()
+    server.machine.admission.windows["w"].landed[0].clear()
     with pytest.raises(InvariantBroken, match="not applied"):
         land()
 

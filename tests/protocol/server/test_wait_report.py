@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import SCHEDULER, Because, Freeze, Part, Waited, Waiting, Why
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Freeze,
+    Part,
+    StatusReply,
+    StatusRequest,
+    Waiting,
+    WaitTimes,
+)
 from shoal.tables.spec import bsp, ssp
 
 ALL = (Part(0, 0, 4),)
@@ -29,7 +37,7 @@ def told(server):
     """What the scheduler has been told so far: seconds by worker, of incarnations 11, 12, 13."""
     server.now += 0.25
     server.handle(Ticked())
-    return [dict(message.seconds) for message in server.sent(Waited)]
+    return [dict(message.seconds) for message in server.sent(WaitTimes)]
 
 
 def test_the_last_one_is_waited_for_while_most_wait(server):
@@ -68,8 +76,8 @@ def test_while_a_view_is_made_nobody_is_waited_for(server):
 def test_it_explains_what_waits(server):
     step(server, 0, 0, 0.0)
     server.now += 2
-    server.receive("a person", Why())
+    server.receive("a person", StatusRequest())
     reason = "waits for clock 1 of worker-1 (at 0), worker-2 (at 0)"
     name = server.machine.session.view.tables[0].name
     waiting = Waiting("worker-0", f"pull {name}[0:4) at clock 1", reason, 2.0)
-    assert server.sent(Because) == [Because("server-0", (waiting,))]
+    assert server.sent(StatusReply) == [StatusReply("server-0", (waiting,))]

@@ -32,7 +32,7 @@ def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
     assert len(worker.ask(1, Exchange(push, pulls=pull))) == 2
     assert worker.ask(2, Exchange(advance=True)) == []
     for server in (0, 1):
-        worker.answer(server, 0, "parked", reason="waits for clock 1 of worker-0 (at 0)")
+        worker.answer(server, 0, "waiting", reason="waits for clock 1 of worker-0 (at 0)")
     assert [each.advance for each in worker.sent(Request)] == [1, 1]
 
 
@@ -75,7 +75,7 @@ def test_an_advance_follows_its_pushes_to_the_only_server(rigs, push):
 def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, push, pull):
     worker.ask(1, Exchange(push))
     worker.ask(2, Exchange(pulls=pull))
-    worker.answer(0, 1, "early")
+    worker.answer(0, 1, "out_of_order")
     assert [each.seq for each in worker.sent(Probe)] == [0]
     worker.answer(0, 0, "missing")
     assert [each.seq for each in worker.sent(Request)] == [0]

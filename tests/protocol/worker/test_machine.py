@@ -13,14 +13,14 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Discard, Received, Sink, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
+    BarrierArrival,
+    BarrierReleased,
     Declare,
     End,
-    Enter,
     Finish,
     NewView,
     NotDeclared,
     Probe,
-    Released,
     Reply,
     Request,
 )
@@ -72,7 +72,7 @@ def test_an_exchange_resolves_when_every_server_has_answered(synchronous, pull, 
 
 def test_what_is_settled_is_told_with_the_next_request(worker, push):
     for seq in range(3):
-        assert worker.ask(seq, Exchange(push))[0].settled_below == seq
+        assert worker.ask(seq, Exchange(push))[0].forget_below == seq
         worker.answer(0, seq, "applied")
 
 
@@ -114,16 +114,16 @@ def expire(worker, at):
 def test_the_first_expiry_asks_urgently_and_the_second_names_the_missing(rigs, pull):
     worker = rigs.WorkerRig(rigs.table(ssp(0)), sync_timeout_s=10)
     worker.ask(1, Exchange(pulls=pull))
-    worker.answer(0, 0, "parked", reason="waits for clock 1 of worker-1 (at 0)")
+    worker.answer(0, 0, "waiting", reason="waits for clock 1 of worker-1 (at 0)")
     expire(worker, 10.0)
     assert [each.urgent for each in worker.sent(Probe)][-1]
     assert worker.resolved() == {}
-    worker.answer(0, 0, "parked", reason="waits for clock 1 of worker-1 (at 0)")
+    worker.answer(0, 0, "waiting", reason="waits for clock 1 of worker-1 (at 0)")
     expire(worker, 20.0)
     error = worker.resolved()[1].error
     assert isinstance(error, SyncTimeout)
     assert error.message == ("no answer within 20 s: server-0 waits for clock 1 of worker-1 (at 0)")
-    assert error.story
+    assert error.trace
 
 
 def test_a_server_that_says_nothing_is_named(synchronous, pull, rigs):
@@ -209,7 +209,7 @@ def test_an_advance_goes_on_when_its_request_is_given_up(worker, pull):
     (again,) = worker.sent(Request)
     assert again.advance == 1
     worker.answer(0, 0, "applied", payload=bytes(32))
-    assert worker.machine._flight.legs == {}
+    assert worker.machine._in_flight.sub_requests == {}
 
 
 def test_an_advance_goes_on_without_the_push_that_was_not_sent(rigs, push, pull):
@@ -304,8 +304,8 @@ def test_the_first_view_is_awaited(rigs):
 
 def test_barriers_and_the_end_of_work_are_the_schedulers(worker):
     worker.handle(Asked(1, EnterBarrier("epoch")))
-    assert worker.sent() == [Enter(11, "epoch", 0, ("workers",))]
-    worker.receive(SCHEDULER, Released("epoch", 0))
+    assert worker.sent() == [BarrierArrival(11, "epoch", 0, ("workers",))]
+    worker.receive(SCHEDULER, BarrierReleased("epoch", 0))
     assert worker.resolved()[1].error is None
     worker.handle(Asked(2, FinishWork()))
     assert worker.sent() == [Finish(11)]

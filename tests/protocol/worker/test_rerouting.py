@@ -19,9 +19,9 @@ def died(view, rank):
         view,
         number=view.number + 1,
         servers=tuple(m for m in view.servers if m.rank != rank),
-        arcs=tuple(
-            tuple(replace(a, chain=tuple(r for r in a.chain if r != rank)) for a in arcs)
-            for arcs in view.arcs
+        placements=tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r != rank)) for a in placements)
+            for placements in view.placements
         ),
     )
 
@@ -125,8 +125,11 @@ def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull
     out = rigs.as_bytes(0, 0, 0, 0)
     rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
     assert asked(rig) == [("0", 0, [(0, ROWS)], [(0, ROWS)], -1)]
-    arcs = tuple(tuple(replace(arc, chain=(0, 1)) for arc in arcs) for arcs in rig.view.arcs)
-    rig.receive(SCHEDULER, NewView(replace(rig.view, number=2, arcs=arcs)))
+    placements = tuple(
+        tuple(replace(placement, chain=(0, 1)) for placement in placements)
+        for placements in rig.view.placements
+    )
+    rig.receive(SCHEDULER, NewView(replace(rig.view, number=2, placements=placements)))
     assert ("0", 0, [(0, ROWS)], [], -1) in asked(rig)
     assert not any(pulls for _, _, _, pulls, _ in asked(rig))
     rig.answer(0, 0, "applied", view=(1, 2))
@@ -151,7 +154,7 @@ def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
 def test_nobody_waits_for_a_server_that_had_no_rows(rigs):
     """All servers hear of clocks, and one that is gone would keep them for ever."""
     rig = rigs.WorkerRig(rigs.table(bsp(), rows=2), servers=3, replicas=2)
-    assert [arc.chain for arc in rig.view.arcs[0]] == [(0, 1)]
+    assert [placement.chain for placement in rig.view.placements[0]] == [(0, 1)]
     rig.ask(1, Exchange(advance=True))
     for server in (0, 1):
         rig.answer(server, 0, "applied")

@@ -17,39 +17,39 @@ def router(rigs):
     return Router(rigs.view_of(servers=3, tables=(rigs.table(rows=6),)))
 
 
-def parts(shares, what="pushes"):
+def parts(server_parts, what="pushes"):
     return [
         (share.server[-1], part.start, part.stop, part.keys)
-        for share in shares
+        for share in server_parts
         for part in getattr(share, what)
     ]
 
 
 def test_a_range_is_cut_where_the_servers_meet(router, rigs):
     push = PushOp("w", KeyRange(1, 5), rigs.as_bytes(1, 2, 3, 4))
-    plan, shares = router.cut((push,), (), everybody=False)
-    assert parts(shares) == [("0", 1, 2, -1), ("1", 2, 4, -1), ("2", 4, 5, -1)]
-    assert [bytes(b"".join(share.buffers)) for share in shares] == [
+    plan, server_parts = router.cut((push,), (), everybody=False)
+    assert parts(server_parts) == [("0", 1, 2, -1), ("1", 2, 4, -1), ("2", 4, 5, -1)]
+    assert [bytes(b"".join(share.buffers)) for share in server_parts] == [
         bytes(rigs.as_bytes(*numbers)) for numbers in ((1,), (2, 3), (4,))
     ]
-    assert [share.nbytes for share in shares] == [8, 16, 8]
+    assert [share.nbytes for share in server_parts] == [8, 16, 8]
     assert plan.pushed == (0,)
 
 
 def test_servers_that_hold_none_of_the_rows_are_asked_only_where_everybody_is(router, rigs):
     push = PushOp("w", KeyRange(2, 4), rigs.as_bytes(1, 2))
     assert [s.server for s in router.cut((push,), (), False)[1]] == ["server-1"]
-    shares = router.cut((push,), (), True)[1]
-    assert [share.server for share in shares] == ["server-0", "server-1", "server-2"]
-    assert parts(shares) == [("1", 2, 4, -1)]
+    server_parts = router.cut((push,), (), True)[1]
+    assert [share.server for share in server_parts] == ["server-0", "server-1", "server-2"]
+    assert parts(server_parts) == [("1", 2, 4, -1)]
 
 
 def test_keys_go_to_those_that_hold_them_and_the_range_to_all_that_it_names(router, rigs):
     """Rows that are named and not carried take part in the clock."""
     push = PushOp("w", KeyRange(0, 6), rigs.as_bytes(10, 40, 50), rigs.ints(1, 4, 5))
-    shares = router.cut((push,), (), False)[1]
-    assert parts(shares) == [("0", 0, 2, 1), ("1", 2, 4, 0), ("2", 4, 6, 2)]
-    assert [bytes(b"".join(share.buffers)) for share in shares] == [
+    server_parts = router.cut((push,), (), False)[1]
+    assert parts(server_parts) == [("0", 0, 2, 1), ("1", 2, 4, 0), ("2", 4, 6, 2)]
+    assert [bytes(b"".join(share.buffers)) for share in server_parts] == [
         bytes(rigs.as_bytes(*numbers)) for numbers in ((1, 10), (), (4, 5, 40, 50))
     ]
 
@@ -57,17 +57,17 @@ def test_keys_go_to_those_that_hold_them_and_the_range_to_all_that_it_names(rout
 def test_a_pull_of_keys_asks_nobody_in_vain(router, rigs):
     out = rigs.as_bytes(0, 0)
     pull = PullOp("w", KeyRange(0, 6), out, rigs.ints(1, 4))
-    shares = router.cut((), (pull,), False)[1]
-    assert parts(shares, "pulls") == [("0", 0, 2, 1), ("2", 4, 6, 1)]
-    for share in shares:
+    server_parts = router.cut((), (pull,), False)[1]
+    assert parts(server_parts, "pulls") == [("0", 0, 2, 1), ("2", 4, 6, 1)]
+    for share in server_parts:
         share.outs[0][:] = share.buffers[0]  # answer with the keys themselves
     assert out == rigs.as_bytes(1, 4)
 
 
 def test_a_range_is_pulled_into_its_places(router, rigs):
     out = rigs.as_bytes(0, 0, 0)
-    shares = router.cut((), (PullOp("w", KeyRange(1, 4), out),), False)[1]
-    for number, share in enumerate(shares):
+    server_parts = router.cut((), (PullOp("w", KeyRange(1, 4), out),), False)[1]
+    for number, share in enumerate(server_parts):
         for place in range(0, share.nbytes_out, 8):
             share.outs[0][place : place + 8] = rigs.as_bytes(number)
     assert out == rigs.as_bytes(0, 1, 1)

@@ -14,7 +14,7 @@ def test_an_unanswered_request_is_asked_about_and_ever_less_often(rigs, push):
     worker.ask(1, Exchange(push))
     times = []
     while len(times) < 5:
-        worker.now = max(worker.machine._asking.wakes_at, worker.now)
+        worker.now = max(worker.machine._sender.wakes_at, worker.now)
         worker.handle(Ticked())
         if worker.sent(Probe):
             assert worker.sent(Request) == []  # the payload is not sent again

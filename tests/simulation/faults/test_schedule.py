@@ -12,17 +12,17 @@ from shoal.simulation.scenario import Scenario, simulate
 
 @pytest.mark.parametrize("name", MENU)
 def test_each_fault_strikes_and_nothing_is_lost(name):
-    reports = [simulate(seed, menu=[fault_of(name)]) for seed in range(4)]
+    reports = [simulate(seed, fault_schedule=[fault_of(name)]) for seed in range(4)]
     assert [report.violation for report in reports] == [""] * 4
     assert all(f"menu {name}" in report.coverage for report in reports)
 
 
 def test_a_fault_with_a_rank_and_a_step_strikes_that_one_then(monkeypatch):
-    scenario, struck = Scenario(5, menu=[fault_of("kill-server-1@3")]), []
+    scenario, injected = Scenario(5, fault_schedule=[fault_of("kill-server-1@3")]), []
     right = scenario.faults.kill
 
     def kill(node, role):
-        struck.append((scenario.cast.servers[node].session.rank, scenario.world.now))
+        injected.append((scenario.cluster.servers[node].session.rank, scenario.world.now))
         clocks = [s.machine.clock for n, s in scenario.world.nodes.items() if n[0] == "w"]
         assert max(clocks) >= 3
         right(node, role)
@@ -30,7 +30,7 @@ def test_a_fault_with_a_rank_and_a_step_strikes_that_one_then(monkeypatch):
     monkeypatch.setattr(scenario.faults, "kill", kill)
     scenario.world.run(until=120.0)
     scenario.check_end()
-    assert [rank for rank, _ in struck] == [1]
+    assert [rank for rank, _ in injected] == [1]
 
 
 def test_the_command_takes_a_menu_and_says_how_to_replay_it(monkeypatch):
@@ -47,5 +47,7 @@ def test_the_command_takes_a_menu_and_says_how_to_replay_it(monkeypatch):
 
 
 def test_without_a_menu_a_seed_is_what_it_was():
-    assert simulate(3).trace_hash == simulate(3, menu=()).trace_hash
-    assert simulate(3).trace_hash != simulate(3, menu=[fault_of("stop-server")]).trace_hash
+    assert simulate(3).trace_hash == simulate(3, fault_schedule=()).trace_hash
+    assert (
+        simulate(3).trace_hash != simulate(3, fault_schedule=[fault_of("stop-server")]).trace_hash
+    )

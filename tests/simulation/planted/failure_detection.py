@@ -4,23 +4,26 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from shoal.protocol.scheduler import failure_detector as detection_module
-from shoal.protocol.scheduler.failure_detector import Detector
+from shoal.protocol.scheduler.failure_detector import FailureDetector
 
 
 @contextmanager
 def who_stood_still_blames_the_others():
     """A scheduler that was stopped takes those for dead of whom it has not read yet."""
-    right = Detector.silent
+    right = FailureDetector.silent
 
     def silent(self, now):
         return right(self, now) or right(self, now)
 
-    with patch.object(detection_module, "LOOK_S", 0.0), patch.object(Detector, "silent", silent):
+    with (
+        patch.object(detection_module, "LOOK_S", 0.0),
+        patch.object(FailureDetector, "silent", silent),
+    ):
         yield
 
 
 @contextmanager
 def sole_copy_is_given_up():
     """Silence is proof enough, whoever has the rows."""
-    with patch.object(Detector, "spare", lambda self, node, now: False):
+    with patch.object(FailureDetector, "spare", lambda self, node, now: False):
         yield

@@ -5,13 +5,13 @@ from unittest.mock import patch
 
 from shoal.protocol.messages import Frozen
 from shoal.protocol.scheduler import membership as membership_module
-from shoal.protocol.scheduler.lease_ledgers import Ledgers
-from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Link
-from shoal.protocol.server.replication.replicas import Holding
+from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.wait_queue import Parking
+from shoal.protocol.server.wait_queue import WaitQueue
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def clock_of_another_group():
     """A head's clock counts for the tables of every group."""
 
     def along(self, path, group):
-        return [copy for copy in self.copies.values() if copy.chain[: len(path)] == path]
+        return [replica for replica in self.replicas.values() if replica.chain[: len(path)] == path]
 
     with patch.object(Replication, "_along", along):
         yield
@@ -46,14 +46,14 @@ def told_once_for_all_groups():
 @contextmanager
 def new_head_asks_one_group():
     """Who takes over asks the first group alone how far it is."""
-    right = Holding.adopt
+    right = Replicas.adopt
 
     def adopt(self, view, rank):
         moved = right(self, view, rank)
         moved.begin = {group: at for group, at in moved.begin.items() if not group}
         return moved
 
-    with patch.object(Holding, "adopt", adopt):
+    with patch.object(Replicas, "adopt", adopt):
         yield
 
 
@@ -72,7 +72,7 @@ def visitor_waits():
     def own_pulls(self, taken):
         return [number for number, _, _ in taken.footprint.pulls]
 
-    with patch.object(Parking, "_own_pulls", own_pulls):
+    with patch.object(WaitQueue, "_own_pulls", own_pulls):
         yield
 
 
@@ -108,23 +108,26 @@ def guests_are_saved():
         for number in self._shards:
             self.before(number, self._replication.reached(number, clock), out)
 
-    right = Saving.before
+    right = Checkpointer.before
 
     def before(self, number, clock, out):
-        copy = self._replication.copies[number]
-        group, copy.group = copy.group, ""
+        replica = self._replication.replicas[number]
+        group, replica.group = replica.group, ""
         try:
             right(self, number, clock, out)
         finally:
-            copy.group = group
+            replica.group = group
 
-    with patch.object(Saving, "reached", reached), patch.object(Saving, "before", before):
+    with (
+        patch.object(Checkpointer, "reached", reached),
+        patch.object(Checkpointer, "before", before),
+    ):
         yield
 
 
 @contextmanager
 def one_ledger():
     """All groups lease the same batches."""
-    right = Ledgers.of
-    with patch.object(Ledgers, "of", lambda self, group: right(self, "")):
+    right = LeaseLedgers.of
+    with patch.object(LeaseLedgers, "of", lambda self, group: right(self, "")):
         yield

@@ -9,22 +9,22 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.messages import Request
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler import view_change as succession_module
-from shoal.protocol.scheduler.migration import Relocating
-from shoal.protocol.server.admission import Ends, Gate
-from shoal.protocol.server.checkpointing import Saving
-from shoal.protocol.server.executor import Execution
-from shoal.protocol.server.replication.apply import Replay
+from shoal.protocol.scheduler.migration import Migration
+from shoal.protocol.server.admission import Admission, Ends
+from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.replication.apply import OperationApplier
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Check, Link
-from shoal.protocol.server.replication.takeover import Handover
-from shoal.protocol.server.replication.transfer import Transfers
-from shoal.protocol.server.request_log import Taking, Window
-from shoal.protocol.server.wait_queue import Parking
+from shoal.protocol.server.replication.takeover import Takeover
+from shoal.protocol.server.replication.transfer import StateTransfer
+from shoal.protocol.server.request_log import AppliedPart, Window
+from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import machine as worker_module
-from shoal.protocol.worker.in_flight import Flight
+from shoal.protocol.worker.in_flight import InFlight
 from shoal.protocol.worker.routing import Router
-from shoal.tables.custom.shard import HandledShard
+from shoal.tables.custom.shard import CustomShard
 from shoal.tables.sparse.bounded_shard import BoundedShard
 from shoal.tables.sparse.shard import SparseShard
 
@@ -39,7 +39,7 @@ def acknowledged_at_the_head():
 @contextmanager
 def window_not_handed_off():
     """A copy does not know which pushes are in it."""
-    with patch.object(Replay, "_remember", lambda self, message, made: None):
+    with patch.object(OperationApplier, "_remember", lambda self, message, made: None):
         yield
 
 
@@ -73,19 +73,19 @@ def undone_is_not_sent_again():
 @contextmanager
 def done_again():
     """A copy does what it has done already when it comes again."""
-    right = Replay.do
+    right = OperationApplier.do
 
     def do(self, message, copies, loads, out):
         versions = tuple(
-            copy.version + 1 if version <= copy.version else version
-            for copy, version in zip(copies, message.versions, strict=True)
+            replica.version + 1 if version <= replica.version else version
+            for replica, version in zip(copies, message.versions, strict=True)
         )
-        distinct = len({copy.number for copy in copies}) == len(copies)
+        distinct = len({replica.number for replica in copies}) == len(copies)
         return right(
             self, replace(message, versions=versions) if distinct else message, copies, loads, out
         )
 
-    with patch.object(Replay, "do", do):
+    with patch.object(OperationApplier, "do", do):
         yield
 
 
@@ -99,7 +99,7 @@ def worker_keeps_to_the_dead():
 @contextmanager
 def round_done_is_forgotten():
     """A push whose round is on its way is taken for done."""
-    with patch.object(Taking, "done", property(lambda self: self.version >= 0)):
+    with patch.object(AppliedPart, "done", property(lambda self: self.version >= 0)):
         yield
 
 
@@ -121,23 +121,23 @@ def credit_given_back_when_all_have_it():
 @contextmanager
 def pull_before_the_tail_has_its_push():
     """A worker's pull leaves when the head has its push."""
-    right = Flight._line_up
+    right = InFlight._line_up
 
-    def line_up(self, leg):
+    def line_up(self, sub_request):
         gated, self.gated = self.gated, False
         try:
-            right(self, leg)
+            right(self, sub_request)
         finally:
             self.gated = gated
 
-    with patch.object(Flight, "_line_up", line_up):
+    with patch.object(InFlight, "_line_up", line_up):
         yield
 
 
 @contextmanager
 def head_answers_pulls():
     """Pulls are answered where pushes go, whatever the others have."""
-    right = Gate.place
+    right = Admission.place
 
     def place(self, *args):
         right(self, *args)
@@ -147,14 +147,14 @@ def head_answers_pulls():
         return wrong_route(self, number, rows, True)
 
     wrong_route = Router._route
-    with patch.object(Gate, "place", place), patch.object(Router, "_route", route):
+    with patch.object(Admission, "place", place), patch.object(Router, "_route", route):
         yield
 
 
 @contextmanager
 def old_tail_reads():
     """A tail that has promised the next view still answers pulls in this one."""
-    right = Gate.verdict
+    right = Admission.verdict
 
     def verdict(self, sender, request):
         promised = self.promised
@@ -165,28 +165,28 @@ def old_tail_reads():
         finally:
             self.promised = promised
 
-    with patch.object(Gate, "verdict", verdict):
+    with patch.object(Admission, "verdict", verdict):
         yield
 
 
 @contextmanager
 def zombie_accepted():
     """A server takes requests of an incarnation that its view is without."""
-    right = Gate.adopt
+    right = Admission.adopt
 
     def adopt(self, view):
         former = dict(self.windows)
         right(self, view)
         self.windows = {**former, **self.windows}
 
-    with patch.object(Gate, "adopt", adopt):
+    with patch.object(Admission, "adopt", adopt):
         yield
 
 
 @contextmanager
 def chain_not_cut():
     """The view after a death still has the dead server in its chains."""
-    with patch.object(membership_module, "next_arcs", lambda before, *_: before.arcs):
+    with patch.object(membership_module, "next_arcs", lambda before, *_: before.placements):
         yield
 
 
@@ -198,19 +198,19 @@ def requests_outlive_their_view():
         shards = self._shards
         for waiting in (self.pulls, self.pushes):
             for key, each in list(waiting.items()):
-                taken = each.taken
+                taken = each.admitted
                 if any(number not in shards for number, _, _ in taken.footprint.pulls):
                     taken.window.codes[key[1]] = "accepted"
                     del waiting[key]
 
-    with patch.object(Parking, "clear", forget):
+    with patch.object(WaitQueue, "clear", forget):
         yield
 
 
 @contextmanager
 def death_ends_the_run():
     """A server's death ends the run although its rows have replicas."""
-    with patch.object(succession_module, "lost", lambda tables, arcs, living: ["all"]):
+    with patch.object(succession_module, "lost", lambda tables, placements, living: ["all"]):
         yield
 
 
@@ -220,7 +220,7 @@ def death_ends_the_run():
 @contextmanager
 def learner_knows_no_past():
     """A learner is not told which pushes are in the rows that it is sent."""
-    with patch.object(Transfers, "_take_in", lambda self, seen, window, copy: None):
+    with patch.object(StateTransfer, "_take_in", lambda self, seen, window, replica: None):
         yield
 
 
@@ -228,21 +228,21 @@ def learner_knows_no_past():
 def learner_takes_its_place_too_early():
     """... with the first piece."""
 
-    def learned(self):
+    def synced(self):
         return tuple(
-            (copy.table, copy.rows.start, copy.arc.learning)
-            for copy in self._replication.copies.values()
-            if copy.learned_by(self._replication.rank) and copy.at
+            (replica.table, replica.rows.start, replica.placement.syncing_since)
+            for replica in self._replication.replicas.values()
+            if replica.syncs_on(self._replication.rank) and replica.at
         )
 
-    with patch.object(Transfers, "learned", learned):
+    with patch.object(StateTransfer, "synced", synced):
         yield
 
 
 @contextmanager
 def open_rounds_stay_behind():
     """A new head is not given what the one before has accepted."""
-    with patch.object(Handover, "flush", lambda self, out: None):
+    with patch.object(Takeover, "flush", lambda self, out: None):
         yield
 
 
@@ -251,7 +251,7 @@ def clock_by_another_way():
     """A head's clock is told for arcs that come by another way, and are not as far."""
 
     def along(self, path, group):
-        return [copy for copy in self.of(group) if copy.chain[:1] == path[:1]]
+        return [replica for replica in self.of(group) if replica.chain[:1] == path[:1]]
 
     with patch.object(Replication, "_along", along):
         yield
@@ -260,19 +260,19 @@ def clock_by_another_way():
 @contextmanager
 def checkpoint_takes_what_is_there():
     """A server writes its rows down when it comes to that, with a later round in them."""
-    right = Saving.before
+    right = Checkpointer.before
 
     def reached(self, out):
         clock = self._clocks.of("").minimum
-        for copy in self._replication.of(""):
-            closed, copy.closed = copy.closed, 0
-            at = self._replication.reached(copy.number, clock)
-            right(self, copy.number, at - 1 if at < FOREVER else at, out)
-            copy.closed = closed
+        for replica in self._replication.of(""):
+            closed, replica.closed = replica.closed, 0
+            at = self._replication.reached(replica.number, clock)
+            right(self, replica.number, at - 1 if at < FOREVER else at, out)
+            replica.closed = closed
 
     with (
-        patch.object(Saving, "before", lambda self, number, clock, out: None),
-        patch.object(Saving, "reached", reached),
+        patch.object(Checkpointer, "before", lambda self, number, clock, out: None),
+        patch.object(Checkpointer, "reached", reached),
     ):
         yield
 
@@ -298,32 +298,32 @@ def reads_make_room():
 @contextmanager
 def last_server_keeps_checks():
     """The tail waits for somebody after it to say that a check is done; so rows never move."""
-    right = Replay._check
+    right = OperationApplier._check
 
     def check(self, message, copies, loads, out):
         views = tuple(memoryview(bytes(view)) for view in loads[0].views)
         operation = right(self, message, copies, loads, out)
         if not operation.changes:
-            copy, part = copies[0], message.parts[0]
-            operation.changes.append(Check(copy, part, message.versions[0], None, views))
+            replica, part = copies[0], message.parts[0]
+            operation.changes.append(Check(replica, part, message.versions[0], None, views))
         return operation
 
-    with patch.object(Replay, "_check", check):
+    with patch.object(OperationApplier, "_check", check):
         yield
 
 
 @contextmanager
 def learner_stays_one():
     """The scheduler does not hear that somebody has learned its rows."""
-    with patch.object(Relocating, "has_learned", lambda self, view, member, arcs: None):
+    with patch.object(Migration, "has_synced", lambda self, view, member, placements: None):
         yield
 
 
 @contextmanager
 def checkpoint_without_marker():
     """Under `ssp` nobody waits until a checkpoint's rows are taken, or knows that nobody did."""
-    waits = patch.object(Saving, "marker", lambda self, spec, clock: 0)
-    knows = patch.object(Saving, "past", lambda self, number, clock: None)
+    waits = patch.object(Checkpointer, "checkpoint_clock", lambda self, spec, clock: 0)
+    knows = patch.object(Checkpointer, "past", lambda self, number, clock: None)
     with waits, knows:
         yield
 
@@ -331,59 +331,59 @@ def checkpoint_without_marker():
 @contextmanager
 def held_push_is_forgotten_by_its_reader():
     """A pull does not wait for its worker's own pushes that wait for a marker."""
-    right = Execution._pull
+    right = Executor._pull
 
     def pull(self, taken, accepted, out):
-        with patch.object(Saving, "marker", lambda self, spec, clock: 0):
+        with patch.object(Checkpointer, "checkpoint_clock", lambda self, spec, clock: 0):
             right(self, taken, accepted, out)
 
-    with patch.object(Execution, "_pull", pull):
+    with patch.object(Executor, "_pull", pull):
         yield
 
 
 @contextmanager
 def replica_takes_no_marker():
     """A tail applies what waited before it has taken what is there."""
-    right = Replay.do
+    right = OperationApplier.do
 
     def do(self, message, copies, loads, out):
         if message.what == "push":
             message = replace(message, round=-1, pushed=-1)
         return right(self, message, copies, loads, out)
 
-    with patch.object(Replay, "do", do):
+    with patch.object(OperationApplier, "do", do):
         yield
 
 
 @contextmanager
 def call_stays_at_its_head():
     """What handlers do is told to nobody."""
-    with patch.object(Execution, "_call", lambda self, taken, out: None):
+    with patch.object(Executor, "_call", lambda self, taken, out: None):
         yield
 
 
 @contextmanager
 def call_answered_at_its_head():
     """... or it is, and the answer does not wait until all have it."""
-    right = Execution._carry
+    right = Executor._carry
 
     def carry(self, taken, made, out, what):
         if what == "call":
             made.takings.clear()
         right(self, taken, made, out, what)
 
-    with patch.object(Execution, "_carry", carry):
+    with patch.object(Executor, "_carry", carry):
         yield
 
 
 @contextmanager
 def answers_stay_behind():
     """A server that learns what a handler has does not learn what was answered."""
-    right = HandledShard.install
+    right = CustomShard.install
 
     def install(self, staged):
         right(self, staged)
         self._answered.clear()
 
-    with patch.object(HandledShard, "install", install):
+    with patch.object(CustomShard, "install", install):
         yield

@@ -7,17 +7,17 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.keys import SLOTS
-from shoal.protocol.machine import Loan, Persist, Send, Sink
+from shoal.protocol.machine import CopyOnWriteGuard, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
 from shoal.protocol.scheduler.leases import Granted, Leases, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.server import wait_queue as parking_module
-from shoal.protocol.server.admission import Gate
-from shoal.protocol.server.executor import Execution
-from shoal.protocol.server.staging import Intake
+from shoal.protocol.server import wait_queue as wait_queue_module
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.staging import RequestStaging
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import routing as routing_module
-from shoal.protocol.worker.in_flight import Flight
+from shoal.protocol.worker.in_flight import InFlight
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.routing import Router
 from shoal.simulation import world as world_module
@@ -30,7 +30,7 @@ from shoal.tables.touched import Touched
 @contextmanager
 def duplicate_applied_twice():
     """The server forgets which pushes it has applied."""
-    right = Gate.verdict
+    right = Admission.verdict
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
@@ -38,70 +38,70 @@ def duplicate_applied_twice():
         applied = window is not None and window.codes.get(request.seq) == "applied"
         return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
 
-    with patch.object(Gate, "verdict", verdict):
+    with patch.object(Admission, "verdict", verdict):
         yield
 
 
 @contextmanager
 def pull_admitted_one_clock_early():
-    right = parking_module.needed
+    right = wait_queue_module.needed
     early = lambda rule, clock: max(0, right(rule, clock) - 1)  # noqa: E731
-    with patch.object(parking_module, "needed", early):
+    with patch.object(wait_queue_module, "needed", early):
         yield
 
 
 @contextmanager
 def stale_view_accepted():
     """The server takes requests of whatever view."""
-    right = Gate.verdict
+    right = Admission.verdict
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
         return "fresh" if found == "stale" and hasattr(request, "pushes") else found
 
-    with patch.object(Gate, "verdict", verdict):
+    with patch.object(Admission, "verdict", verdict):
         yield
 
 
 @contextmanager
 def parked_pull_forgotten():
     """When a round closes, only the first parked pull is looked at again."""
-    right = Execution._serve
+    right = Executor._serve
 
     def serve(self, *args):
-        if len(self.parking.pulls) != 2:
+        if len(self.wait_queue.pulls) != 2:
             right(self, *args)
 
-    with patch.object(Execution, "_serve", serve):
+    with patch.object(Executor, "_serve", serve):
         yield
 
 
 @contextmanager
 def advance_overtakes_its_push():
     """The worker tells of its clock before its pushes are accepted everywhere."""
-    right = Flight.add
+    right = InFlight.add
 
     def add(self, *args):
-        leg = right(self, *args)
-        leg.gates = []
-        return leg
+        sub_request = right(self, *args)
+        sub_request.gates = []
+        return sub_request
 
     rides = lambda self, ask: not ask.assign  # noqa: E731
-    with patch.object(Flight, "add", add), patch.object(Router, "rides", rides):
+    with patch.object(InFlight, "add", add), patch.object(Router, "rides", rides):
         yield
 
 
 @contextmanager
 def pull_overtakes_its_push():
     """A server does not look whether it has what a request follows."""
-    right = Gate.verdict
+    right = Admission.verdict
 
     def verdict(self, sender, request):
         if isinstance(request, Request):
             request = replace(request, follows=())
         return right(self, sender, request)
 
-    with patch.object(Gate, "verdict", verdict):
+    with patch.object(Admission, "verdict", verdict):
         yield
 
 
@@ -128,20 +128,20 @@ def torn_fragment():
 @contextmanager
 def fragment_applied_twice():
     """Which fragments of a push are applied is forgotten when it comes again."""
-    right = Intake.take
+    right = RequestStaging.take
 
     def take(self, sender, request, footprint):
-        self._gate.windows[sender].landed.pop(request.seq, None)
+        self._admission.windows[sender].landed.pop(request.seq, None)
         return right(self, sender, request, footprint)
 
-    with patch.object(Intake, "take", take):
+    with patch.object(RequestStaging, "take", take):
         yield
 
 
 @contextmanager
 def rows_change_on_their_way():
     """Rows in an answer that has not left yet are not copied before they change."""
-    with patch.object(Loan, "recall", lambda self: None):
+    with patch.object(CopyOnWriteGuard, "recall", lambda self: None):
         yield
 
 
@@ -190,9 +190,9 @@ def key_on_two_servers():
 @contextmanager
 def dead_worker_counts_on_one_server_only():
     """A server drops a dead worker's pushes whatever its last clock was."""
-    right = Execution.drop_worker
+    right = Executor.drop_worker
     drop = lambda self, worker, last_clock: right(self, worker, 0)  # noqa: E731
-    with patch.object(Execution, "drop_worker", drop):
+    with patch.object(Executor, "drop_worker", drop):
         yield
 
 
@@ -201,11 +201,11 @@ def timed_out_push_dropped():
     """A push that times out is forgotten although some servers hold it."""
     right = WorkerMachine._abandon
 
-    def abandon(self, leg, out):
-        if leg.advance >= 0:
-            right(self, leg, out)
+    def abandon(self, sub_request, out):
+        if sub_request.advance >= 0:
+            right(self, sub_request, out)
         else:
-            self._flight.drop(leg)
+            self._in_flight.drop(sub_request)
 
     with patch.object(WorkerMachine, "_abandon", abandon):
         yield
@@ -250,8 +250,8 @@ def frozen_server_acts():
         return asked
 
     with (
-        patch.object(Gate, "verdict", forgetful(Gate.verdict)),
-        patch.object(Gate, "still_fresh", forgetful(Gate.still_fresh)),
+        patch.object(Admission, "verdict", forgetful(Admission.verdict)),
+        patch.object(Admission, "still_fresh", forgetful(Admission.still_fresh)),
     ):
         yield
 
@@ -259,22 +259,22 @@ def frozen_server_acts():
 @contextmanager
 def credit_held_until_applied():
     """A server's credit is not given back before a push is applied."""
-    right = Flight.land
+    right = InFlight.land
 
-    def land(self, leg, part):
-        right(self, leg, part)
-        if not part.done and leg.seq in self.legs and part.share.nbytes:
-            self._under_way[part.share.server] += part.share.nbytes
-            held.append((leg, part))
+    def land(self, sub_request, part):
+        right(self, sub_request, part)
+        if not part.done and sub_request.seq in self.sub_requests and part.server_part.nbytes:
+            self._under_way[part.server_part.server] += part.server_part.nbytes
+            held.append((sub_request, part))
 
-    def drop(self, leg):
-        wrong_drop(self, leg)
-        for other, part in [each for each in held if each[0] is leg]:
-            self._under_way[part.share.server] -= part.share.nbytes
+    def drop(self, sub_request):
+        wrong_drop(self, sub_request)
+        for other, part in [each for each in held if each[0] is sub_request]:
+            self._under_way[part.server_part.server] -= part.server_part.nbytes
             held.remove((other, part))
 
-    held, wrong_drop = [], Flight.drop
-    with patch.object(Flight, "land", land), patch.object(Flight, "drop", drop):
+    held, wrong_drop = [], InFlight.drop
+    with patch.object(InFlight, "land", land), patch.object(InFlight, "drop", drop):
         yield
 
 
@@ -282,11 +282,16 @@ def credit_held_until_applied():
 def advance_given_up_with_its_request():
     """A request that times out or is cancelled takes its advance with it."""
 
-    def abandon(self, leg, out):
-        if leg.sent and leg.plan.pushed and not leg.done and not self.session.ended:
-            self._flight.orphan(leg)
+    def abandon(self, sub_request, out):
+        if (
+            sub_request.sent
+            and sub_request.plan.pushed
+            and not sub_request.done
+            and not self.session.ended
+        ):
+            self._in_flight.orphan(sub_request)
         else:
-            self._flight.drop(leg)
+            self._in_flight.drop(sub_request)
 
     with patch.object(WorkerMachine, "_abandon", abandon):
         yield

@@ -18,7 +18,7 @@ def test_sums_are_right_whatever_happens_between_the_workers():
         scenario, violation = simulate_ring(seed)
         assert not violation, f"seed {seed}: {violation}"
         coverage = scenario.world.coverage
-        lost += coverage["loss of Piece"] > 0 and coverage["loss of Summed"] > 0
+        lost += coverage["loss of Piece"] > 0 and coverage["loss of SumAck"] > 0
         again += coverage["duplicate of Piece"] > 0
         killed += bool(scenario.failed)
     assert min(lost, again, killed) >= 20, "the seeds do not reach what they are for"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.tables.custom.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
-from shoal.tables.custom.shard import HandledShard, handler, made
+from shoal.tables.custom.shard import CustomShard, handler, made
 from shoal.tables.opening import checked
 from shoal.tables.spec import Access, TableSpec, bsp
 
@@ -69,7 +69,7 @@ def test_whatever_comes_is_a_call_or_refused(data):
         at = data.draw(st.integers(0, len(words) - 1))
         words[at] = data.draw(st.sampled_from([0, 1, 2, 3, 12, 1 << 40, (1 << 64) - 1]))
     words = words[: data.draw(st.integers(0, len(words)))]
-    shard = HandledShard(SPEC, EVERYTHING)
+    shard = CustomShard(SPEC, EVERYTHING)
     staged = shard.stage_keys(EVERYTHING, len(words))
     staged.words[:] = words
     try:
@@ -79,7 +79,7 @@ def test_whatever_comes_is_a_call_or_refused(data):
 
 
 def test_lists():
-    shard = HandledShard(SPEC, EVERYTHING)
+    shard = CustomShard(SPEC, EVERYTHING)
     asked(shard, 1, "push", [3, 8], [1, 2, 5], [2, 1])
     asked(shard, 2, "push", [3], [10, 20])
     assert asked(shard, 3, "pull", [3, 5, 8]) == ([2, 0, 1], [11, 22, 5])
@@ -94,7 +94,7 @@ def test_lists():
 
 
 def test_a_call_is_done_once_however_often_it_comes():
-    shard = HandledShard(SPEC, EVERYTHING)
+    shard = CustomShard(SPEC, EVERYTHING)
     for _ in range(3):
         asked(shard, 1, "push", [3], [1])
     asked(shard, 1, "push", [3], [1], client=2)
@@ -120,7 +120,7 @@ def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
             return [np.zeros((2, 3))]
 
     handler("failing", Failing)
-    shard = HandledShard(TableSpec("t", kind="handled", access=Access("failing")), EVERYTHING)
+    shard = CustomShard(TableSpec("t", kind="handled", access=Access("failing")), EVERYTHING)
     assert len(shard) == 0  # its rows are none
     for _ in range(2):
         with pytest.raises(AccessFailed, match="ValueError: 1"):
@@ -152,7 +152,7 @@ def test_a_handler_of_ones_own_and_what_it_does_wrong():
     handler("picky", Picky)
     spec = TableSpec("own", kind="handled", access=Access("picky", {"least": 3}))
     checked(spec)
-    shard = HandledShard(spec, EVERYTHING)
+    shard = CustomShard(spec, EVERYTHING)
     assert shard.handler.least == 3
     assert asked(shard, 1, "pull", [5]) == ([1], [1])
     with pytest.raises(AccessFailed, match="'picky' failed in push: OSError: no disk"):
@@ -176,18 +176,18 @@ def test_what_is_refused():
     for options in ({"row_shape": (3,)}, {"consistency": bsp()}, {"rows": 3}, {"max_rows": 3}):
         with pytest.raises(InvalidValue, match="table 't'"):
             TableSpec("t", kind="handled", access=Access("lists"), **options)
-    shard = HandledShard(SPEC, EVERYTHING)
+    shard = CustomShard(SPEC, EVERYTHING)
     assert "handler" in shard.stage(EVERYTHING, 3).problem()
 
 
 def test_what_is_left_is_taken_over_by_others():
-    shard = HandledShard(SPEC, EVERYTHING)
+    shard = CustomShard(SPEC, EVERYTHING)
     keys = list(range(100))
     asked(shard, 1, "push", keys, range(200))
     halves = [KeyRange(0, SLOTS // 2), KeyRange(SLOTS // 2, SLOTS)]
     found = {}
     for held in halves:
-        other = HandledShard(SPEC, held)
+        other = CustomShard(SPEC, held)
         other.restore(EVERYTHING, shard.state(), True)
         assert all(slot_of(key) in held for key in other.handler.rows)
         found |= {key: row.tolist() for key, row in other.handler.rows.items()}
@@ -196,7 +196,7 @@ def test_what_is_left_is_taken_over_by_others():
 
 
 def test_another_server_learns_rows_answers_and_errors():
-    one, other = HandledShard(SPEC, EVERYTHING), HandledShard(SPEC, EVERYTHING)
+    one, other = CustomShard(SPEC, EVERYTHING), CustomShard(SPEC, EVERYTHING)
     asked(one, 1, "push", [3, 9], [1.0, 2.0])
     with pytest.raises(AccessFailed) as failed:
         asked(one, 2, "push", [3], [1.0, 2.0])
@@ -241,8 +241,8 @@ class Doubles:
         self.requests = int(self.rows.pop(0)[0])
 
 
-def learnt(one):
-    other = HandledShard(one.spec, one.held)
+def synced_version(one):
+    other = CustomShard(one.spec, one.held)
     piece = one.snapshot(0, 10)
     staged = other.stage_snapshot(piece.rows, piece.keys)
     staged.views[0][:] = piece.views[0]
@@ -253,10 +253,10 @@ def learnt(one):
 def test_a_server_learns_what_is_saved_whatever_its_dtype_and_keys():
     handler("doubles", Doubles)
     slots = KeyRange(slot_of(9), slot_of(9) + 1)
-    one = HandledShard(TableSpec("d", kind="handled", access=Access("doubles")), slots)
+    one = CustomShard(TableSpec("d", kind="handled", access=Access("doubles")), slots)
     asked(one, 1, "push", [9], [1.5])
     asked(one, 2, "request")
-    other = learnt(one)
+    other = synced_version(one)
     assert other.handler.rows[9].tolist() == [1.5]
     assert other.handler.requests == 1
 
@@ -273,14 +273,14 @@ class Wrong(Doubles):
 
 def test_what_a_handler_saves_is_pairs():
     handler("wrong", Wrong)
-    shard = HandledShard(TableSpec("d", kind="handled", access=Access("wrong")), EVERYTHING)
+    shard = CustomShard(TableSpec("d", kind="handled", access=Access("wrong")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'wrong' failed in save: AttributeError"):
         shard.snapshot(0, 10)
 
 
 def test_a_handler_that_cannot_save_is_named():
     handler("broken", Broken)
-    shard = HandledShard(TableSpec("d", kind="handled", access=Access("broken")), EVERYTHING)
+    shard = CustomShard(TableSpec("d", kind="handled", access=Access("broken")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'broken' failed in save: OSError: the disk"):
         shard.snapshot(0, 10)
 

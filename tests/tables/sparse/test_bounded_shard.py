@@ -168,16 +168,16 @@ def test_a_learner_has_the_same_rows_whatever_makes_room_meanwhile(evict, seed):
     chain = Chain(2, seed, evict=evict)
     chain.happen(seed * 2)
     learner = chain.copy(7)
-    learner.learning = True
+    learner.syncing = True
     teacher = chain.copies[-1]
     chain.copies.append(learner)
     at = 0
-    while learner.learning:
+    while learner.syncing:
         piece = teacher.snapshot(at, 100)
         room = learner.stage_snapshot(piece.rows, piece.keys)
         Sink(room.views).fill(memoryview(b"".join(piece.views)))
         learner.install(room)
-        at, learner.learning = piece.after, not piece.last
+        at, learner.syncing = piece.after, not piece.last
         chain.happen(chain.random.integers(3))
     chain.happen(1)
     chain.agree()

@@ -106,7 +106,7 @@ class _Cluster:
 def _send(connection: StreamConnection, effects: Effects) -> None:
     for effect in effects:
         if isinstance(effect, Send):
-            connection.send(effect.message, effect.buffers, effect.loan)
+            connection.send(effect.message, effect.buffers, effect.guard)
 
 
 def _malformed(sender: NodeId, error: Exception) -> None:

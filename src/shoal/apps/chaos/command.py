@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shoal.apps.chaos.faults import Striker, Struck
+from shoal.apps.chaos.faults import FaultInjector, Struck
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
 from shoal.apps.train.command import check_job, run_job, summarise, tasks_of
@@ -80,24 +80,24 @@ def run_chaos(
     folder.job.write_text(dump_job(job))
     if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
-    marks = folder.path / "marks"
-    marks.mkdir()
+    write_log = folder.path / "marks"
+    write_log.mkdir()
     started_at = time.time()
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts(_names(job))) if _need_hosts(chosen) else None
         made = HostsEngine(folder, hosts) if hosts is not None else LocalEngine(folder)
         engine, bar = stack.enter_context(made), Progress(console=console, transient=True)
         stack.enter_context(bar)
-        for task in _tasks(job, engine, data_dirs, started_at, marks, faults * SECONDS_A_FAULT):
+        for task in _tasks(job, engine, data_dirs, started_at, write_log, faults * SECONDS_A_FAULT):
             engine.start(task)
-        striker = Striker(engine, job, chosen, faults, early, hosts)
+        injector = FaultInjector(engine, job, chosen, faults, early, hosts)
         shown = bar.add_task("faults", total=faults)
 
         def tick() -> None:
-            striker.tick()
-            if striker.over:
-                (marks / OVER).touch()
-            bar.update(shown, completed=len(striker.struck))
+            injector.tick()
+            if injector.over:
+                (write_log / OVER).touch()
+            bar.update(shown, completed=len(injector.injected))
 
         workers = [f"worker-{rank}" for rank in range(job.workers)]
         try:
@@ -107,12 +107,12 @@ def run_chaos(
             if not early:
                 raise
             engine.stop()
-            return _resumed(job, folder, data_dirs, lost, striker.struck, undisturbed)
+            return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
-    verdict = judge(marks, _times(SavedShards(folder.shards).merged(TABLE.name)))
-    probes = list(PROBE.iter_unpack((marks / PROBES).read_bytes()))
-    report = _report(striker.struck, verdict, probes, summary, undisturbed)
+    verdict = judge(write_log, _times(SavedShards(folder.shards).merged(TABLE.name)))
+    probes = list(PROBE.iter_unpack((write_log / PROBES).read_bytes()))
+    report = _report(injector.injected, verdict, probes, summary, undisturbed)
     report["detection"] = _tuning(hosts is not None)
     folder.summary.write_text(json.dumps({**summary, "chaos": report}, indent=2) + "\n")
     return report
@@ -139,7 +139,7 @@ def _resumed(
     folder: RunFolder,
     data_dirs: Sequence[Path],
     lost: RangeLost,
-    struck: Sequence[Struck],
+    injected: Sequence[Struck],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
     """All replicas of some rows were killed at once: go on from the last checkpoint."""
@@ -152,7 +152,7 @@ def _resumed(
     verdict = judge(folder.path / "marks", _times(held))
     summary = run_job(goes_on, data_dirs)
     return {
-        "kills": sum(each.fault.what == "kill" for each in struck),
+        "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,
         "ranges": list(lost.ranges),
         "resumed_at": passed,
@@ -172,11 +172,11 @@ def _tasks(
     engine: LocalEngine,
     data_dirs: Sequence[Path],
     started_at: float,
-    marks: Path,
+    write_log: Path,
     seconds: float,
 ) -> Iterable[Task]:
     """The job's, but that workers leave marks, and with a prober."""
-    where, token = str(marks.resolve()), {"token": secrets.token_hex(16)}
+    where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
             task = replace(task, preload=SPARSE, args={**task.args, **token})
@@ -210,25 +210,25 @@ def _need_hosts(menu: Sequence[Fault]) -> bool:
 
 
 def _report(
-    struck: Sequence[Struck],
+    injected: Sequence[Struck],
     verdict: Verdict,
     probes: Sequence[tuple[float, ...]],
     summary: dict[str, Any],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
-    counts = Counter(f"{each.fault.what}-{each.fault.role}" for each in struck)
+    counts = Counter(f"{each.fault.what}-{each.fault.role}" for each in injected)
     takeovers = [
         min(end for begin, end in probes if begin >= each.clock) - each.clock
-        for each in struck
+        for each in injected
         if (each.fault.what, each.fault.role) == ("kill", "server")
         and any(begin >= each.clock for begin, _ in probes)
     ]
-    back = [each.back_s for each in struck if each.back_s >= 0]
+    back = [each.back_s for each in injected if each.back_s >= 0]
     return {
-        "kills": sum(each.fault.what == "kill" for each in struck),
+        "kills": sum(each.fault.what == "kill" for each in injected),
         "faults": dict(counts),
         "struck": [
-            {"what": each.fault.what, "name": each.name, "step": each.step} for each in struck
+            {"what": each.fault.what, "name": each.name, "step": each.step} for each in injected
         ],
         "intended": verdict.intended,
         "acknowledged": verdict.acknowledged,

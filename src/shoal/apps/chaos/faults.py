@@ -34,7 +34,7 @@ class Struck(msgspec.Struct):
     back_s: float = -1.0
 
 
-class Striker:
+class FaultInjector:
     """Strikes when the cluster is whole, and has come to the step. `tick` is called all the time.
 
     hosts: whose links may be disturbed
@@ -49,7 +49,7 @@ class Striker:
         early: bool,
         hosts: Hosts | None = None,
     ) -> None:
-        self.struck: list[Struck] = []
+        self.injected: list[Struck] = []
         self._engine = engine
         self._hosts = hosts
         self._sizes = {"servers": job.servers, "workers": job.workers + 1}
@@ -68,7 +68,7 @@ class Striker:
     def over(self) -> bool:
         """Whether all have struck, and the cluster is whole again."""
         undone = self._taken_back is not None or self._leaving or not self._whole
-        return len(self.struck) == self._faults and not undone
+        return len(self.injected) == self._faults and not undone
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -81,10 +81,10 @@ class Striker:
                 self._taken_back[1]()
                 self._taken_back = None
             return
-        if len(self.struck) == self._faults:
+        if len(self.injected) == self._faults:
             return
-        last = self.struck[-1] if self.struck else None
-        fault = self._menu[len(self.struck) % len(self._menu)]
+        last = self.injected[-1] if self.injected else None
+        fault = self._menu[len(self.injected) % len(self._menu)]
         if self._next_at == float("inf"):
             if self._whole and not self._leaving and all(self._engine.running.values()):
                 self._next_at = now + (self._random.uniform(*PAUSE_S) if fault.step < 0 else 0)
@@ -98,7 +98,7 @@ class Striker:
         """That one; or one of that role, and not the same as last where there is another."""
         running = self._engine.running.items()
         names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
-        last = self.struck[-1].name if self.struck else ""
+        last = self.injected[-1].name if self.injected else ""
         if fault.rank >= 0:
             names = [name for name in names if name == f"{fault.role}-{fault.rank}"]
         else:
@@ -106,7 +106,7 @@ class Striker:
         if not names:
             return
         name = self._random.choice(names)
-        self.struck.append(Struck(fault, name, time.time(), time.monotonic(), self._step))
+        self.injected.append(Struck(fault, name, time.time(), time.monotonic(), self._step))
         undo = self._do(fault, name)
         if undo is not None:
             self._taken_back = time.monotonic() + LASTS_S[fault.what], undo
@@ -150,7 +150,7 @@ class Striker:
 
     def _seen(self, view: dict[str, Any]) -> None:
         """A view: the cluster is whole when all are in it again, and all rows on all replicas."""
-        last = self.struck[-1] if self.struck else None
+        last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())
         if last is not None and last.back_s < 0 and last.fault.role == "scheduler":
             last.back_s = time.time() - last.at

@@ -57,19 +57,19 @@ class Marked:
         self._hooks.epoch_done(epoch, step)
 
 
-def run_worker(marks: str, seconds: float, **arguments: Any) -> None:
+def run_worker(write_log: str, seconds: float, **arguments: Any) -> None:
     """Train as `shoal train` does, and leave marks.
 
     seconds: that the whole job is to last, at least
     """
 
     def marked(client: Client, hooks: training.Progress, steps: int) -> Marked:
-        return Marked(client, hooks, Path(marks), seconds, steps)
+        return Marked(client, hooks, Path(write_log), seconds, steps)
 
     training.run_worker(**arguments, watched=marked)
 
 
-def run_prober(scheduler: str, rank: int, marks: str, prefix: str, token: str) -> None:
+def run_prober(scheduler: str, rank: int, write_log: str, prefix: str, token: str) -> None:
     """Push to all servers, time and again, until the others are done with their training."""
     configure_log()
     options = ClientOptions(rank=rank, token=token)
@@ -82,8 +82,8 @@ def run_prober(scheduler: str, rank: int, marks: str, prefix: str, token: str) -
         waiting = Thread(target=_wait_for_the_end, args=(client, prefix, done), daemon=True)
         client.advance(last=True).wait()  # nobody waits for this worker's clock
         waiting.start()
-        ones, own = torch.ones(FRAGMENTS), Marks(client, Path(marks))
-        with (Path(marks) / PROBES).open("ab", buffering=0) as file:
+        ones, own = torch.ones(FRAGMENTS), Marks(client, Path(write_log))
+        with (Path(write_log) / PROBES).open("ab", buffering=0) as file:
             while not done.wait(0.002):
                 began = time.monotonic()
                 client.push(table.name, ones).wait()

@@ -28,7 +28,7 @@ from shoal.engines.roles import configure_log
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec, from_mapping
 from shoal.node.memory import keep_memory
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import Leased
 from shoal.pytorch.model import Learner
 from shoal.pytorch.worker_state import WorkerStates
@@ -83,11 +83,11 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
-        markers = Markers(spec.checkpoint_every)
+        markers = CheckpointClocks(spec.checkpoint_every)
         states = WorkerStates(paths.checkpoints, rank, markers, passed)
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
-            if not WorkerStates(resumed, rank, Markers()).take_up(passed, learner.module):
+            if not WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module):
                 log_to.info("this worker left no random state at clock %d: it begins anew", passed)
         progress = Progress(
             spec, client, learner, dataset, log, len(batches), strategy.in_step, states

@@ -5,17 +5,17 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, Event, Received, Send, Stop
-from shoal.protocol.messages import SCHEDULER, Died, Heard, Message
+from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
 from shoal.protocol.views import NodeId
 
 AGAIN_S = 0.1
 
 
-class Obituary:
+class DeathReporter:
     """Says it until the scheduler has heard it, for `limit_s` at most."""
 
     def __init__(self, host: str, process: int, limit_s: float) -> None:
-        self._told = Died(host, process)
+        self._told = DeathReport(host, process)
         self._limit_s = limit_s
         self._until = inf
         self._again_at = 0.0
@@ -25,7 +25,9 @@ class Obituary:
 
     def handle(self, event: Event, now: float) -> Effects:
         self._until = min(self._until, now + self._limit_s)
-        if now >= self._until or (isinstance(event, Received) and isinstance(event.message, Heard)):
+        if now >= self._until or (
+            isinstance(event, Received) and isinstance(event.message, DeathReportSeen)
+        ):
             return [Stop(None)]
         if now < self._again_at:
             return []

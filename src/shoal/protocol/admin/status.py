@@ -11,20 +11,20 @@ from shoal.protocol.machine import (
     Send,
     Stop,
 )
-from shoal.protocol.messages import SCHEDULER, Because, Message, Why
+from shoal.protocol.messages import SCHEDULER, Message, StatusReply, StatusRequest
 from shoal.protocol.views import NodeId, View
 
 AGAIN_S = 0.1  # between questions to those who have not answered
 
 
-class Inquiry:
+class StatusQuery:
     """Asks the scheduler, then the servers of its view, for `limit_s` at most.
 
     answers: so far, by node
     """
 
     def __init__(self, limit_s: float) -> None:
-        self.answers: dict[NodeId, Because] = {}
+        self.answers: dict[NodeId, StatusReply] = {}
         self._limit_s = limit_s
         self._until: float | None = None
         self._again_at = 0.0
@@ -47,7 +47,7 @@ class Inquiry:
     def handle(self, event: Event, now: float) -> Effects:
         if self._until is None:
             self._until = now + self._limit_s
-        if isinstance(event, Received) and isinstance(event.message, Because):
+        if isinstance(event, Received) and isinstance(event.message, StatusReply):
             self.answers[event.sender] = event.message
             self._again_at = now
         if now >= self._until or not self.silent():
@@ -57,7 +57,7 @@ class Inquiry:
         self._again_at = now + AGAIN_S
         servers = self.view.servers if self.view is not None else ()
         asked = [SCHEDULER, *(member.id for member in servers)]
-        return [Send(node, Why()) for node in asked if node not in self.answers]
+        return [Send(node, StatusRequest()) for node in asked if node not in self.answers]
 
     def deadline(self) -> float | None:
         return self._again_at

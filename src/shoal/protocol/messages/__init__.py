@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import get_args
 
 from shoal.protocol.messages.admin import (
-    Because,
-    Died,
-    Heard,
+    DeathReport,
+    DeathReportSeen,
+    StatusReply,
+    StatusRequest,
     Waiting,
-    Why,
 )
 from shoal.protocol.messages.base import (
     KEY_BYTES,
@@ -23,10 +23,10 @@ from shoal.protocol.messages.base import (
     Part,
 )
 from shoal.protocol.messages.collective import (
-    Lacking,
-    Left,
+    MissingPieces,
     Piece,
-    Summed,
+    SumAck,
+    WorkerLeft,
 )
 from shoal.protocol.messages.handshake import (
     Challenge,
@@ -37,39 +37,39 @@ from shoal.protocol.messages.handshake import (
 )
 from shoal.protocol.messages.membership import (
     Abort,
+    BarrierArrival,
+    BarrierReleased,
     Declare,
     Drain,
     Drained,
     End,
-    Enter,
     Finish,
     Finished,
     Freeze,
     Frozen,
     Group,
+    GroupProgress,
     Heartbeat,
     HeartbeatSeen,
     Join,
     Joined,
-    Learned,
     Lease,
     Leased,
     Leave,
+    LeaveRefused,
     NewView,
     NotDeclared,
     NotJoined,
     NotLeased,
-    Released,
-    Standing,
-    Stays,
-    Waited,
+    Synced,
+    WaitTimes,
 )
 from shoal.protocol.messages.replication import (
-    Past,
+    ReplicaHistory,
     Replicate,
-    Replicated,
-    Seen,
-    State,
+    ReplicateAck,
+    SeenRequests,
+    StateChunk,
 )
 from shoal.protocol.messages.requests import (
     Code,
@@ -91,69 +91,69 @@ __all__ = [
     "SCHEDULER",
     "SIZE_BYTES",
     "Abort",
-    "Because",
+    "BarrierArrival",
+    "BarrierReleased",
     "Body",
     "Challenge",
     "Code",
+    "DeathReport",
+    "DeathReportSeen",
     "Declare",
     "Denied",
-    "Died",
     "Drain",
     "Drained",
     "End",
-    "Enter",
     "Finish",
     "Finished",
     "Freeze",
     "Frozen",
     "Group",
-    "Heard",
+    "GroupProgress",
     "Heartbeat",
     "HeartbeatSeen",
     "Hello",
     "Join",
     "Joined",
-    "Lacking",
-    "Learned",
     "Lease",
     "Leased",
     "Leave",
-    "Left",
+    "LeaveRefused",
     "Malformed",
     "Message",
+    "MissingPieces",
     "NewView",
     "NotDeclared",
     "NotJoined",
     "NotLeased",
     "Nudge",
     "Part",
-    "Past",
     "Piece",
     "Probe",
-    "Released",
+    "ReplicaHistory",
     "Replicate",
-    "Replicated",
+    "ReplicateAck",
     "Reply",
     "Request",
-    "Seen",
-    "Standing",
-    "State",
-    "Stays",
-    "Summed",
-    "Waited",
+    "SeenRequests",
+    "StateChunk",
+    "StatusReply",
+    "StatusRequest",
+    "SumAck",
+    "Synced",
+    "WaitTimes",
     "Waiting",
     "Welcome",
-    "Why",
+    "WorkerLeft",
 ]
 
 Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
-    | Drain | Drained | Freeze | Frozen | NewView | Learned | Leave | Stays
-    | Waited | Why | Because | Died | Heard
-    | Declare | NotDeclared | Enter | Released | Lease | Leased | NotLeased
+    | Drain | Drained | Freeze | Frozen | NewView | Synced | Leave | LeaveRefused
+    | WaitTimes | StatusRequest | StatusReply | DeathReport | DeathReportSeen
+    | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Replicate | Replicated | State
-    | Piece | Lacking | Summed | Left | Malformed
+    | Request | Reply | Probe | Nudge | Replicate | ReplicateAck | StateChunk
+    | Piece | MissingPieces | SumAck | WorkerLeft | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

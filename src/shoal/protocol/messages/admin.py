@@ -8,7 +8,7 @@ from shoal.protocol.messages.base import Body
 from shoal.protocol.views import View
 
 
-class Why(Body, frozen=True, array_like=True, tag=True):
+class StatusRequest(Body, frozen=True, array_like=True, tag=True):
     """Ask who waits for whom."""
 
 
@@ -26,7 +26,7 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Because(Body, frozen=True, array_like=True, tag=True):
+class StatusReply(Body, frozen=True, array_like=True, tag=True):
     """Who waits at `name`.
 
     slow: of the scheduler, workers by the part of the last `over_s` in which others waited for them
@@ -39,14 +39,14 @@ class Because(Body, frozen=True, array_like=True, tag=True):
     over_s: float = 0.0
 
 
-class Died(Body, frozen=True, array_like=True, tag=True):
+class DeathReport(Body, frozen=True, array_like=True, tag=True):
     """Whoever started a process has seen it end: nobody needs to wait until it has been silent."""
 
     host: str
     process: int
 
 
-class Heard(Body, frozen=True, array_like=True, tag=True):
+class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
     """The scheduler has been told of that process."""
 
     process: int

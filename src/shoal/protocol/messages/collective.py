@@ -20,7 +20,7 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
     total: int
 
 
-class Lacking(Body, frozen=True, array_like=True, tag=True):
+class MissingPieces(Body, frozen=True, array_like=True, tag=True):
     """These pieces have not come: send again those that there are. With none it is a greeting."""
 
     ring: int
@@ -29,14 +29,14 @@ class Lacking(Body, frozen=True, array_like=True, tag=True):
     whole: tuple[int, ...] = ()
 
 
-class Summed(Body, frozen=True, array_like=True, tag=True):
+class SumAck(Body, frozen=True, array_like=True, tag=True):
     """All that you had to send of the sums up to this one is here."""
 
     ring: int
     number: int
 
 
-class Left(Body, frozen=True, array_like=True, tag=True):
+class WorkerLeft(Body, frozen=True, array_like=True, tag=True):
     """The worker `name` has finished its work, and asks for no sums from number `asked` on."""
 
     ring: int

@@ -12,7 +12,7 @@ from shoal.protocol.messages import (
     Part,
     Probe,
     Replicate,
-    Replicated,
+    ReplicateAck,
     Reply,
     Request,
 )
@@ -46,9 +46,11 @@ def describe(message: Message) -> str:
         if message.path:
             words.append(f"to clock {message.clock} of server-{message.path[0]}")
         return " ".join(words)
-    if isinstance(message, Replicated):
-        arcs = [f"t{table}[{start}: version {version}" for table, start, version in message.done]
-        return " ".join([f"{name} below {message.number}", *arcs])
+    if isinstance(message, ReplicateAck):
+        placements = [
+            f"t{table}[{start}: version {version}" for table, start, version in message.done
+        ]
+        return " ".join([f"{name} below {message.number}", *placements])
     if isinstance(message, NewView):
         view = message.view
         who = " ".join(m.name for m in (*view.servers, *view.workers))

@@ -69,7 +69,7 @@ class Freeze(Body, frozen=True, array_like=True, tag=True):
     view: ViewId
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a group of workers has come, as a server knows it.
 
     open_round: the first that has not closed
@@ -93,21 +93,21 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
 
     view: ViewId
     clocks: tuple[tuple[int, int], ...]
-    groups: tuple[Standing, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()
     drained: bool = False
 
-    def standing(self, group: str) -> Standing:
-        return next((each for each in self.groups if each.group == group), Standing(group))
+    def standing(self, group: str) -> GroupProgress:
+        return next((each for each in self.groups if each.group == group), GroupProgress(group))
 
 
-class Learned(Body, frozen=True, array_like=True, tag=True):
+class Synced(Body, frozen=True, array_like=True, tag=True):
     """A learner has all of these arcs: (table, first row, since which view)."""
 
     incarnation: int
-    arcs: tuple[tuple[int, int, int], ...]
+    placements: tuple[tuple[int, int, int], ...]
 
 
-class Waited(Body, frozen=True, array_like=True, tag=True):
+class WaitTimes(Body, frozen=True, array_like=True, tag=True):
     """For how long requests have waited for which workers, here: (incarnation, seconds so far)."""
 
     incarnation: int
@@ -120,7 +120,7 @@ class Leave(Body, frozen=True, array_like=True, tag=True):
     incarnation: int
 
 
-class Stays(Body, frozen=True, array_like=True, tag=True):
+class LeaveRefused(Body, frozen=True, array_like=True, tag=True):
     reason: str
 
 
@@ -140,7 +140,7 @@ class NotDeclared(Body, frozen=True, array_like=True, tag=True):
     reason: str
 
 
-class Enter(Body, frozen=True, array_like=True, tag=True):
+class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
     """At barrier `name` for the `generation`-th time, with the members of `groups`.
 
     Of workers these are the sender's own group.
@@ -152,7 +152,7 @@ class Enter(Body, frozen=True, array_like=True, tag=True):
     groups: tuple[Group, ...]
 
 
-class Released(Body, frozen=True, array_like=True, tag=True):
+class BarrierReleased(Body, frozen=True, array_like=True, tag=True):
     name: str
     generation: int
 

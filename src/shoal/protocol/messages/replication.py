@@ -50,7 +50,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
         return len(self.parts) == len(self.versions) == len(self.rates)
 
 
-class Replicated(Body, frozen=True, array_like=True, tag=True):
+class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
     """All below `number` has been done here, and of each arc so much on the servers after as well.
 
     Credit is given back for what is done here, and each arc is acknowledged by itself: chains may
@@ -64,27 +64,27 @@ class Replicated(Body, frozen=True, array_like=True, tag=True):
     done: tuple[tuple[int, int, int], ...]
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
     """The pushes of a worker's incarnation that are in some rows: by request, with their parts."""
 
     incarnation: int
-    settled_below: int
+    forget_below: int
     pushes: tuple[tuple[int, tuple[Part, ...]], ...]
 
 
-class Past(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
     """What belongs to an arc's rows besides them.
 
     weights: of closed rounds, of the group that its table belongs to
     closed:  no round from this one on is in the rows
     """
 
-    seen: tuple[Seen, ...]
+    seen: tuple[SeenRequests, ...]
     weights: tuple[tuple[int, float], ...]
     closed: int = 0
 
 
-class State(Body, frozen=True, array_like=True, tag=True):
+class StateChunk(Body, frozen=True, array_like=True, tag=True):
     """A piece of an arc's rows as they are at `version`, for the server that learns it.
 
     number:     as of a Replicate, in one order with them
@@ -102,7 +102,7 @@ class State(Body, frozen=True, array_like=True, tag=True):
     at: int
     after: int
     last: bool
-    past: Past | None = None
+    past: ReplicaHistory | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:

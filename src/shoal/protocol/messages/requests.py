@@ -12,7 +12,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     """What one worker asks of one server, in this order: push, advance, pull.
 
     seq:            with the incarnation, the request id
-    settled_below:  every request below this is settled; the server forgets them
+    forget_below:  every request below this is settled; the server forgets them
     clock:          the worker's clock at the push
     advance:        the worker's clock afterwards, or -1
     weight:         of this push among its round's (0 < weight), such as its batch size
@@ -24,7 +24,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     view: ViewId
     incarnation: int
     seq: int
-    settled_below: int
+    forget_below: int
     clock: int
     pushes: tuple[Part, ...] = ()
     advance: int = -1
@@ -36,7 +36,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
 
 
 Code = Literal[
-    "applied", "accepted", "refused", "round_closed", "missing", "parked", "stale", "early"
+    "applied", "accepted", "refused", "round_closed", "missing", "waiting", "stale", "out_of_order"
 ]
 
 

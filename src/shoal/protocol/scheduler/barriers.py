@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Enter, Group, Released, Waiting
-from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Waiting
+from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
@@ -31,10 +31,10 @@ class Barriers:
     """
 
     def __init__(
-        self, released: dict[str, int], roster: Roster, persist: Callable[[Effects], None]
+        self, released: dict[str, int], members: Members, persist: Callable[[Effects], None]
     ) -> None:
         self.released = released
-        self._roster = roster
+        self._members = members
         self._persist = persist
         self._open: dict[tuple[str, str, int], _Barrier] = {}
 
@@ -45,11 +45,11 @@ class Barriers:
         for at in [at for at in self._open if at[0] == group]:
             del self._open[at]
 
-    def enter(self, member: Member, asked: Enter, now: float, out: Effects) -> None:
+    def enter(self, member: Member, asked: BarrierArrival, now: float, out: Effects) -> None:
         """Take a member in; or tell it once more that that one is released."""
         group, name, generation = member.group, asked.name, asked.generation
         if generation <= self.released.get(released_as(group, name), -1):
-            out.append(Send(member.id, Released(name, generation)))
+            out.append(Send(member.id, BarrierReleased(name, generation)))
             return
         barrier = self._open.setdefault((group, name, generation), _Barrier(now))
         barrier.entered[member.id] = asked.groups
@@ -63,13 +63,15 @@ class Barriers:
                 self.released[released_as(group, name)] = generation
                 self._persist(out)
                 out.append(Note("released", {"name": name, "generation": generation}))
-                out.extend(Send(node, Released(name, generation)) for node in barrier.entered)
+                out.extend(
+                    Send(node, BarrierReleased(name, generation)) for node in barrier.entered
+                )
 
     def waits(self, now: float) -> list[Waiting]:
         """Who waits in which, and for whom."""
         found = []
         for (group, name, _), barrier in self._open.items():
-            members = self._roster.members.values()
+            members = self._members.by_id.values()
             inside = sorted(m.name for m in members if m.id in barrier.entered)
             reason = f"waits for {', '.join(self._absent(group, barrier))}"
             found.append(
@@ -79,11 +81,11 @@ class Barriers:
 
     def _absent(self, group: str, barrier: _Barrier) -> list[str]:
         """The names of those who are still to come."""
-        there = barrier.entered.keys() | self._roster.finished
+        there = barrier.entered.keys() | self._members.finished
         roles = {role for wanted in barrier.entered.values() for role in wanted}
         return sorted(
             m.name
-            for m in self._roster.members.values()
+            for m in self._members.by_id.values()
             if m.id not in there and f"{m.role}s" in roles
             if m.role != "worker" or m.group == group
         )

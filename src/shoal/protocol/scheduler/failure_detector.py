@@ -59,7 +59,7 @@ class _Heard(msgspec.Struct, eq=False):
         self.beat_at = now
 
 
-class Detector:
+class FailureDetector:
     """Who has been heard of, and who has not for too long."""
 
     def __init__(self, options: SchedulerOptions) -> None:

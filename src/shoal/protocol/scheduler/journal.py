@@ -19,8 +19,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     """
     servers, workers:  how many make the cluster complete
     join_timeout_s:    how long to wait for them
-    silence_s:         a member that is not heard of for this long is taken for dead; for longer, as
-                       its heartbeats have come late (`Detector`), but not than silence_most_s
+    silence_s:         a member that is silent for this long is taken for dead; after heartbeats
+                       that came late, for longer (`FailureDetector`), at most silence_most_s
     broken_s:          ... or for this long after its connection broke
     alone_s:           ... for this long where it has rows that nobody else has, and there is no
                        proof of its death
@@ -73,7 +73,7 @@ def check_options(options: SchedulerOptions) -> None:
         raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")
 
 
-class Record(msgspec.Struct, array_like=True):
+class JournalRecord(msgspec.Struct, array_like=True):
     """What survives a restart: written whole, before anything that rests on it is told."""
 
     term: int = 0

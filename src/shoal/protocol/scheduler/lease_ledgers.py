@@ -9,11 +9,11 @@ import msgspec
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.messages import Lease, Leased, Waiting
 from shoal.protocol.scheduler.leases import Leases, LedgerRecord, Span
-from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId, View
 
 
-class Ledgers:
+class LeaseLedgers:
     """Which worker of which group has which batches of the group's data."""
 
     def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
@@ -36,25 +36,25 @@ class Ledgers:
         self._since.setdefault(member.id, now)
         self.of(member.group).ask(member.id, asked)
 
-    def waits(self, roster: Roster, now: float) -> list[Waiting]:
+    def waits(self, members: Members, now: float) -> list[Waiting]:
         """Who waits for batches, and for whom."""
-        names = {member.incarnation: member.name for member in roster.members.values()}
+        names = {member.incarnation: member.name for member in members.by_id.values()}
         found = []
         for leases in self._leases.values():
             others = ", ".join(names[each] for each in leases.holders if each in names)
             for node in leases.wanting:
-                who = roster.members[node].name if node in roster.members else node
+                who = members.by_id[node].name if node in members.by_id else node
                 seconds = now - self._since.get(node, now)
                 found.append(Waiting(who, "a lease", f"waits for {others} to do theirs", seconds))
         return found
 
-    def answers(self, roster: Roster) -> Effects:
+    def answers(self, members: Members) -> Effects:
         """What can be said by now. It is to be on disk before it is told."""
         out: Effects = []
         for group, leases in self._leases.items():
-            for node, answer in leases.answers(len(roster.at_work(group))):
+            for node, answer in leases.answers(len(members.at_work(group))):
                 if isinstance(answer, Leased) and answer.count:
-                    fields = {"name": roster.members[node].name, "group": group, **leases.size}
+                    fields = {"name": members.by_id[node].name, "group": group, **leases.size}
                     out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
                 self._since.pop(node, None)
                 out.append(Send(node, answer))

@@ -19,53 +19,55 @@ from shoal.protocol.machine import (
     Discard,
     Effects,
     Event,
+    EventTrace,
     Note,
     PeerLost,
     Persist,
     Received,
     Send,
-    Story,
     Ticked,
 )
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
-    Because,
+    BarrierArrival,
+    DeathReport,
+    DeathReportSeen,
     Declare,
-    Died,
     Drained,
     End,
-    Enter,
     Finish,
     Finished,
     Frozen,
-    Heard,
     Heartbeat,
     HeartbeatSeen,
     Join,
     Joined,
-    Learned,
     Lease,
     Leave,
+    LeaveRefused,
     Message,
     NewView,
     NotDeclared,
     NotJoined,
-    Stays,
-    Waited,
-    Why,
+    StatusReply,
+    StatusRequest,
+    Synced,
+    WaitTimes,
 )
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.failure_detector import HELD_UP_S
-from shoal.protocol.scheduler.journal import Record, SchedulerOptions
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.leases import LedgerRecord
-from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
-from shoal.protocol.scheduler.shutdown import Farewell
+from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
-from shoal.protocol.scheduler.view_change import Succession
+from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 from shoal.tables.spec import TableSpec
+
+OF_WORK = BarrierArrival | Lease | Abort
 
 
 class SchedulerMachine:
@@ -82,23 +84,23 @@ class SchedulerMachine:
         ledger: LedgerRecord = LedgerRecord(),  # noqa: B008 - frozen
     ) -> None:
         self.options = options
-        record = Record(ledgers={"": ledger})
+        record = JournalRecord(ledgers={"": ledger})
         if journal:
-            record = msgspec.msgpack.decode(journal, type=Record)
+            record = msgspec.msgpack.decode(journal, type=JournalRecord)
         self.restarted = journal is not None
-        self.roster = Roster(record, options)
+        self.members = Members(record, options)
         self.ended = record.ended
         self._run = record.run or options.run
-        self._views = Succession(record, options, self.roster, self._persist)
-        self._relocating = self._views.relocating
+        self._views = ViewChange(record, options, self.members, self._persist)
+        self._migration = self._views.migration
         self.ledgers = self._views.ledgers
-        self._barriers = Barriers(dict(record.released), self.roster, self._persist)
+        self._barriers = Barriers(dict(record.released), self.members, self._persist)
         self._stragglers = Stragglers(options)
-        self._farewell = Farewell(options.resend_s, options.linger_s)
+        self._shutdown = Shutdown(options.resend_s, options.linger_s)
         self._join_by = self._due = inf
         self._begun = False
         self._reason = record.reason
-        self._story = Story()
+        self._trace = EventTrace()
 
     @property
     def view(self) -> View | None:
@@ -115,12 +117,12 @@ class SchedulerMachine:
         if not self._begun:
             self._begin(now, out)
         elif now > self._due + HELD_UP_S:
-            self.roster.detector.held_up(now)
+            self.members.detector.held_up(now)
         if isinstance(event, Received):
-            self._story.add(now, event.sender, event.message)
+            self._trace.add(now, event.sender, event.message)
             self._received(event.sender, event.message, now, out)
         elif isinstance(event, PeerLost):
-            self.roster.detector.cut_off(event.node, now)
+            self.members.detector.cut_off(event.node, now)
         elif isinstance(event, Ticked):
             self._tick(now, out)
         self._answer_leases(out)
@@ -132,16 +134,16 @@ class SchedulerMachine:
         if not self._begun:
             return 0.0
         if self.ended:
-            at = self._farewell.wakes_at()
+            at = self._shutdown.wakes_at()
             return at if at < inf else None
-        at = min(self.roster.detector.wakes_at(), self._views.wakes_at())
+        at = min(self.members.detector.wakes_at(), self._views.wakes_at())
         if self.view is None:
             at = min(at, self._join_by)
         return at if at < inf else None
 
     def check(self) -> None:
         """What always holds of its members."""
-        self.roster.check(self._story)
+        self.members.check(self._trace)
 
     def address_of(self, node: NodeId) -> str | None:
         return None  # members connect to the scheduler, never the other way round
@@ -156,17 +158,17 @@ class SchedulerMachine:
             self._end(RunAborted(self._reason) if self._reason else None, now, out)
         elif self.restarted:
             # Nobody is evicted for one detection period; whoever lives is heard of by then.
-            self.roster.heard_of(self.roster.members, now)
+            self.members.heard_of(self.members.by_id, now)
             self._persist(out)
             if self.view is not None:
                 self._views.propose("the scheduler restarted", now, out)
 
     def _tick(self, now: float, out: Effects) -> None:
         if self.ended:
-            self._farewell.say(now, out)
+            self._shutdown.say(now, out)
             return
         if self.view is None and now >= self._join_by:
-            absent = missing(self.roster.members.values(), self.options)
+            absent = missing(self.members.by_id.values(), self.options)
             limit = self.options.join_timeout_s
             reason = f"missing after {limit:g} s: {absent}" if absent else "no view could be made"
             self._end(JoinTimeout(reason), now, out)
@@ -175,9 +177,9 @@ class SchedulerMachine:
         self._views.tick(now, out)
 
     def _look_for_silent(self, now: float, out: Effects) -> None:
-        detector = self.roster.detector
+        detector = self.members.detector
         for node in detector.silent(now):
-            member = self.roster.members.get(node)
+            member = self.members.by_id.get(node)
             if member is None:  # it went with the view that the death of the one before let through
                 continue
             if self._views.alone(member) and detector.spare(node, now):
@@ -186,7 +188,7 @@ class SchedulerMachine:
                 self._lost(node, detector.how(node, now), now, out)
 
     def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
-        member = None if self.ended else self.roster.remove(node)
+        member = None if self.ended else self.members.remove(node)
         if member is None:  # the one before has ended the run, in the same tick
             return
         self._stragglers.forget(member)
@@ -206,8 +208,8 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ messages
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        member = self.roster.members.get(sender)
-        if isinstance(message, Why | Died):
+        member = self.members.by_id.get(sender)
+        if isinstance(message, StatusRequest | DeathReport):
             self._told(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
@@ -215,49 +217,49 @@ class SchedulerMachine:
             return
         if self.ended:
             if isinstance(message, Finish):
-                self._farewell.confirmed(sender)
+                self._shutdown.confirmed(sender)
                 out.append(Send(sender, Finished()))
-                self._farewell.say(now, out)
+                self._shutdown.say(now, out)
             else:
                 out.append(Send(sender, End(self._reason)))
             return
         if member is None:
-            out.append(Send(sender, End("" if sender in self._relocating.left else _STRANGER)))
+            out.append(Send(sender, End("" if sender in self._migration.left else _STRANGER)))
             return
-        over = sender in self.roster.finished and isinstance(message, Enter | Lease | Abort)
+        over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
             # Of before its end; or its former self's, taken for dead since: an old Join of its has
             # come in late. If that is all there is of the new one, it will not be heard of.
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
-        self.roster.heard_of([sender], now, isinstance(message, Heartbeat))
+        self.members.heard_of([sender], now, isinstance(message, Heartbeat))
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
                 if member.role == "server":
                     self._views.remind(sender, out)
-                done = sender in self.roster.finished
+                done = sender in self.members.finished
                 if self.view is not None and view < self.view.id and not done:
                     out.append(Send(sender, NewView(self.view)))
             case Drained() | Frozen():
                 self._views.promised(sender, message, now, out)
-            case Learned(_, arcs) if self.view is not None:
-                self._relocating.has_learned(self.view, member, arcs)
+            case Synced(_, placements) if self.view is not None:
+                self._migration.has_synced(self.view, member, placements)
                 self._views.consider(now, out)
-            case Waited():
+            case WaitTimes():
                 self._stragglers.heard(member, message, now)
-                for slow, reason in self._stragglers.slow(self.roster, now):
+                for slow, reason in self._stragglers.slow(self.members, now):
                     out.append(Note("dropped", {"name": slow.name, "reason": reason}))
                     out.append(Send(slow.id, End(reason, "dropped")))
                     self._lost(slow.id, "dropped", now, out)
             case Leave():
-                against = self._relocating.wants_to_go(self.view, member, self.roster.servers())
+                against = self._migration.wants_to_go(self.view, member, self.members.servers())
                 if against:
-                    out.append(Send(sender, Stays(against)))
+                    out.append(Send(sender, LeaveRefused(against)))
                 self._views.consider(now, out)
             case Declare(_, spec):
                 self._declare(member, spec, now, out)
-            case Enter():
+            case BarrierArrival():
                 self._barriers.enter(member, message, now, out)
             case Lease():
                 self.ledgers.ask(member, message, now)
@@ -271,7 +273,7 @@ class SchedulerMachine:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
 
     def _finished(self, member: Member, now: float, out: Effects) -> None:
-        self.roster.finish(member.id)
+        self.members.finish(member.id)
         self._stragglers.forget(member)
         self.ledgers.gone(member, FOREVER)
         self._over(member.group, finished=True)
@@ -288,7 +290,7 @@ class SchedulerMachine:
         if not group:
             self._end(RunAborted(reason), now, out)
             return
-        for node in self.roster.at_work(group):
+        for node in self.members.at_work(group):
             out.append(Send(node, End(reason)))
             self._lost(node, f"{member.name} aborted", now, out)
         self._over(group, finished=True)
@@ -297,25 +299,25 @@ class SchedulerMachine:
     def _over(self, group: str, finished: bool) -> None:
         """Where nobody of a group is left, another one may come that has its name; but where who
         dies may be replaced, that one does what was not done."""
-        if group and not self.roster.at_work(group):
+        if group and not self.members.at_work(group):
             self._barriers.end(group)
             if finished or not self.options.elastic:
                 self.ledgers.end(group)
 
-    def _told(self, sender: NodeId, message: Why | Died, now: float, out: Effects) -> None:
+    def _told(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         """Somebody asks, or has seen a process end, who may be no member."""
-        if isinstance(message, Why):
-            out.append(Send(sender, self._because(now)))
-            return
-        out.append(Send(sender, Heard(message.process)))
-        for node in self.roster.of(message.process, message.host):
-            if node not in self.roster.finished:
-                self._lost(node, "its process has ended", now, out)
+        if isinstance(message, StatusRequest):
+            out.append(Send(sender, self._status(now)))
+        elif isinstance(message, DeathReport):
+            out.append(Send(sender, DeathReportSeen(message.process)))
+            for node in self.members.of(message.process, message.host):
+                if node not in self.members.finished:
+                    self._lost(node, "its process has ended", now, out)
 
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
-        known = self.roster.members.get(sender)
+        known = self.members.by_id.get(sender)
         if known is None:
-            group = self.roster.group(message.role, message.group)
+            group = self.members.group(message.role, message.group)
             refusal = join_refusal(message, group, self.view, self.options)
             if self.ended:
                 refusal = NotJoined("the run has ended")
@@ -325,10 +327,10 @@ class SchedulerMachine:
                 out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
                 out.append(Send(sender, refusal))
                 return
-            known = self.roster.admit(sender, message)
+            known = self.members.admit(sender, message)
             self._persist(out)
             out.append(Note("joined", {"name": known.name, "node": sender}))
-        self.roster.heard_of([sender], now)
+        self.members.heard_of([sender], now)
         out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
@@ -343,25 +345,24 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ barriers, end
 
     def _answer_leases(self, out: Effects) -> None:
-        answers = self.ledgers.answers(self.roster)
+        answers = self.ledgers.answers(self.members)
         if answers and not self.ended:
             self._persist(out)
             out.extend(answers)
 
-    def _because(self, now: float) -> Because:
-        members = self.roster.members
+    def _status(self, now: float) -> StatusReply:
+        members = self.members.by_id
         waits = self._barriers.waits(now) + self._views.waits(now)
-        waits += self.ledgers.waits(self.roster, now)
+        waits += self.ledgers.waits(self.members, now)
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
-        return Because(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
+        return StatusReply(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        members, finished = self.roster.members, self.roster.finished
+        members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
-        if self.view is None or not waiting.issuperset(self.roster.at_work()):
+        if self.view is None or not waiting.issuperset(self.members.at_work()):
             return
-        first = [m.id for m in self.roster.members.values() if not m.group]
-        if not self.roster.finished.isdisjoint(first):
+        if not finished.isdisjoint(m.id for m in members.values() if not m.group):
             self._end(None, now, out)
         elif not self.options.elastic:
             self._end(RunAborted("every worker has died"), now, out)
@@ -371,25 +372,25 @@ class SchedulerMachine:
         if self.ended:
             return
         self.ended = True
-        told = [node for node in self.roster.members if node not in self.roster.finished]
-        self._farewell.begin(told, error, now)
-        self._reason = self._farewell.reason
+        at_work = self.members.by_id.keys() - self.members.finished
+        self._shutdown.begin(sorted(at_work), error, now)
+        self._reason = self._shutdown.reason
         self._views.end()
         self._persist(out)
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
-        self._farewell.say(now, out)
+        self._shutdown.say(now, out)
 
     def _persist(self, out: Effects) -> None:
-        record = Record(
+        record = JournalRecord(
             self._views.term,
             self.view,
-            self.roster.next_incarnation,
-            tuple(self.roster.members.values()),
-            tuple(sorted(self.roster.finished)),
+            self.members.next_incarnation,
+            tuple(self.members.by_id.values()),
+            tuple(sorted(self.members.finished)),
             self._barriers.released,
             self.ended,
             self._reason if self.ended else "",
-            tuple(sorted(self._relocating.left)),
+            tuple(sorted(self._migration.left)),
             self.ledgers.records(),
             self._run,
         )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.protocol.machine import Story
+from shoal.protocol.machine import EventTrace
 from shoal.protocol.messages import Join
-from shoal.protocol.scheduler.failure_detector import Detector
-from shoal.protocol.scheduler.journal import Record, SchedulerOptions
+from shoal.protocol.scheduler.failure_detector import FailureDetector
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.views import Member, NodeId, Role, View
 
 FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
 
 
-class Roster:
+class Members:
     """The scheduler's members, in a view or on their way into one.
 
     members:           by node
@@ -21,11 +21,11 @@ class Roster:
     next_incarnation:  what the next one to come is granted; none is granted twice
     """
 
-    def __init__(self, record: Record, options: SchedulerOptions) -> None:
-        self.members: dict[NodeId, Member] = {m.id: m for m in record.members}
+    def __init__(self, record: JournalRecord, options: SchedulerOptions) -> None:
+        self.by_id: dict[NodeId, Member] = {m.id: m for m in record.members}
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
-        self.detector = Detector(options)
+        self.detector = FailureDetector(options)
         self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
 
     def admit(self, node: NodeId, asked: Join) -> Member:
@@ -45,13 +45,13 @@ class Roster:
             group_size=asked.group_size,
         )
         self.next_incarnation += 1
-        self.members[node] = member
+        self.by_id[node] = member
         return member
 
     def remove(self, node: NodeId) -> Member | None:
         """It is dead, or has gone."""
         self.detector.forget(node)
-        return self.members.pop(node, None)
+        return self.by_id.pop(node, None)
 
     def finish(self, node: NodeId) -> None:
         self.finished.add(node)
@@ -60,15 +60,15 @@ class Roster:
     def forget(self, view: View, now: float) -> None:
         """Those who have finished, a while ago, and are in no view any more: there may be many, by
         and by. Not of the first group, whose end is the run's."""
-        for member in [self.members[node] for node in self.finished if node in self.members]:
+        for member in [self.by_id[node] for node in self.finished if node in self.by_id]:
             since = self._finished_at.setdefault(member.id, now)
             if member.group and now >= since + FORGET_S and view.member(member.id) is None:
                 self.finished.discard(member.id)
-                del self.members[member.id], self._finished_at[member.id]
+                del self.by_id[member.id], self._finished_at[member.id]
 
     def of(self, process: int, host: str) -> list[NodeId]:
         """The members that this process is, if it is any."""
-        here = [m for m in self.members.values() if m.process == process and m.host == host]
+        here = [m for m in self.by_id.values() if m.process == process and m.host == host]
         return [member.id for member in here if process]
 
     def group(self, role: Role, name: str) -> list[Member]:
@@ -76,7 +76,7 @@ class Roster:
         finished are forgotten: another one of that name may come."""
         return [
             member
-            for node, member in self.members.items()
+            for node, member in self.by_id.items()
             if member.role == role and member.group == name
             if not name or node not in self.finished
         ]
@@ -85,13 +85,13 @@ class Roster:
         """Workers that have not finished, of one group or of all."""
         return [
             node
-            for node, member in self.members.items()
+            for node, member in self.by_id.items()
             if member.role == "worker" and node not in self.finished
             if group is None or member.group == group
         ]
 
     def servers(self) -> list[NodeId]:
-        return [node for node, member in self.members.items() if member.role == "server"]
+        return [node for node, member in self.by_id.items() if member.role == "server"]
 
     # ------------------------------------------------------------------ silence
 
@@ -105,8 +105,8 @@ class Roster:
         """For how long the server has not been heard of that has been quiet for longest."""
         return self.detector.quiet_for(self.servers(), now)
 
-    def check(self, story: Story) -> None:
+    def check(self, trace: EventTrace) -> None:
         """Members have distinct incarnations; all of them were granted one."""
-        granted = [m.incarnation for m in self.members.values()]
+        granted = [m.incarnation for m in self.by_id.values()]
         if len(set(granted)) != len(granted) or any(g >= self.next_incarnation for g in granted):
-            raise story.broken(f"incarnations granted twice: {sorted(granted)}")
+            raise trace.broken(f"incarnations granted twice: {sorted(granted)}")

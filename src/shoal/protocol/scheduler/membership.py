@@ -10,7 +10,7 @@ import msgspec
 from shoal.errors import RangeLost
 from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.placement import Arcs, place
+from shoal.protocol.scheduler.placement import Placements, place
 from shoal.protocol.scheduler.rebalance import Moves, next_arcs
 from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
 from shoal.tables.spec import TableSpec
@@ -198,14 +198,14 @@ def next_view(
             done = last if member.group in closing else max(min(clocks), last - IN_FLIGHT)
             gone.append(msgspec.structs.replace(member, last_clock=last, done_clock=done))
     servers = tuple(m for m in present if m.role == "server")
-    arcs: tuple[Arcs, ...] = ()
+    placements: tuple[Placements, ...] = ()
     if previous is not None:
-        arcs = next_arcs(previous, servers, moves, number[1])
+        placements = next_arcs(previous, servers, moves, number[1])
     staying = [m for m in servers if m.id not in moves.leaving] or servers
-    arcs += tuple(
-        place(tables[at], staying, moves.replicas, at) for at in range(len(arcs), len(tables))
+    placements += tuple(
+        place(tables[at], staying, moves.replicas, at) for at in range(len(placements), len(tables))
     )
-    at_work = {rank for parts in arcs for arc in parts for rank in arc.chain}
+    at_work = {rank for parts in placements for placement in parts for rank in placement.chain}
     servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
     departed = previous.departed if previous else ()
     earlier = [m for m in departed if m.last_clock > behind(m.group) and waits(m.group)]
@@ -215,8 +215,8 @@ def next_view(
         servers=servers,
         workers=workers,
         tables=tables,
-        arcs=arcs,
+        placements=placements,
         departed=(*earlier, *gone),
         reason=reason,
-        markers=previous.markers if previous is not None else (),
+        checkpoint_clocks=previous.checkpoint_clocks if previous is not None else (),
     )

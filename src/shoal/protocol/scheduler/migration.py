@@ -9,7 +9,7 @@ from shoal.protocol.scheduler.rebalance import Moves
 from shoal.protocol.views import Member, NodeId, View
 
 
-class Relocating:
+class Migration:
     """What the scheduler knows of rows that move, beside the view.
 
     left: servers that wanted to go and have; it survives a restart of the scheduler
@@ -23,17 +23,19 @@ class Relocating:
     def moves(self, replicas: int, drained: bool) -> Moves:
         return Moves(replicas, drained, self._leaving, self._learned)
 
-    def has_learned(self, view: View, member: Member, arcs: Sequence[tuple[int, int, int]]) -> None:
+    def has_synced(
+        self, view: View, member: Member, placements: Sequence[tuple[int, int, int]]
+    ) -> None:
         """A learner has all of these, as they are in this view."""
-        self._learned.update({(table, row, member.rank): since for table, row, since in arcs})
+        self._learned.update({(table, row, member.rank): since for table, row, since in placements})
         self._forget_others(view)
 
     def _forget_others(self, view: View) -> None:
         """But for the learners of this view, and what they learn since it began."""
         learners = {
-            (table, arc.rows.start, arc.chain[-1]): arc.learning
-            for table, arcs in enumerate(view.arcs)
-            for arc in arcs
+            (table, placement.rows.start, placement.chain[-1]): placement.syncing_since
+            for table, placements in enumerate(view.placements)
+            for placement in placements
         }
         self._learned = {k: v for k, v in self._learned.items() if learners.get(k) == v > 0}
 
@@ -52,8 +54,10 @@ class Relocating:
     def _against(self, view: View | None, member: Member, servers: Collection[NodeId]) -> str:
         if view is None or all(node == member.id or node in self._leaving for node in servers):
             return "it is the last server"
-        for spec, arcs in zip(view.tables, view.arcs, strict=True):
-            if not movable(spec) and any(member.rank in arc.chain for arc in arcs):
+        for spec, placements in zip(view.tables, view.placements, strict=True):
+            if not movable(spec) and any(
+                member.rank in placement.chain for placement in placements
+            ):
                 return f"table {spec.name!r} is handled, and its handler cannot save and load"
         return ""
 

@@ -13,13 +13,13 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from shoal.keys import KeyRange, split_evenly
-from shoal.protocol.views import Arc, Member
+from shoal.protocol.views import Member, Placement
 from shoal.tables.spec import TableSpec
 
-Arcs = tuple[Arc, ...]
+Placements = tuple[Placement, ...]
 
 
-def copies_of(spec: TableSpec, replicas: int) -> int:
+def replicas_of(spec: TableSpec, replicas: int) -> int:
     """How many servers are to have a table's rows."""
     return replicas if movable(spec) else 1
 
@@ -35,7 +35,7 @@ def divisible(spec: TableSpec) -> bool:
     return spec.kind != "handled"
 
 
-def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Arcs:
+def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Placements:
     """A new table's arcs: each server is the head of one, and follows in those of its neighbours.
 
     No server has more than one fragment more than another. Replicas of a fragment are on different
@@ -46,32 +46,34 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
     ring = _around(servers)
     first = turn % len(ring) if ring else 0
     fragments = spec.fragments()
-    arcs = []
+    placements = []
     for at, part in enumerate(split_evenly(len(fragments), len(ring)) if ring else ()):
         if len(part):
             rows = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
-            chain = _chain(ring, (first + at) % len(ring), copies_of(spec, replicas))
-            arcs.append(Arc(rows, chain))
-    return tuple(arcs)
+            chain = _chain(ring, (first + at) % len(ring), replicas_of(spec, replicas))
+            placements.append(Placement(rows, chain))
+    return tuple(placements)
 
 
-def lost(tables: Sequence[TableSpec], arcs: Sequence[Arcs], living: Collection[int]) -> list[str]:
+def lost(
+    tables: Sequence[TableSpec], placements: Sequence[Placements], living: Collection[int]
+) -> list[str]:
     """The rows of which no server lives that has all of them, in words."""
     return [
-        f"{spec.name}{arc.rows}"
-        for spec, parts in zip(tables, arcs, strict=False)
-        for arc in parts
-        if not any(rank in living for rank in arc.full)
+        f"{spec.name}{placement.rows}"
+        for spec, parts in zip(tables, placements, strict=False)
+        for placement in parts
+        if not any(rank in living for rank in placement.in_sync)
     ]
 
 
-def crowded(arcs: Sequence[Arc], servers: Sequence[Member]) -> list[str]:
+def crowded(placements: Sequence[Placement], servers: Sequence[Member]) -> list[str]:
     """The hosts, where they are known, that have several replicas of a fragment: these die
     together."""
     hosts = {member.rank: member.host for member in servers}
     found: dict[str, None] = {}
-    for arc in arcs:
-        there = [hosts.get(rank, "") for rank in arc.chain]
+    for placement in placements:
+        there = [hosts.get(rank, "") for rank in placement.chain]
         found.update((host, None) for host in there if host and there.count(host) > 1)
     return sorted(found)
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.scheduler.placement import Arcs, copies_of, divisible, movable
-from shoal.protocol.views import Arc, Member, NodeId, View
+from shoal.protocol.scheduler.placement import Placements, divisible, movable, replicas_of
+from shoal.protocol.views import Member, NodeId, Placement, View
 
 UNEVEN = 0.05  # of the mean: what the servers' loads may differ by, or by one fragment
 NOBODY = -1
@@ -28,18 +28,18 @@ class Moves(msgspec.Struct, frozen=True):
     replicas:  servers that are to have a copy of each row
     drained:   nothing is under way between servers
     leaving:   those that want to go
-    learned:   (table, first row, rank) of learners that have everything
+    synced:   (table, first row, rank) of learners that have everything
     """
 
     replicas: int = 1
     drained: bool = False
     leaving: Collection[NodeId] = ()
-    learned: Collection[tuple[int, int, int]] = ()
+    synced: Collection[tuple[int, int, int]] = ()
 
 
 def next_arcs(
     before: View, servers: Sequence[Member], moves: Moves, number: int
-) -> tuple[Arcs, ...]:
+) -> tuple[Placements, ...]:
     """The arcs of a view's tables in the next one, of that number and with these servers."""
     plan = _Plan(before, servers, moves, number)
     if moves.drained:
@@ -47,16 +47,16 @@ def next_arcs(
     if moves.drained or moves.replicas > 1:
         plan.repair()
     if moves.drained:
-        for table in range(len(before.arcs)):
+        for table in range(len(before.placements)):
             plan.balance(table)
-    return tuple(plan.arcs(table) for table in range(len(before.arcs)))
+    return tuple(plan.placements(table) for table in range(len(before.placements)))
 
 
-def settled(before: Sequence[Arcs], after: Sequence[Arcs]) -> bool:
+def settled(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
     """Whether two plans differ in nothing but the numbers of views."""
-    return [[(a.rows, a.chain, a.learning > 0) for a in arcs] for arcs in before] == [
-        [(a.rows, a.chain, a.learning > 0) for a in arcs] for arcs in after
-    ]
+    return [
+        [(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in before
+    ] == [[(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in after]
 
 
 class _Draft(msgspec.Struct, eq=False):
@@ -64,14 +64,14 @@ class _Draft(msgspec.Struct, eq=False):
 
     table: int
     rows: KeyRange
-    full: list[int]
-    learner: int
+    in_sync: list[int]
+    syncing: int
     since: int
     newest: int = NOBODY  # of those that have it
 
     @property
     def members(self) -> list[int]:
-        return self.full if self.learner == NOBODY else [*self.full, self.learner]
+        return self.in_sync if self.syncing == NOBODY else [*self.in_sync, self.syncing]
 
 
 class _Plan:
@@ -86,31 +86,35 @@ class _Plan:
         self._leaving = {member.rank for member in servers if member.id in moves.leaving}
         self._staying = [rank for rank in sorted(self._hosts) if rank not in self._leaving]
         self._drafts = [
-            self._draft(table, arc) for table, parts in enumerate(before.arcs) for arc in parts
+            self._draft(table, placement)
+            for table, parts in enumerate(before.placements)
+            for placement in parts
         ]
-        self._busy = {each.table for each in self._drafts if each.learner != NOBODY}
+        self._busy = {each.table for each in self._drafts if each.syncing != NOBODY}
 
-    def _draft(self, table: int, arc: Arc) -> _Draft:
+    def _draft(self, table: int, placement: Placement) -> _Draft:
         """What is left of an arc."""
-        full = [rank for rank in arc.full if rank in self._stayed]
-        draft = _Draft(table, arc.rows, full, NOBODY, 0)
-        if arc.learning and arc.chain[-1] in self._stayed:
-            learner = arc.chain[-1]
-            there = (table, arc.rows.start, learner) in self._moves.learned
+        in_sync = [rank for rank in placement.in_sync if rank in self._stayed]
+        draft = _Draft(table, placement.rows, in_sync, NOBODY, 0)
+        if placement.syncing_since and placement.chain[-1] in self._stayed:
+            syncing = placement.chain[-1]
+            there = (table, placement.rows.start, syncing) in self._moves.synced
             if there and self._moves.drained:
-                full.append(learner)
-                draft.newest = learner
-            elif full:
-                draft.learner = learner
-                draft.since = arc.learning if full[-1] == arc.tail else self._number
+                in_sync.append(syncing)
+                draft.newest = syncing
+            elif in_sync:
+                draft.syncing = syncing
+                draft.since = (
+                    placement.syncing_since if in_sync[-1] == placement.tail else self._number
+                )
         return draft
 
     def _of(self, table: int) -> list[_Draft]:
         return [each for each in self._drafts if each.table == table]
 
-    def arcs(self, table: int) -> Arcs:
+    def placements(self, table: int) -> Placements:
         drafts = sorted(self._of(table), key=lambda draft: draft.rows.start)
-        return tuple(Arc(each.rows, tuple(each.members), each.since) for each in drafts)
+        return tuple(Placement(each.rows, tuple(each.members), each.since) for each in drafts)
 
     def _size(self, draft: _Draft) -> int:
         """In fragments."""
@@ -127,31 +131,37 @@ class _Plan:
 
     def _wanted(self, draft: _Draft) -> int:
         """How many servers are to have it."""
-        return min(copies_of(self._tables[draft.table], self._moves.replicas), len(self._staying))
+        return min(replicas_of(self._tables[draft.table], self._moves.replicas), len(self._staying))
 
     # ------------------------------------------------------------------ steps
 
     def drop_surplus(self) -> None:
         """Of the servers that have an arc, those that it does not need go: leaving ones first."""
         for draft in self._drafts:
-            while len(draft.full) > max(self._wanted(draft), 1):
+            while len(draft.in_sync) > max(self._wanted(draft), 1):
                 loads = self._loads(draft.table)
-                old = [rank for rank in draft.full if rank != draft.newest or rank in self._leaving]
-                draft.full.remove(
+                old = [
+                    rank for rank in draft.in_sync if rank != draft.newest or rank in self._leaving
+                ]
+                draft.in_sync.remove(
                     max(old, key=lambda r: (r in self._leaving, self._beside(draft, r), loads[r]))
                 )
 
     def repair(self) -> None:
         """Whatever has too few servers that stay gets one more."""
         for draft in self._drafts:
-            there = [rank for rank in draft.full if rank not in self._leaving]
-            free = [rank for rank in self._staying if rank not in draft.full]
-            if draft.learner != NOBODY or not draft.full or not movable(self._tables[draft.table]):
+            there = [rank for rank in draft.in_sync if rank not in self._leaving]
+            free = [rank for rank in self._staying if rank not in draft.in_sync]
+            if (
+                draft.syncing != NOBODY
+                or not draft.in_sync
+                or not movable(self._tables[draft.table])
+            ):
                 continue
             if len(there) < self._wanted(draft) and free:
                 hosts = {self._hosts[rank] for rank in there}
                 here, all_ = self._loads(draft.table), self._loads()
-                draft.learner = min(
+                draft.syncing = min(
                     free, key=lambda r: (self._hosts[r] in hosts, here[r], all_[r], r)
                 )
                 draft.since = self._number
@@ -164,7 +174,7 @@ class _Plan:
         loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
         while (move := self._move(table, loads) or self._spread(table, loads)) is not None:
             draft, giver, taker = move
-            draft.learner, draft.since = taker, self._number
+            draft.syncing, draft.since = taker, self._number
             loads[giver] -= self._size(draft)
             loads[taker] += self._size(draft)
 
@@ -192,10 +202,10 @@ class _Plan:
         mean = sum(loads.values()) / max(len(loads), 1)
         amount, most = max(1, int(UNEVEN * mean)), max(2, 2 * UNEVEN * mean)
         for draft in self._of(table):
-            hosts = {self._hosts[rank] for rank in draft.full}
-            givers = [rank for rank in draft.full if rank in loads and self._beside(draft, rank)]
+            hosts = {self._hosts[rank] for rank in draft.in_sync}
+            givers = [rank for rank in draft.in_sync if rank in loads and self._beside(draft, rank)]
             takers = [rank for rank in loads if self._hosts[rank] not in hosts]
-            if draft.learner != NOBODY or not givers or not takers:
+            if draft.syncing != NOBODY or not givers or not takers:
                 continue
             giver = max(givers, key=lambda rank: (loads[rank], -rank))
             taker = min(takers, key=lambda rank: (loads[rank], rank))
@@ -214,16 +224,16 @@ class _Plan:
 
     def _may(self, draft: _Draft, giver: int, taker: int) -> bool:
         """Whether it may go from one to the other, and its replicas are on no fewer hosts then."""
-        if draft.learner != NOBODY or giver not in draft.full or taker in draft.full:
+        if draft.syncing != NOBODY or giver not in draft.in_sync or taker in draft.in_sync:
             return False
-        others = {self._hosts[rank] for rank in draft.full if rank != giver}
+        others = {self._hosts[rank] for rank in draft.in_sync if rank != giver}
         return self._hosts[taker] not in others or self._hosts[giver] in others
 
     def _cut(self, draft: _Draft, fragments: int) -> _Draft:
         """So many fragments of its end, as an arc of their own."""
         size, rows = self._tables[draft.table].fragment_rows, draft.rows
         edge = (-(-rows.stop // size) - fragments) * size
-        end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.full), NOBODY, 0)
+        end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.in_sync), NOBODY, 0)
         draft.rows = KeyRange(rows.start, edge)
         self._drafts.append(end)
         return end

@@ -12,7 +12,7 @@ from shoal.protocol.messages import End
 from shoal.protocol.views import NodeId
 
 
-class Farewell:
+class Shutdown:
     """Whom the scheduler still has to tell. It stops when nobody is left, or after `linger_s`."""
 
     def __init__(self, resend_s: float, linger_s: float) -> None:

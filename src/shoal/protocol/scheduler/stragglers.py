@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.protocol.messages import Waited
+from shoal.protocol.messages import WaitTimes
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member
 
 STALLED_S = 2.0  # a server that is not heard of for so long may be what others wait for
@@ -20,7 +20,7 @@ class Stragglers:
         self._options = options
         self._told: dict[tuple[int, int], Told] = {}  # by (server, worker)
 
-    def heard(self, server: Member, message: Waited, now: float) -> None:
+    def heard(self, server: Member, message: WaitTimes, now: float) -> None:
         """One server's seconds, which only grow; what is older than the last `slow_s` goes."""
         for worker, seconds in message.seconds:
             told = self._told.setdefault((server.incarnation, worker), [])
@@ -39,20 +39,20 @@ class Stragglers:
         found = [(here[worker], share) for worker, share in shares.items() if worker in here]
         return sorted(found, key=lambda pair: -pair[1])
 
-    def slow(self, roster: Roster, now: float) -> list[tuple[Member, str]]:
+    def slow(self, members: Members, now: float) -> list[tuple[Member, str]]:
         """Whom the others are to go on without, and why; somebody is left."""
         limit = self._options.slow_share
         if not limit:
             return []
-        if roster.quiet_for(now) >= STALLED_S:  # perhaps it is a server that they wait for
+        if members.quiet_for(now) >= STALLED_S:  # perhaps it is a server that they wait for
             self._told.clear()
         since = min((told[0][0] for told in self._told.values()), default=now)
         if now - since < self._options.slow_s:
             return []
         late = [
             (member, share)
-            for member, share in self.shares(roster.members, now)
-            if member.id in (at_work := roster.at_work(member.group)) and len(at_work) > 1
+            for member, share in self.shares(members.by_id, now)
+            if member.id in (at_work := members.at_work(member.group)) and len(at_work) > 1
         ]
         return [
             (

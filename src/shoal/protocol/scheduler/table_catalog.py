@@ -9,7 +9,7 @@ from shoal.protocol.namespaces import owner
 from shoal.tables.spec import TableSpec, asp
 
 
-class Declared:
+class TableCatalog:
     """specs: each cut into its fragments, which are fixed from then on"""
 
     def __init__(self, specs: tuple[TableSpec, ...]) -> None:

@@ -16,14 +16,14 @@ import msgspec
 from shoal.protocol.checkpoint_clocks import marked
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.messages import Drain, Drained, End, Freeze, Frozen, NewView, Waiting
-from shoal.protocol.scheduler.journal import Record, SchedulerOptions
-from shoal.protocol.scheduler.lease_ledgers import Ledgers
-from shoal.protocol.scheduler.members import Roster
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
+from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
-from shoal.protocol.scheduler.migration import Relocating
+from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, lost
 from shoal.protocol.scheduler.rebalance import settled
-from shoal.protocol.scheduler.table_catalog import Declared
+from shoal.protocol.scheduler.table_catalog import TableCatalog
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -101,7 +101,7 @@ class Proposal:
         return [self._promises[node] for node in servers]
 
 
-class Succession:
+class ViewChange:
     """Makes views.
 
     view:     the present one
@@ -112,22 +112,22 @@ class Succession:
 
     def __init__(
         self,
-        record: Record,
+        record: JournalRecord,
         options: SchedulerOptions,
-        roster: Roster,
+        members: Members,
         persist: Callable[[Effects], None],
     ) -> None:
         self.view: View | None = record.view
         self.term = record.term + 1
         self.reason = ""
         self.began_at = 0.0
-        self.relocating = Relocating(record.left)
-        self.ledgers = Ledgers(record.ledgers)
+        self.migration = Migration(record.left)
+        self.ledgers = LeaseLedgers(record.ledgers)
         self._options = options
-        self._roster = roster
+        self._members = members
         self._persist = persist
         self._number = record.view.number if record.view else 0
-        self._tables = Declared(record.view.tables if record.view else ())
+        self._tables = TableCatalog(record.view.tables if record.view else ())
         self._proposal: Proposal | None = None
         self._over = False
         self._still_until = inf  # no rows move before, because they could not
@@ -147,14 +147,14 @@ class Succession:
         """Ask again whoever has not answered; give up what takes too long."""
         if now >= self._mark_at:
             self._mark_at = now + self._options.checkpoint_s
-            if self._roster.at_work(""):
+            if self._members.at_work(""):
                 self._to_mark = True
                 self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
             if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
                 self.hurry(now, out)
             else:
-                self._proposal.ask(self._roster.servers(), now, out)
+                self._proposal.ask(self._members.servers(), now, out)
         elif now >= self._still_until:
             self._still_until = inf
             self.consider(now, out)
@@ -166,13 +166,13 @@ class Succession:
 
     def waits(self, now: float) -> list[Waiting]:
         """Who keeps the next one from being made."""
-        members, waits = self._roster.members, list[Waiting]()
+        members, waits = self._members.by_id, list[Waiting]()
         if self.view is None and not self._over:
             reason = f"waits for {missing(members.values(), self._options)}"
             waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
         if self._proposal is not None:
-            waits += self._proposal.waits([members[n] for n in self._roster.servers()], now)
-        for node, seconds in self._roster.detector.spared(now):
+            waits += self._proposal.waits([members[n] for n in self._members.servers()], now)
+        for node, seconds in self._members.detector.spared(now):
             rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
             reason = f"it is silent, and nobody else has {rows}"
             waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
@@ -188,9 +188,9 @@ class Succession:
         """The rows that go with a server, if any do; none are named where it was the last one."""
         if self.view is None or dead.role != "server":
             return None
-        others = [node for node in self._roster.servers() if node != dead.id]
+        others = [node for node in self._members.servers() if node != dead.id]
         living = {m.rank for m in self.view.servers if m.id in others}
-        rows = lost(self.view.tables, self.view.arcs, living)
+        rows = lost(self.view.tables, self.view.placements, living)
         if others and (not rows or self.view.member(dead.id) is None):
             return None
         return rows
@@ -227,7 +227,9 @@ class Succession:
             self.propose("", now, out)  # who came and went is looked up when it is made
         elif self.view is not None and self._may_move():
             planned = self._next((self.term, self._number + 1), drained=True)
-            if not settled(planned.arcs, self.view.arcs) or self.relocating.gone(planned):
+            if not settled(planned.placements, self.view.placements) or self.migration.gone(
+                planned
+            ):
                 self.propose("rows move", now, out, drain=True)
         elif reason != self.reason:
             out.append(Note("no view", {"reason": reason}))
@@ -238,8 +240,8 @@ class Succession:
         return self._proposal is None and not self._over and self._still_until == inf
 
     def _decide(self) -> tuple[bool, str]:
-        roster = self._roster
-        return decide_view(roster.members, self.view, self._options, roster.finished)
+        members = self._members
+        return decide_view(members.by_id, self.view, self._options, members.finished)
 
     def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
         """Begin to make a view; one that is being made takes in whatever comes meanwhile.
@@ -254,7 +256,7 @@ class Succession:
 
     def _conclude(self, now: float, out: Effects) -> None:
         """Make the view once every server has promised; a run without servers waits for nobody."""
-        servers = self._roster.servers()
+        servers = self._members.servers()
         if self._proposal is None or not self._proposal.go_on(servers, now, out):
             return
         proposal, self._proposal = self._proposal, None
@@ -263,12 +265,12 @@ class Succession:
         if self.view is None and not due:
             return  # somebody was lost again before the first view
         if self.view is None:
-            self._roster.members = closed_up(self._roster.members.values())
+            self._members.by_id = closed_up(self._members.by_id.values())
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
         before = self.view.servers if self.view is not None else ()
         drained = all(promise.drained for promise in promises)
-        drained = drained and all(member.id in self._roster.members for member in before)
+        drained = drained and all(member.id in self._members.by_id for member in before)
         if proposal.drains and not drained:
             waited = now - proposal.since >= self._options.drain_s
             pause = self._options.pause_s
@@ -276,7 +278,7 @@ class Succession:
         view = self._next(proposal.number, drained, promises, reason)
         if self._to_mark:
             self._to_mark = False
-            view = msgspec.structs.replace(view, markers=marked(view, promises))
+            view = msgspec.structs.replace(view, checkpoint_clocks=marked(view, promises))
         if self._options.checkpoint_s and self._mark_at == inf:
             self._mark_at = now + self._options.checkpoint_s
         self._adopt(view, now, out)
@@ -284,24 +286,28 @@ class Succession:
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
         self.view = view
-        gone = self.relocating.adopt(view)
+        gone = self.migration.adopt(view)
         for node in gone:
-            self._roster.remove(node)
-        self._roster.forget(view, now)
+            self._members.remove(node)
+        self._members.forget(view, now)
         for member, left in self.ledgers.settle(view):
             fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
             out.append(Note("returned", fields))
         self._persist(out)
-        whole = not any(arc.learning for arcs in view.arcs for arc in arcs)
+        whole = not any(
+            placement.syncing_since for placements in view.placements for placement in placements
+        )
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
         told = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
         out.append(Note("view", told))
-        hosts = sorted({host for arcs in view.arcs for host in crowded(arcs, view.servers)})
+        hosts = sorted(
+            {host for placements in view.placements for host in crowded(placements, view.servers)}
+        )
         if hosts != self._crowded:
             self._crowded = hosts
             out.append(Note("crowded", {"hosts": hosts}))
         members = [member.id for member in (*view.servers, *view.workers)]
-        finished = self._roster.finished
+        finished = self._members.finished
         out.extend(Send(node, NewView(view)) for node in members if node not in finished)
         out.extend(Send(node, End()) for node in gone)
 
@@ -314,11 +320,11 @@ class Succession:
     ) -> View:
         return next_view(
             number,
-            self._roster.members,
+            self._members.by_id,
             self.view,
             self._tables.specs,
             promises,
             reason,
-            self.relocating.moves(self._options.replicas, drained),
-            self._roster.finished,
+            self.migration.moves(self._options.replicas, drained),
+            self._members.finished,
         )

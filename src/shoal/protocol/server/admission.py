@@ -11,7 +11,7 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, WINDOW
 from shoal.protocol.messages import SAME, Part, Probe, Request
-from shoal.protocol.server.request_log import Copy, Cut, Window
+from shoal.protocol.server.request_log import Cut, Replica, Window
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -19,12 +19,12 @@ Verdict = Literal[
     "fresh",
     "again",
     "seen",
-    "settled",
+    "forgotten",
     "frozen",
     "stale",
     "stranger",
     "too many",
-    "early",
+    "out_of_order",
     "misfit",
 ]
 TAKEN = ("fresh", "again")
@@ -56,7 +56,7 @@ class Ends(msgspec.Struct, frozen=True):
     pulls: bool
 
 
-class Left(msgspec.Struct, frozen=True, eq=False):
+class WorkerLeft(msgspec.Struct, frozen=True, eq=False):
     """A worker that is gone, and counts in the rounds below its last clock."""
 
     node: NodeId
@@ -64,11 +64,11 @@ class Left(msgspec.Struct, frozen=True, eq=False):
     last_clock: int
 
 
-class Gate:
+class Admission:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
-    draining:        nothing new is let in before the next view, or until it takes too long
+    drainer:        nothing new is let in before the next view, or until it takes too long
     windows:         the view's workers, each with the requests of its that were seen
     left:            workers that are gone, by incarnation, and may have pushes in open rounds
     held:            for each table, the rows of each shard of it that is here, with its number
@@ -78,9 +78,9 @@ class Gate:
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
-        self.draining = False
+        self.drainer = False
         self.windows: dict[NodeId, Window] = {}
-        self.left: dict[int, Left] = {}
+        self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._ends: dict[int, Ends] = {}  # of each shard
@@ -96,12 +96,12 @@ class Gate:
     @property
     def closed(self) -> bool:
         """Whether nothing new is let in at present."""
-        return self.frozen or self.draining
+        return self.frozen or self.drainer
 
     def place(
         self,
         tables: Sequence[TableSpec],
-        copies: Mapping[int, Copy],
+        replicas: Mapping[int, Replica],
         rank: int,
         changed: bool,
         unopened: Collection[int] = (),
@@ -114,27 +114,30 @@ class Gate:
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
-        for number, copy in copies.items():
-            self.held[copy.table].append((copy.rows, number))
-            shut = copy.table in unopened
-            head, tail = copy.arc.head == rank and not shut, copy.arc.tail == rank and not shut
-            asynchronous = tables[copy.table].consistency.name == "asp"
+        for number, replica in replicas.items():
+            self.held[replica.table].append((replica.rows, number))
+            shut = replica.table in unopened
+            head, tail = (
+                replica.placement.head == rank and not shut,
+                replica.placement.tail == rank and not shut,
+            )
+            asynchronous = tables[replica.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
             if not asynchronous:
-                self._owners[number] = copy.group
+                self._owners[number] = replica.group
         self._footprints.clear()
         if changed:
             for window in self.windows.values():
-                window.older = {*window.codes, *window.taken}
+                window.older = {*window.codes, *window.parts}
 
     def recut(self, cut: Cut) -> None:
         """Copies are in pieces: what was taken of pushes is in those that are still here."""
         for window in self.windows.values():
-            for seq, takings in window.taken.items():
-                window.taken[seq] = [
+            for seq, takings in window.parts.items():
+                window.parts[seq] = [
                     piece
                     for each in takings
-                    for piece in (each.cut(cut) if each.copy.number in cut else [each])
+                    for piece in (each.cut(cut) if each.replica.number in cut else [each])
                 ]
 
     def counts(self, node: NodeId, window: Window, clock: int) -> bool:
@@ -162,7 +165,7 @@ class Gate:
     def adopt(self, view: View) -> None:
         """The view is here. Who is still in it keeps the window of its incarnation."""
         self.promise(view.id)
-        self.view, self.draining = view.id, False
+        self.view, self.drainer = view.id, False
         known = {window.incarnation: window for window in self.windows.values()}
         known.update({inc: left.window for inc, left in self.left.items()})
         self.windows = {
@@ -170,7 +173,7 @@ class Gate:
             for m in view.workers
         }
         self.left = {
-            m.incarnation: Left(
+            m.incarnation: WorkerLeft(
                 m.id,
                 known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group),
                 m.last_clock,
@@ -186,9 +189,9 @@ class Gate:
         if window is None or window.incarnation != request.incarnation:
             return "stranger"
         seq = request.seq
-        if seq < window.settled_below:
-            return "settled"
-        if self.draining and seq not in window.landed:
+        if seq < window.forget_below:
+            return "forgotten"
+        if self.drainer and seq not in window.landed:
             return "frozen"
         if self.replicated and (seq in window.older or _only_copied(window, seq)):
             return self._looked_at_whole(window, request)
@@ -200,10 +203,10 @@ class Gate:
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
-            if seq - WINDOW >= window.settled_below and seq - WINDOW >= request.settled_below:
+            if seq - WINDOW >= window.forget_below and seq - WINDOW >= request.forget_below:
                 return "too many"
             if _lacks(window, request.follows):
-                return "early"
+                return "out_of_order"
             if not 0 < request.weight < inf or not self._fits(request, window):
                 return "misfit"
         return "fresh"
@@ -215,7 +218,7 @@ class Gate:
         if isinstance(request, Probe):
             return "fresh"
         if _lacks(window, request.follows):
-            return "early"
+            return "out_of_order"
         return "again" if self._fits(request, window) else "misfit"
 
     def _fits(self, request: Request, window: Window) -> bool:
@@ -228,9 +231,9 @@ class Gate:
         return (
             view == self.view
             and self.promised <= view
-            and (not self.draining or request.seq in window.landed)
+            and (not self.drainer or request.seq in window.landed)
             and request.seq not in window.codes
-            and request.seq >= window.settled_below
+            and request.seq >= window.forget_below
         )
 
     def footprint(self, request: Request) -> Footprint | None:
@@ -279,13 +282,13 @@ class Gate:
 
 def _only_copied(window: Window, seq: int) -> bool:
     """Whether all that is known of a request has come from other servers."""
-    return seq in window.taken and seq not in window.codes
+    return seq in window.parts and seq not in window.codes
 
 
 def _lacks(window: Window, follows: Sequence[int]) -> bool:
     """Whether one of these has not been taken yet, in this view."""
     for seq in follows:
-        if seq >= window.settled_below and (seq not in window.codes or seq in window.older):
+        if seq >= window.forget_below and (seq not in window.codes or seq in window.older):
             return True
     return False
 

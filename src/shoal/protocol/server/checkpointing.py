@@ -15,31 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Save
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.shards import Shard
+from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
 IN_A_ROW = 16  # a file with all rows, and those of what has changed since, one after the other
 
 
-class Saving:
+class Checkpointer:
     """Which checkpoints have been taken of the copies here.
 
-    markers:  the clocks that have one
+    checkpoint_clocks:  the clocks that have one
     """
 
     def __init__(
         self,
-        markers: Markers,
-        shards: Mapping[int, Shard],
+        checkpoint_clocks: CheckpointClocks,
+        shards: Mapping[int, ShardStore],
         clocks: Clocks,
         replication: Replication,
     ) -> None:
-        self._markers = markers
+        self._checkpoint_clocks = checkpoint_clocks
         self._shards = shards
         self._clocks = clocks
         self._replication = replication
@@ -51,53 +51,54 @@ class Saving:
     def adopt(self, view: View) -> None:
         """Copies that have come here go on where those before them stopped."""
         self._tables = tuple(spec.name for spec in view.tables if not spec.group)
-        self._markers.adopt(view)
-        if self._markers:
+        self._checkpoint_clocks.adopt(view)
+        if self._checkpoint_clocks:
             clock = self._clocks.of("").minimum
-            saved = [copy.number for copy in self._replication.of("")]
+            saved = [replica.number for replica in self._replication.of("")]
             reached = {n: self._replication.reached(n, clock) for n in saved}
             self._taken = {
-                n: self._taken.get(n, self._markers.latest(at)) for n, at in reached.items()
+                n: self._taken.get(n, self._checkpoint_clocks.latest(at))
+                for n, at in reached.items()
             }
 
-    def marker(self, spec: TableSpec, clock: int) -> int:
+    def checkpoint_clock(self, spec: TableSpec, clock: int) -> int:
         """The latest marker that is passed at `clock`; 0 where the table has none."""
         rule = spec.consistency
         if rule.name != "ssp" or rule.settles == "close" or spec.kind == "handled" or spec.group:
             return 0
-        return self._markers.latest(clock)
+        return self._checkpoint_clocks.latest(clock)
 
     def latest(self, clock: int) -> int:
         """The latest clock of a checkpoint that is passed at `clock`."""
-        return self._markers.latest(clock)
+        return self._checkpoint_clocks.latest(clock)
 
     def holds(self, spec: TableSpec, clock: int) -> bool:
         """Whether a push of `clock` has to wait for a marker."""
-        return self.marker(spec, clock) > self._clocks.of(spec.group).minimum
+        return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).minimum
 
     def past(self, number: int, clock: int) -> None:
         """A push of `clock` is applied, which is to be in no checkpoint of that clock or an earlier
         one; it may be named later."""
-        copy, rule = self._replication.copies[number], self._shards[number].spec.consistency
+        replica, rule = self._replication.replicas[number], self._shards[number].spec.consistency
         if rule.name == "ssp":
-            copy.closed = max(copy.closed, clock + 1)
+            replica.closed = max(replica.closed, clock + 1)
 
     def before(self, number: int, clock: int, out: Effects) -> None:
         """All rounds below `clock` are in a shard's rows, and it may be changed next.
 
         Where later ones are as well, the server that was the tail before has taken it, or nobody.
         """
-        copy = self._replication.copies[number]
-        if not self._markers or copy.group or clock >= FOREVER:
+        replica = self._replication.replicas[number]
+        if not self._checkpoint_clocks or replica.group or clock >= FOREVER:
             return
-        while (due := self._markers.following(self._taken.get(number, 0))) <= clock:
+        while (due := self._checkpoint_clocks.following(self._taken.get(number, 0))) <= clock:
             self._taken[number] = due
-            if copy.arc.tail == self._replication.rank and copy.closed <= due:
+            if replica.placement.tail == self._replication.rank and replica.closed <= due:
                 out.append(self._taken_of(number, due))
 
     def _taken_of(self, number: int, clock: int) -> Save:
         """Rows as they are now: all, or what has changed since they were taken last."""
-        shard, copy = self._shards[number], self._replication.copies[number]
+        shard, replica = self._shards[number], self._replication.replicas[number]
         failures = self._failures
         since, in_a_row = self._latest.get(number, (-1, 0))
         changes = shard.changes() if 0 < in_a_row < IN_A_ROW else None
@@ -107,7 +108,7 @@ class Saving:
         self._latest[number] = clock, in_a_row + 1
         if self._failures != failures:  # perhaps of the file that this one goes on from
             self._latest.clear()
-        return Save(clock, copy.table, shard.spec, copy.rows, state, self._tables, since)
+        return Save(clock, replica.table, shard.spec, replica.rows, state, self._tables, since)
 
     def begin_anew(self) -> None:
         """A file was not written: the next ones have all rows. (Called from any thread.)"""
@@ -116,7 +117,7 @@ class Saving:
 
     def reached(self, out: Effects) -> None:
         """This server has come to another clock, as a head; others' rows to what it was told."""
-        if self._markers:
+        if self._checkpoint_clocks:
             clock = self._clocks.of("").minimum
-            for copy in self._replication.of(""):
-                self.before(copy.number, self._replication.reached(copy.number, clock), out)
+            for replica in self._replication.of(""):
+                self.before(replica.number, self._replication.reached(replica.number, clock), out)

@@ -1,13 +1,13 @@
 """The server's machine: who is in, what comes in, and which of it is carried out.
 
-Architecture invariant: absent here are tensors (a `Shard` does the arithmetic), the ways of chains
-(`Replication` knows them), and any clock but `now`.
+Architecture invariant: absent here are tensors (a `ShardStore` does the arithmetic), the paths of
+chains (`Replication` knows them), and any clock but `now`.
 """
 
 from __future__ import annotations
 
 from shoal.errors import InvariantBroken, ShoalError
-from shoal.protocol.checkpoint_clocks import Markers
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import (
     Arrival,
@@ -15,11 +15,11 @@ from shoal.protocol.machine import (
     Discard,
     Effects,
     Event,
+    EventTrace,
     Note,
     Received,
     Send,
     Sink,
-    Story,
     Ticked,
 )
 from shoal.protocol.messages import (
@@ -27,36 +27,36 @@ from shoal.protocol.messages import (
     Drain,
     Freeze,
     Frozen,
-    Learned,
+    GroupProgress,
     Leave,
     Message,
     NewView,
     Probe,
     Replicate,
-    Replicated,
+    ReplicateAck,
     Request,
-    Standing,
-    State,
-    Why,
+    StateChunk,
+    StatusRequest,
+    Synced,
 )
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import EnterBarrier, GoAway
-from shoal.protocol.server.admission import Gate
-from shoal.protocol.server.checkpointing import Saving
-from shoal.protocol.server.executor import Execution
-from shoal.protocol.server.replication.apply import Replay
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.replication.apply import OperationApplier
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.drain import Draining
+from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.server.replication.link import ReplicationOptions
-from shoal.protocol.server.replication.replicas import Holding
-from shoal.protocol.server.replication.scrub import Comparing
-from shoal.protocol.server.replication.takeover import Handover
-from shoal.protocol.server.replication.transfer import Transfers
-from shoal.protocol.server.replies import Answers
-from shoal.protocol.server.request_handler import Reception
-from shoal.protocol.server.shards import OpenShard, Shard
-from shoal.protocol.server.staging import Intake
-from shoal.protocol.server.wait_report import Waits
+from shoal.protocol.server.replication.replicas import Replicas
+from shoal.protocol.server.replication.scrub import Scrubber
+from shoal.protocol.server.replication.takeover import Takeover
+from shoal.protocol.server.replication.transfer import StateTransfer
+from shoal.protocol.server.replies import Replies
+from shoal.protocol.server.request_handler import RequestHandler
+from shoal.protocol.server.shard_store import OpenStore, ShardStore
+from shoal.protocol.server.staging import RequestStaging
+from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
 from shoal.tables.spec import TableSpec
@@ -70,59 +70,63 @@ class ServerMachine:
     def __init__(
         self,
         session: Session,
-        open_shard: OpenShard,
+        open_shard: OpenStore,
         replication: ReplicationOptions | None = None,
-        markers: Markers | None = None,
+        checkpoint_clocks: CheckpointClocks | None = None,
     ) -> None:
         self.session = session
-        self._holding = Holding(open_shard)
-        self.shards = self._holding.shards
+        self._replicas = Replicas(open_shard)
+        self.shards = self._replicas.shards
         self.clocks = Clocks()
-        self.gate = Gate()
-        self.replication = Replication(self._holding.copies, replication)
-        self.saving = Saving(markers or Markers(), self.shards, self.clocks, self.replication)
-        self.intake = Intake(self.gate, self.shards, self.saving)
+        self.admission = Admission()
+        self.replication = Replication(self._replicas.replicas, replication)
+        self.checkpointer = Checkpointer(
+            checkpoint_clocks or CheckpointClocks(), self.shards, self.clocks, self.replication
+        )
+        self.staging = RequestStaging(self.admission, self.shards, self.checkpointer)
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
-        self.answers = Answers(session, self.clocks, self._workers, self.intake.loan)
-        self.execution = Execution(
-            self.gate,
-            self.intake,
+        self.replies = Replies(session, self.clocks, self._workers, self.staging.guard)
+        self.executor = Executor(
+            self.admission,
+            self.staging,
             self.shards,
             self.clocks,
-            self.answers,
+            self.replies,
             self.replication,
-            self.saving,
+            self.checkpointer,
         )
-        rounds, self.parking = self.execution.rounds, self.execution.parking
-        self.handover = Handover(self.gate, self.shards, self.clocks, self.replication, rounds)
-        self.draining = Draining(self.gate, self.replication, self.handover)
-        self.replay = Replay(
-            self.gate,
-            self.intake,
+        rounds, self.wait_queue = self.executor.rounds, self.executor.wait_queue
+        self.takeover = Takeover(self.admission, self.shards, self.clocks, self.replication, rounds)
+        self.drainer = Drainer(self.admission, self.replication, self.takeover)
+        self.applier = OperationApplier(
+            self.admission,
+            self.staging,
             self.shards,
             self.replication,
-            self.saving,
+            self.checkpointer,
             rounds,
-            self.parking,
-            self.handover,
+            self.wait_queue,
+            self.takeover,
         )
-        self.transfers = Transfers(self.gate, self.shards, rounds, self.replication)
-        self._comparing = Comparing(self.shards, self.replication)
+        self.state_transfer = StateTransfer(self.admission, self.shards, rounds, self.replication)
+        self._scrubber = Scrubber(self.shards, self.replication)
         self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
-        self.waits = Waits(session, self._workers, self.clocks, self.gate, self.parking)
-        self._story = Story()
-        self._reception = Reception(
-            session, self.gate, self.intake, self.execution, self.answers, self._story
+        self.waits = WaitReport(
+            session, self._workers, self.clocks, self.admission, self.wait_queue
+        )
+        self._trace = EventTrace()
+        self._request_handler = RequestHandler(
+            session, self.admission, self.staging, self.executor, self.replies, self._trace
         )
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        if isinstance(message, Replicate | State):
+        if isinstance(message, Replicate | StateChunk):
             if self.frozen:
                 return Discard("frozen")
-            return self.replication.arriving(sender, message, nbytes, self.replay.stage(message))
-        return self.intake.arriving(sender, message, nbytes)
+            return self.replication.arriving(sender, message, nbytes, self.applier.stage(message))
+        return self.staging.arriving(sender, message, nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -133,16 +137,16 @@ class ServerMachine:
             self.session.tick(now, out)
             if not self.frozen and now >= self.replication.wakes_at():
                 self.replication.tick(out)
-            self.draining.tick(now)
+            self.drainer.tick(now)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # views say who is gone; a broken connection may come back
             self.session.peer_lost(event.node, now)
             self.replication.peer_lost(event.node, now + BEHIND_S)
         if not self.frozen:
-            self.transfers.go_on(now, out)
-            self._comparing.go_on(now, out)
-            self.draining.say(out)
+            self.state_transfer.go_on(now, out)
+            self._scrubber.go_on(now, out)
+            self.drainer.say(out)
         self.waits.look(now, out)
         self.session.progress += 1
         return out
@@ -159,26 +163,26 @@ class ServerMachine:
     def _received(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
         if event.payload is not None and not event.payload.whole:
-            if self.intake.land(event.payload):
+            if self.staging.land(event.payload):
                 out.append(Note("landed", {"request": message}))
             return
-        self._story.add(now, sender, message)
+        self._trace.add(now, sender, message)
         if isinstance(message, Request):
-            self._reception.request(sender, message, event.payload, out)
+            self._request_handler.request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
-            self._reception.probe(sender, message, out)
-        elif isinstance(message, Why):
+            self._request_handler.probe(sender, message, out)
+        elif isinstance(message, StatusRequest):
             out.append(Send(sender, self.waits.because(now)))
-        elif isinstance(message, Replicate | Replicated | State):
+        elif isinstance(message, Replicate | ReplicateAck | StateChunk):
             self._replicated(sender, message, event.payload, out)
         elif sender != SCHEDULER:
-            self.answers.count(out, "unexpected", sender, type(message).__name__)
+            self.replies.count(out, "unexpected", sender, type(message).__name__)
         elif isinstance(message, Drain):
-            self.draining.begin(message, now, out)
+            self.drainer.begin(message, now, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
-        elif isinstance(message, NewView) and message.view.id < self.gate.promised:
-            self.answers.count(out, "older view", sender, "NewView")  # its clocks are promised
+        elif isinstance(message, NewView) and message.view.id < self.admission.promised:
+            self.replies.count(out, "older view", sender, "NewView")  # its clocks are promised
         else:
             view = self.session.handle(message, now, out)
             if view is not None:
@@ -188,8 +192,8 @@ class ServerMachine:
         at = self.session.deadline()
         if self.frozen:
             return at
-        moving = min(self.transfers.wakes_at(), self.draining.until)
-        return min(at, self.replication.wakes_at(), moving, self._comparing.wakes_at())
+        moving = min(self.state_transfer.wakes_at(), self.drainer.until)
+        return min(at, self.replication.wakes_at(), moving, self._scrubber.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:
         """Of two servers the one of lower rank connects to the other."""
@@ -198,88 +202,90 @@ class ServerMachine:
         return member.address if member is not None and above else None
 
     def check(self) -> None:
-        """What `Execution.problems` finds is a bug."""
+        """What `Executor.problems` finds is a bug."""
         if self.frozen:
             return
-        for problem in self.execution.problems():
+        for problem in self.executor.problems():
             raise self._broken(f"{self.session.name}: {problem}")
 
     @property
     def frozen(self) -> bool:
         """Between the promise of a view and the view itself, nothing is applied or answered."""
-        return self.gate.frozen
+        return self.admission.frozen
 
-    def copies(self) -> list[tuple[int, Shard]]:
+    def replicas(self) -> list[tuple[int, ShardStore]]:
         """All that this server has in full, each with its place from the tail."""
         rank = self.session.rank
-        chains = [(n, copy.arc.full[::-1]) for n, copy in self.replication.copies.items()]
+        chains = [
+            (n, replica.placement.in_sync[::-1]) for n, replica in self.replication.replicas.items()
+        ]
         return [(chain.index(rank), self.shards[n]) for n, chain in chains if rank in chain]
 
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
         """What it is the tail of: its rows, and how many have made room for others."""
-        tails = [shard for place, shard in self.copies() if not place]
+        tails = [shard for place, shard in self.replicas() if not place]
         return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in tails]
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of everything parked."""
-        return [(describe(request), reason) for request, reason, _ in self.parking.waiting()]
+        return [(describe(request), reason) for request, reason, _ in self.wait_queue.waiting()]
 
     # ------------------------------------------------------------------ views
 
     def _freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self.session.view_id:
             return
-        self.gate.promise(message.view)
-        if message.view == self.gate.promised:
+        self.admission.promise(message.view)
+        if message.view == self.admission.promised:
             groups = tuple(map(self._standing, self.clocks.groups()))
-            drained = self.draining.holds(message.view)
+            drained = self.drainer.holds(message.view)
             promise = Frozen(message.view, tuple(self.clocks.items()), groups, drained)
             out.append(Send(SCHEDULER, promise))
 
-    def _standing(self, group: str) -> Standing:
-        copies = self.replication.of(group)
-        replayed = max((copy.reached for copy in copies), default=0)
-        closed = max((copy.closed for copy in copies), default=0)
-        rounds = self.execution.rounds
-        waits = rounds.waits(group) or self.handover.copied.waits(group)
-        return Standing(group, rounds.first_open(group), replayed, closed, waits)
+    def _standing(self, group: str) -> GroupProgress:
+        replicas = self.replication.of(group)
+        replayed = max((replica.reached for replica in replicas), default=0)
+        closed = max((replica.closed for replica in replicas), default=0)
+        rounds = self.executor.rounds
+        waits = rounds.waits(group) or self.takeover.copied.waits(group)
+        return GroupProgress(group, rounds.first_open(group), replayed, closed, waits)
 
     def _adopt(self, view: View, out: Effects) -> None:
         rank = self.session.rank
-        self.gate.adopt(view)
-        self.draining.end()
-        if not self.gate.replicated and self._holding.shares(view, rank):
-            self.handover.begin_to_replicate()
+        self.admission.adopt(view)
+        self.drainer.end()
+        if not self.admission.replicated and self._replicas.shares(view, rank):
+            self.takeover.begin_to_replicate()
         try:
-            moved = self._holding.adopt(view, rank)
+            moved = self._replicas.adopt(view, rank)
         except ShoalError as error:  # the client checks first; this is for one that did not
-            self._reception.unopened = error.message
+            self._request_handler.unopened = error.message
             self.session.abort(error.message, out)
             return
         if moved.unopened:
-            self._reception.unopened = "; ".join(moved.unopened.values())
+            self._request_handler.unopened = "; ".join(moved.unopened.values())
         for group, reason in moved.unopened.items():
             self.session.abort(reason, out, group)
         if moved.cut:
-            self.intake.loan.recall()
-            self.gate.recut(moved.cut)
-            self.handover.recut(moved.cut)
-        shut = self._holding.unopened
-        self.gate.place(view.tables, self.replication.copies, rank, moved.chains, shut)
+            self.staging.guard.recall()
+            self.admission.recut(moved.cut)
+            self.takeover.recut(moved.cut)
+        shut = self._replicas.unopened
+        self.admission.place(view.tables, self.replication.replicas, rank, moved.chains, shut)
         self.replication.adopt(view, rank, out)
-        self.transfers.adopt()
-        self._comparing.adopt(self.replication.now)
+        self.state_transfer.adopt()
+        self._scrubber.adopt(self.replication.now)
         self.replication.greet(out)
         if moved.chains:
-            self.parking.clear()
+            self.wait_queue.clear()
         self._admit(view)
-        self.handover.take_over()
+        self.takeover.take_over()
         for group, clock in moved.begin.items():
             self.clocks.of(group).reset(clock)  # they say where they are once I have what I lack
-        self.saving.adopt(view)
+        self.checkpointer.adopt(view)
         for group in self.clocks.groups():
-            self.execution.settle(group, out)
-        self.execution.look(out)
+            self.executor.settle(group, out)
+        self.executor.look(out)
         self._say_learned(out)
 
     def _admit(self, view: View) -> None:
@@ -290,9 +296,9 @@ class ServerMachine:
         for worker, _ in list(self.clocks.items()):
             if worker not in self._workers:
                 self.clocks.leave(worker)
-                self.execution.drop_worker(worker, last_clocks.get(worker, 0))
+                self.executor.drop_worker(worker, last_clocks.get(worker, 0))
         self.clocks.keep(view.groups())
-        self.execution.rounds.keep(view.groups())
+        self.executor.rounds.keep(view.groups())
         for shard in self.shards.values():
             shard.keep(self._workers)
         for worker, member in self._workers.items():
@@ -300,12 +306,12 @@ class ServerMachine:
                 self.clocks.enter(worker, member.first_clock, member.group)
 
     def _say_learned(self, out: Effects) -> None:
-        learned = self.transfers.learned()
-        if learned != self._learned:
-            self._learned = learned
+        synced = self.state_transfer.synced()
+        if synced != self._learned:
+            self._learned = synced
             self.session.answered("learned", out)
-            if learned:
-                question = Learned(self.session.incarnation, learned)
+            if synced:
+                question = Synced(self.session.incarnation, synced)
                 self.session.ask("learned", 0, question, self.replication.now, out)
 
     # ------------------------------------------------------------------ other servers
@@ -313,33 +319,33 @@ class ServerMachine:
     def _replicated(
         self,
         sender: NodeId,
-        message: Replicate | Replicated | State,
+        message: Replicate | ReplicateAck | StateChunk,
         payload: Sink | None,
         out: Effects,
     ) -> None:
         """Another server has done something, or has done what it was told."""
         if self.frozen or message.view != self.session.view_id:
-            self.answers.count(out, "between servers", sender, type(message).__name__)
+            self.replies.count(out, "between servers", sender, type(message).__name__)
             if message.view > self.session.view_id:
                 self.session.ask_for_view(out)
             return
-        if isinstance(message, Replicated):
+        if isinstance(message, ReplicateAck):
             if not self.replication.acknowledged(sender, message, out):
                 return
         else:
-            stage = self.replay.stage(message)
+            stage = self.applier.stage(message)
             due = self.replication.received(sender, message, payload, stage, out)
-            for each, copies, loads in due:
-                if isinstance(each, State):
-                    self.transfers.install(each, copies[0], loads, out)
+            for each, replicas, loads in due:
+                if isinstance(each, StateChunk):
+                    self.state_transfer.install(each, replicas[0], loads, out)
                     continue
-                operation = self.replay.do(each, copies, loads, out)
+                operation = self.applier.do(each, replicas, loads, out)
                 out.append(Note("replayed", {"message": each, "from": sender}))
                 self.replication.handled(operation, out)
-                self.saving.reached(out)
+                self.checkpointer.reached(out)
             self.replication.answer(out)
             self._say_learned(out)
-        self.execution.look(out)
+        self.executor.look(out)
 
     def _broken(self, message: str) -> InvariantBroken:
-        return self._story.broken(message)
+        return self._trace.broken(message)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections import Counter
 
 from shoal.protocol.consistency import Clocks, VectorClock
-from shoal.protocol.machine import Effects, Loan, Note, Send
+from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
 from shoal.protocol.messages import Code, Nudge, Probe, Reply, Request
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId
 
 
-class Answers:
+class Replies:
     """Writes a server's replies.
 
     clocks, workers:  the server's; a wait is explained by who is behind
-    loan:             of the rows that a reply lends
+    guard:             of the rows that a reply lends
     counters:         of what was declined, by kind
     """
 
     def __init__(
-        self, session: Session, clocks: Clocks, workers: dict[int, Member], loan: Loan
+        self, session: Session, clocks: Clocks, workers: dict[int, Member], guard: CopyOnWriteGuard
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._session = session
         self._clocks = clocks
         self._workers = workers
-        self._loan = loan
+        self._guard = guard
 
     def reply(
         self,
@@ -51,7 +51,7 @@ class Answers:
             round_weight,
             nbytes,
         )
-        out.append(Send(to, reply, buffers, self._loan))
+        out.append(Send(to, reply, buffers, self._guard))
 
     def state(
         self,

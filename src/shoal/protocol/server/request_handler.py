@@ -5,18 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from shoal.protocol.limits import WINDOW
-from shoal.protocol.machine import Effects, Note, Sink, Story
+from shoal.protocol.machine import Effects, EventTrace, Note, Sink
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.server.admission import TAKEN, Gate, Verdict
-from shoal.protocol.server.executor import Execution
-from shoal.protocol.server.replies import Answers
-from shoal.protocol.server.staging import Intake, Taken
+from shoal.protocol.server.admission import TAKEN, Admission, Verdict
+from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.replies import Replies
+from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 
 
-class Reception:
+class RequestHandler:
     """Goes by what the gate says of each.
 
     unopened: why a table of the view is not here; whose group is being aborted
@@ -25,56 +25,60 @@ class Reception:
     def __init__(
         self,
         session: Session,
-        gate: Gate,
-        intake: Intake,
-        execution: Execution,
-        answers: Answers,
-        story: Story,
+        admission: Admission,
+        staging: RequestStaging,
+        executor: Executor,
+        replies: Replies,
+        trace: EventTrace,
     ) -> None:
         self.unopened = ""
         self._session = session
-        self._gate = gate
-        self._intake = intake
-        self._execution = execution
-        self._parking = execution.parking
-        self._answers = answers
-        self._story = story
+        self._admission = admission
+        self._staging = staging
+        self._executor = executor
+        self._wait_queue = executor.wait_queue
+        self._replies = replies
+        self._trace = trace
 
     def request(self, sender: NodeId, request: Request, payload: Sink | None, out: Effects) -> None:
         """It has come whole."""
         intact = payload is not None and not payload.revoked
-        taken: Taken | None = payload.context if intact and payload is not None else None
-        if taken is None or not self._gate.still_fresh(request, taken.window, taken.view):
-            verdict = self._gate.verdict(sender, request)
-            footprint = self._gate.footprint(request) if verdict in TAKEN else None
+        admitted: AdmittedRequest | None = (
+            payload.context if intact and payload is not None else None
+        )
+        if admitted is None or not self._admission.still_fresh(
+            request, admitted.window, admitted.view
+        ):
+            verdict = self._admission.verdict(sender, request)
+            footprint = self._admission.footprint(request) if verdict in TAKEN else None
             if footprint is None:
                 self._decline(sender, request, verdict, out)
                 return
-            loads = taken.loads if taken is not None and not taken.streamed else None
-            if loads is None and self._intake.announced(footprint):
+            loads = admitted.loads if admitted is not None and not admitted.streamed else None
+            if loads is None and self._staging.announced(footprint):
                 # Its payload was discarded on arrival, for a reason that has passed since.
-                self._answers.reply(out, sender, request, "missing")
+                self._replies.reply(out, sender, request, "missing")
                 return
-            taken = self._intake.take(sender, request, footprint)
+            admitted = self._staging.take(sender, request, footprint)
             if loads is not None:
-                taken = msgspec.structs.replace(taken, loads=loads)
-        elif taken.streamed and payload is not None:
-            self._intake.land(payload)
+                admitted = msgspec.structs.replace(admitted, loads=loads)
+        elif admitted.streamed and payload is not None:
+            self._staging.land(payload)
             out.append(Note("landed", {"request": request}))
-            if not self._intake.end_stream(taken):
-                raise self._story.broken(f"fragments of {describe(request)} were not applied")
-        self._execution.carry_out(taken, out)
+            if not self._staging.end_stream(admitted):
+                raise self._trace.broken(f"fragments of {describe(request)} were not applied")
+        self._executor.carry_out(admitted, out)
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        self._answers.count(out, verdict, sender, describe(request))
+        self._replies.count(out, verdict, sender, describe(request))
         if verdict == "seen":
             self._tell_state(sender, request, out)
         elif verdict == "stale":
-            self._answers.reply(out, sender, request, "stale")
+            self._replies.reply(out, sender, request, "stale")
             if request.view > self._session.view_id:
                 self._session.ask_for_view(out)
-        elif verdict == "early":
-            self._answers.reply(out, sender, request, "early")
+        elif verdict == "out_of_order":
+            self._replies.reply(out, sender, request, "out_of_order")
         elif verdict in ("too many", "misfit"):
             reason = (
                 f"more than {WINDOW} requests in flight"
@@ -82,21 +86,21 @@ class Reception:
                 else self.unopened
                 or "it names rows or a table that this server does not hold, or has no weight"
             )
-            self._answers.reply(out, sender, request, "refused", reason)
+            self._replies.reply(out, sender, request, "refused", reason)
 
     def probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
         """A worker asks what became of a request."""
-        verdict = self._gate.verdict(sender, probe)
+        verdict = self._admission.verdict(sender, probe)
         if verdict == "fresh":
-            self._answers.reply(out, sender, probe, "missing")
+            self._replies.reply(out, sender, probe, "missing")
         elif verdict == "seen":
             self._tell_state(sender, probe, out)
         elif verdict == "stale":
-            self._answers.reply(out, sender, probe, "stale")
+            self._replies.reply(out, sender, probe, "stale")
         else:
-            self._answers.count(out, verdict, sender, describe(probe))
+            self._replies.count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self._gate.windows[sender].codes[request.seq]
-        waits, reason = self._parking.waits_for(request, code)
-        self._answers.state(out, sender, request, code, waits, reason)
+        code = self._admission.windows[sender].codes[request.seq]
+        waits, reason = self._wait_queue.waits_for(request, code)
+        self._replies.state(out, sender, request, code, waits, reason)

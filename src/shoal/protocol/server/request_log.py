@@ -8,13 +8,13 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import Code, Part
-from shoal.protocol.server.shards import Staged
-from shoal.protocol.views import Arc
+from shoal.protocol.server.shard_store import Staged
+from shoal.protocol.views import Placement
 
 NOT_BEGUN = -1
 
 
-class Copy(msgspec.Struct, eq=False):
+class Replica(msgspec.Struct, eq=False):
     """A server's copy of an arc: its shard of that number.
 
     group:     of workers, whose clocks its table goes by
@@ -22,18 +22,18 @@ class Copy(msgspec.Struct, eq=False):
     closed:    no round from this one on is in its rows
     at:        of a learner: the position of the piece that it has to be sent next
     done:      ... and on all servers after this one that have all of it
-    learnt:    ... and on its learner, where that is next
+    synced_version:    ... and on its learner, where that is next
     reached:   the clock of the chain's head, as far as it has come here
     ended:     all workers of this view have ended, or there are none: others may come with the next
     """
 
     number: int
     table: int
-    arc: Arc
+    placement: Placement
     group: str = ""
     version: int = 0
     done: int = 0
-    learnt: int = 0
+    synced_version: int = 0
     reached: int = 0
     closed: int = 0
     ended: bool = False
@@ -41,11 +41,11 @@ class Copy(msgspec.Struct, eq=False):
 
     @property
     def rows(self) -> KeyRange:
-        return self.arc.rows
+        return self.placement.rows
 
     @property
     def chain(self) -> tuple[int, ...]:
-        return self.arc.chain
+        return self.placement.chain
 
     @property
     def whole(self) -> Part:
@@ -57,35 +57,37 @@ class Copy(msgspec.Struct, eq=False):
         keys = -1 if staged.keys is None else len(staged.keys)
         return Part(self.table, staged.rows.start, staged.rows.stop, keys)
 
-    def taking(self, rows: KeyRange) -> Taking:
+    def taking(self, rows: KeyRange) -> AppliedPart:
         """Of a part of a push that waits for its round."""
-        return Taking(Part(self.table, rows.start, rows.stop), self, -1)
+        return AppliedPart(Part(self.table, rows.start, rows.stop), self, -1)
 
-    def learned_by(self, rank: int) -> bool:
+    def syncs_on(self, rank: int) -> bool:
         """Whether that server is still being sent it."""
-        return self.arc.learning > 0 and self.chain[-1] == rank
+        return self.placement.syncing_since > 0 and self.chain[-1] == rank
 
 
-class Taking(msgspec.Struct, eq=False):
+class AppliedPart(msgspec.Struct, eq=False):
     """A part of a push that is here, and the version that it made of an arc's copy.
 
     version: -1 while its round is open
     """
 
     part: Part
-    copy: Copy
+    replica: Replica
     version: int
 
     @property
     def done(self) -> bool:
-        return 0 <= self.version <= self.copy.done
+        return 0 <= self.version <= self.replica.done
 
-    def cut(self, cut: Cut) -> list[Taking]:
+    def cut(self, cut: Cut) -> list[AppliedPart]:
         """The same in the pieces of its copy."""
-        return [Taking(self.part, piece, self.version) for piece in cut[self.copy.number][1]]
+        return [
+            AppliedPart(self.part, piece, self.version) for piece in cut[self.replica.number][1]
+        ]
 
 
-Cut = Mapping[int, tuple[Copy, Sequence[Copy]]]  # by number: a copy, and its pieces
+Cut = Mapping[int, tuple[Replica, Sequence[Replica]]]  # by number: a copy, and its pieces
 
 
 class Window:
@@ -93,45 +95,52 @@ class Window:
 
     landed: of those that are applied while they come in, what is: (table, first row) of fragments
 
-    taken:  where rows have replicas, the parts of pushes that are here, and what came of each
+    admitted:  where rows have replicas, the parts of pushes that are here, and what came of each
     older:  the requests that came in a view in which other servers had these rows
 
-    `settled_below` only grows, and a request below it is forgotten, so there are never more than
+    `forget_below` only grows, and a request below it is forgotten, so there are never more than
     the WINDOW requests that may be in flight.
     """
 
     __slots__ = (
-        "codes", "group", "incarnation", "landed", "older", "rank", "settled_below", "taken"
+        "codes",
+        "forget_below",
+        "group",
+        "incarnation",
+        "landed",
+        "older",
+        "parts",
+        "rank"
     )  # fmt: skip
 
     def __init__(self, incarnation: int, rank: int, group: str = "") -> None:
         self.incarnation = incarnation
         self.rank = rank
         self.group = group
-        self.settled_below = 0
+        self.forget_below = 0
         self.codes: dict[int, Code] = {}
         self.landed: dict[int, set[tuple[int, int]]] = {}
-        self.taken: dict[int, list[Taking]] = {}
+        self.parts: dict[int, list[AppliedPart]] = {}
         self.older: set[int] = set()
 
     def settle(self, below: int) -> None:
         """Forget every request below: its worker has settled it, or given it up."""
         codes = self.codes
-        if below - self.settled_below == 1:  # as in training, one request after the other
-            codes.pop(self.settled_below, None)
+        if below - self.forget_below == 1:  # as in training, one request after the other
+            codes.pop(self.forget_below, None)
         else:
             for seq in [seq for seq in codes if seq < below]:
                 del codes[seq]
-        if self.taken:
-            self.taken = {seq: parts for seq, parts in self.taken.items() if seq >= below}
+        if self.parts:
+            self.parts = {seq: parts for seq, parts in self.parts.items() if seq >= below}
             self.older = {seq for seq in self.older if seq >= below}
         if self.landed:
             self.landed = {seq: done for seq, done in self.landed.items() if seq >= below}
-        self.settled_below = below
+        self.forget_below = below
 
-    def covers(self, seq: int, part: Part) -> Taking | None:
+    def covers(self, seq: int, part: Part) -> AppliedPart | None:
         """What came of a part of a push, where that part is here."""
-        for taking in self.taken.get(seq, ()):
+        for taking in self.parts.get(seq, ()):
             here = taking.part
             if here.table == part.table and here.start <= part.start and part.stop <= here.stop:
                 return taking
@@ -139,4 +148,4 @@ class Window:
 
     def complete(self, seq: int) -> bool:
         """Whether all that is here of a push is on all servers of its chains."""
-        return all(taking.done for taking in self.taken.get(seq, ()))
+        return all(taking.done for taking in self.parts.get(seq, ()))

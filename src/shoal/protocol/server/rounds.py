@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.server.request_log import Window
-from shoal.protocol.server.shards import Staged
+from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.views import NodeId
 
 
@@ -89,9 +89,9 @@ class Rounds:
 
     def take(self) -> list[Contribution]:
         """All that is open: it is no longer here."""
-        taken = self.entries()
+        admitted = self.entries()
         self._open.clear()
-        return taken
+        return admitted
 
     def below(self, group: str, clock: int) -> list[int]:
         """A group's open rounds that are to close when each of its workers has reached `clock`."""

@@ -15,16 +15,16 @@ from typing import cast
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Arrival, Discard, Loan, Sink
+from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
-from shoal.protocol.server.admission import TAKEN, Footprint, Gate
-from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.admission import TAKEN, Admission, Footprint
+from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.request_log import Window
-from shoal.protocol.server.shards import Loads, RowShard, Shard, Staged
+from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
 from shoal.protocol.views import NodeId, ViewId
 
 
-class Taken(msgspec.Struct, frozen=True, eq=False):
+class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     """A request that the gate has let in, in `view`, and the staging that its payload goes to.
 
     streamed: it is applied while it comes in
@@ -39,32 +39,34 @@ class Taken(msgspec.Struct, frozen=True, eq=False):
     streamed: bool
 
 
-class Intake:
+class RequestStaging:
     """Takes requests in for a server's shards.
 
-    loan: of the rows in answers; recalled before any row changes
+    guard: of the rows in answers; recalled before any row changes
     """
 
-    def __init__(self, gate: Gate, shards: Mapping[int, Shard], saving: Saving) -> None:
-        self.loan = Loan()
-        self._gate = gate
+    def __init__(
+        self, admission: Admission, shards: Mapping[int, ShardStore], checkpointer: Checkpointer
+    ) -> None:
+        self.guard = CopyOnWriteGuard()
+        self._admission = admission
         self._shards = shards
-        self._saving = saving
+        self._checkpointer = checkpointer
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         """Where a payload goes. Changes nothing: the gate decides again once it is here."""
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
-        verdict = self._gate.verdict(sender, message)
-        footprint = self._gate.footprint(message) if verdict in TAKEN else None
+        verdict = self._admission.verdict(sender, message)
+        footprint = self._admission.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
         if nbytes != self.announced(footprint):  # before there is memory for it
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
-        taken = self.take(sender, message, footprint)
-        loads = taken.loads
+        admitted = self.take(sender, message, footprint)
+        loads = admitted.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        return Sink(views, taken, taken.streamed)
+        return Sink(views, admitted, admitted.streamed)
 
     def announced(self, footprint: Footprint) -> int:
         """The bytes that its parts come with."""
@@ -76,7 +78,7 @@ class Intake:
             footprint.nbytes = nbytes
         return footprint.nbytes
 
-    def take(self, sender: NodeId, request: Request, footprint: Footprint) -> Taken:
+    def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
         loads: Loads = []
         if footprint.streams is None:
             footprint.streams = self._streams(footprint)
@@ -84,7 +86,7 @@ class Intake:
         for number, rows, keys in footprint.pushes:
             shard = self._shards[number]
             if streamed:
-                loads.append(cast(RowShard, shard).stream(rows))
+                loads.append(cast(RowStore, shard).stream(rows))
             else:
                 loads.append(shard.stage(rows, keys))
         for number, rows, keys in footprint.pulls:
@@ -92,31 +94,33 @@ class Intake:
                 loads.append(self._shards[number].stage_keys(rows, keys))
             elif keys == SAME:
                 _pushed_to(number, rows, footprint, loads).kept = True
-        window = self._gate.windows[sender]
-        return Taken(sender, request, footprint, loads, window, self._gate.view, streamed)
+        window = self._admission.windows[sender]
+        return AdmittedRequest(
+            sender, request, footprint, loads, window, self._admission.view, streamed
+        )
 
-    def read(self, taken: Taken) -> tuple[memoryview, ...]:
+    def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
         """The rows that a request pulls: those of whole ranges are live, and on loan."""
-        keyed = iter(taken.loads[len(taken.request.pushes) :])
+        keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
-        for number, rows, keys in taken.footprint.pulls:
+        for number, rows, keys in admitted.footprint.pulls:
             shard = self._shards[number]
             if keys == SAME:
-                load = _pushed_to(number, rows, taken.footprint, taken.loads)
+                load = _pushed_to(number, rows, admitted.footprint, admitted.loads)
                 found.append(shard.read_keys(load))
             elif keys >= 0:
                 rows_of = shard.read_keys(next(keyed))
-                if shard.spec.kind == "handled" and len(taken.footprint.pulls) > 1:
+                if shard.spec.kind == "handled" and len(admitted.footprint.pulls) > 1:
                     found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
                 found.append(rows_of)
             else:
-                found.append(cast(RowShard, shard).read(rows))
+                found.append(cast(RowStore, shard).read(rows))
         return tuple(found)
 
     def _streams(self, footprint: Footprint) -> bool:
         """Whether a push may be applied while it comes in, and that is worth it."""
         several = False
-        if self._gate.replicated:
+        if self._admission.replicated:
             return False  # other servers are to have its bytes as well
         for number, rows, keys in footprint.pushes:
             spec, count = self._shards[number].spec, rows.stop - rows.start
@@ -130,25 +134,25 @@ class Intake:
     def _waits(self, request: Request, footprint: Footprint) -> bool:
         """Whether its push is not to be applied yet."""
         specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
-        return any(self._saving.holds(spec, request.clock) for spec in specs)
+        return any(self._checkpointer.holds(spec, request.clock) for spec in specs)
 
     def land(self, payload: Sink) -> bool:
         """The last view that is full: apply its fragment, unless it was applied before.
 
         False where it may not be applied, because the view has changed or a copy came first.
         """
-        taken: Taken = payload.context
-        request, window = taken.request, taken.window
-        if payload.revoked or not self._gate.still_fresh(request, window, taken.view):
+        admitted: AdmittedRequest = payload.context
+        request, window = admitted.request, admitted.window
+        if payload.revoked or not self._admission.still_fresh(request, window, admitted.view):
             return False
-        self.loan.recall()
+        self.guard.recall()
         done = window.landed.setdefault(request.seq, set())
         number = payload.landed - 1
         for (at, _, _), part, load in zip(
-            taken.footprint.pushes, request.pushes, taken.loads, strict=True
+            admitted.footprint.pushes, request.pushes, admitted.loads, strict=True
         ):
             if number < len(load.views):
-                shard = cast(RowShard, self._shards[at])
+                shard = cast(RowStore, self._shards[at])
                 place = part.table, shard.first_row(load, number)
                 if place not in done:
                     shard.apply_piece(load, number, request.lr)
@@ -157,12 +161,12 @@ class Intake:
             number -= len(load.views)
         return True
 
-    def end_stream(self, taken: Taken) -> bool:
+    def end_stream(self, admitted: AdmittedRequest) -> bool:
         """The request is here whole; whether all of it is applied."""
-        count = sum(len(load.views) for load in taken.loads)
-        for (at, _, _), load in zip(taken.footprint.pushes, taken.loads, strict=True):
-            cast(RowShard, self._shards[at]).end_stream(load)
-        return len(taken.window.landed.pop(taken.request.seq)) == count
+        count = sum(len(load.views) for load in admitted.loads)
+        for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
+            cast(RowStore, self._shards[at]).end_stream(load)
+        return len(admitted.window.landed.pop(admitted.request.seq)) == count
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:

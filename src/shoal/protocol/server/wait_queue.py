@@ -9,31 +9,31 @@ import msgspec
 from shoal.protocol.consistency import Clocks, needed, settles
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.server.admission import Gate
-from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replies import Answers
+from shoal.protocol.server.replies import Replies
 from shoal.protocol.server.request_log import Window
-from shoal.protocol.server.shards import Shard
-from shoal.protocol.server.staging import Taken
+from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.staging import AdmittedRequest
 
 
-class Parked(msgspec.Struct, frozen=True, eq=False):
+class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
     """A pull that waits until every worker has reached `clock`; or a push that others lack, at 0.
 
     since: when it came
     """
 
-    taken: Taken
+    admitted: AdmittedRequest
     clock: int
     since: float
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.taken.request.incarnation, self.taken.request.seq
+        return self.admitted.request.incarnation, self.admitted.request.seq
 
 
-class Parking:
+class WaitQueue:
     """Who waits at a server.
 
     pulls:   that wait for a clock, by request id
@@ -42,47 +42,47 @@ class Parking:
 
     def __init__(
         self,
-        gate: Gate,
-        shards: Mapping[int, Shard],
+        admission: Admission,
+        shards: Mapping[int, ShardStore],
         clocks: Clocks,
-        answers: Answers,
+        replies: Replies,
         replication: Replication,
-        saving: Saving,
+        checkpointer: Checkpointer,
     ) -> None:
-        self.pulls: dict[tuple[int, int], Parked] = {}
-        self.pushes: dict[tuple[int, int], Parked] = {}
-        self._gate = gate
+        self.pulls: dict[tuple[int, int], WaitingRequest] = {}
+        self.pushes: dict[tuple[int, int], WaitingRequest] = {}
+        self._admission = admission
         self._shards = shards
         self._clocks = clocks
-        self._answers = answers
+        self._replies = replies
         self._replication = replication
-        self._saving = saving
+        self._checkpointer = checkpointer
 
     # ------------------------------------------------------------------ who waits
 
-    def look(self, taken: Taken, accepted: bool) -> Parked:
+    def look(self, admitted: AdmittedRequest, accepted: bool) -> WaitingRequest:
         """What a pull waits for, if it is to wait.
 
         The answer acknowledges the request's own push too, so it also waits for that round.
 
         accepted:  its push waits for one
         """
-        request = taken.request
+        request = admitted.request
         clock = read_clock(request)
-        need = self._settled_at(taken) if accepted else 0
-        for number in self._own_pulls(taken):
+        need = self._settled_at(admitted) if accepted else 0
+        for number in self._own_pulls(admitted):
             spec = self._shards[number].spec  # its own pushes may wait for a marker
-            marker = self._saving.marker(spec, request.clock)
-            need = max(need, needed(spec.consistency, clock), marker)
-        return Parked(taken, need, self._replication.now)
+            checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
+            need = max(need, needed(spec.consistency, clock), checkpoint_clock)
+        return WaitingRequest(admitted, need, self._replication.now)
 
-    def add_pull(self, pull: Parked) -> None:
+    def add_pull(self, pull: WaitingRequest) -> None:
         """It is to wait."""
         self.pulls[pull.key] = pull
 
-    def add_push(self, taken: Taken) -> None:
+    def add_push(self, admitted: AdmittedRequest) -> None:
         """A push that is not settled: it may be asked for, and is answered once it is."""
-        parked = Parked(taken, 0, self._replication.now)
+        parked = WaitingRequest(admitted, 0, self._replication.now)
         self.pushes[parked.key] = parked
 
     def leave(self, key: tuple[int, int]) -> None:
@@ -96,14 +96,14 @@ class Parking:
 
     def settle(self, window: Window) -> None:
         """What its worker has given up is not answered any more."""
-        worker, below = window.incarnation, window.settled_below
+        worker, below = window.incarnation, window.forget_below
         keys = (*self.pulls, *self.pushes)
         self._drop([key for key in keys if key[0] == worker and key[1] < below])
 
     def clear(self) -> None:
         """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
         for (_, seq), parked in self.pulls.items():
-            parked.taken.window.codes[seq] = "accepted"
+            parked.admitted.window.codes[seq] = "accepted"
         self.pulls.clear()
         self.pushes.clear()
 
@@ -118,39 +118,41 @@ class Parking:
         if request.assign:
             return 0
         spec = self._shards[number].spec
-        return settles(spec.consistency, request.clock) or self._saving.marker(spec, request.clock)
+        return settles(spec.consistency, request.clock) or self._checkpointer.checkpoint_clock(
+            spec, request.clock
+        )
 
-    def ready(self, pull: Parked) -> bool:
+    def ready(self, pull: WaitingRequest) -> bool:
         """Whether it can be answered."""
-        if pull.clock > self._reached(pull.taken):
+        if pull.clock > self._reached(pull.admitted):
             return False
-        return pull.taken.window.complete(pull.taken.request.seq)
+        return pull.admitted.window.complete(pull.admitted.request.seq)
 
-    def _reached(self, taken: Taken) -> int:
+    def _reached(self, admitted: AdmittedRequest) -> int:
         """The clock that the rows which a request pulls have come to."""
-        minimum = self._clocks.of(taken.window.group).minimum
-        if not self._gate.replicated:
+        minimum = self._clocks.of(admitted.window.group).minimum
+        if not self._admission.replicated:
             return minimum
-        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(taken)]
+        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(admitted)]
         return min(reached, default=minimum)
 
-    def _settled_at(self, taken: Taken) -> int:
+    def _settled_at(self, admitted: AdmittedRequest) -> int:
         """The clock that is to be reached before all of its push is in the rows."""
-        pushes = taken.footprint.pushes
-        return max((self.due(number, taken.request) for number, _, _ in pushes), default=0)
+        pushes = admitted.footprint.pushes
+        return max((self.due(number, admitted.request) for number, _, _ in pushes), default=0)
 
-    def _own_pulls(self, taken: Taken) -> list[int]:
+    def _own_pulls(self, admitted: AdmittedRequest) -> list[int]:
         """The shards that it pulls from which go by its worker's clocks: of others it takes what
         there is."""
-        pulls, copies = taken.footprint.pulls, self._replication.copies
-        return [n for n, _, _ in pulls if copies[n].group == taken.window.group]
+        pulls, replicas = admitted.footprint.pulls, self._replication.replicas
+        return [n for n, _, _ in pulls if replicas[n].group == admitted.window.group]
 
     # ------------------------------------------------------------------ for whom
 
     def waiting(self, pushes: bool = False) -> list[tuple[Request, str, float]]:
         """(request, reason, since when) of everything parked; also of pushes, if asked for."""
         waiting = {**self.pushes, **self.pulls} if pushes else self.pulls
-        return [(each.taken.request, self.reason(each), each.since) for each in waiting.values()]
+        return [(each.admitted.request, self.reason(each), each.since) for each in waiting.values()]
 
     def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
         """The clock that a request of that code waits for, or -1, and whom it waits for."""
@@ -162,17 +164,19 @@ class Parking:
             return -1, ""
         push, group = self.pushes.get(key), self._clocks.group(request.incarnation)
         clock = self._clocks.of(group).minimum + 1
-        return clock, self.reason(push) if push else self._answers.absent(group, clock)
+        return clock, self.reason(push) if push else self._replies.absent(group, clock)
 
-    def reason(self, parked: Parked) -> str:
+    def reason(self, parked: WaitingRequest) -> str:
         """Who keeps it from being answered."""
-        taken, clock = parked.taken, parked.clock
-        own = [each for each in taken.window.taken.get(taken.request.seq, ()) if not each.done]
+        admitted, clock = parked.admitted, parked.clock
+        own = [
+            each for each in admitted.window.parts.get(admitted.request.seq, ()) if not each.done
+        ]
         if any(each.version < 0 for each in own):
-            clock = max(clock, self._settled_at(taken))
+            clock = max(clock, self._settled_at(admitted))
         return (
-            self._answers.absent(taken.window.group, clock)
-            or self._replication.behind(self._own_pulls(taken), clock)
+            self._replies.absent(admitted.window.group, clock)
+            or self._replication.behind(self._own_pulls(admitted), clock)
             or self._replication.waits_for(own)
         )
 
@@ -181,7 +185,7 @@ class Parking:
         for pull in self.pulls.values():
             if self.ready(pull):
                 yield (
-                    f"{describe(pull.taken.request)} is parked although every worker has reached "
+                    f"{describe(pull.admitted.request)} waits although every worker has reached "
                     f"clock {pull.clock}"
                 )
 

@@ -7,17 +7,17 @@ from math import inf
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import SCHEDULER, Because, Waited, Waiting
+from shoal.protocol.messages import SCHEDULER, StatusReply, Waiting, WaitTimes
 from shoal.protocol.messages.describing import asked
-from shoal.protocol.server.admission import Gate
-from shoal.protocol.server.wait_queue import Parking
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member
 
 TELL_S = 0.25  # between two reports to the scheduler
 
 
-class Waits:
+class WaitReport:
     """What one server has seen.
 
     A worker is waited for while a request of its group waits and it is one of those that are
@@ -29,14 +29,14 @@ class Waits:
         session: Session,
         workers: Mapping[int, Member],
         clocks: Clocks,
-        gate: Gate,
-        parking: Parking,
+        admission: Admission,
+        wait_queue: WaitQueue,
     ) -> None:
         self._session = session
         self._workers = workers
         self._clocks = clocks
-        self._gate = gate
-        self._parking = parking
+        self._admission = admission
+        self._wait_queue = wait_queue
         self._seconds: dict[int, float] = {}
         self._late: Sequence[int] = ()
         self._since = 0.0
@@ -47,22 +47,22 @@ class Waits:
         for worker in self._late:
             self._seconds[worker] = self._seconds.get(worker, 0.0) + now - self._since
         self._since = now
-        self._late = self._latest() if self._parking.pulls and not self._gate.closed else ()
+        self._late = self._latest() if self._wait_queue.pulls and not self._admission.closed else ()
         if self._seconds and now >= self._tell_at and not self._session.ended:
             self._tell_at = now + TELL_S
             self._seconds = {w: s for w, s in self._seconds.items() if w in self._workers}
-            told = Waited(self._session.incarnation, tuple(self._seconds.items()))
+            told = WaitTimes(self._session.incarnation, tuple(self._seconds.items()))
             out.append(Send(SCHEDULER, told))
 
     def _latest(self) -> Sequence[int]:
         found: list[int] = []
-        for group in {self._clocks.group(worker): None for worker, _ in self._parking.pulls}:
+        for group in {self._clocks.group(worker): None for worker, _ in self._wait_queue.pulls}:
             clocks = self._clocks.of(group)
             late = clocks.behind(clocks.minimum + 1)
             found += late if 2 * len(late) <= len(clocks) else ()
         return found
 
-    def because(self, now: float) -> Because:
+    def because(self, now: float) -> StatusReply:
         """Who waits now."""
         view = self._session.view
         names = [spec.name for spec in view.tables] if view is not None else []
@@ -73,7 +73,7 @@ class Waits:
                 reason or "is about to be answered",
                 now - since,
             )
-            for request, reason, since in self._parking.waiting(pushes=True)
+            for request, reason, since in self._wait_queue.waiting(pushes=True)
             if request.incarnation in self._workers
         ]
-        return Because(self._session.name, tuple(waits))
+        return StatusReply(self._session.name, tuple(waits))

@@ -17,13 +17,13 @@ from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
-from shoal.protocol.worker.routing import LegPlan, Share
+from shoal.protocol.worker.routing import ServerPart, SubRequestPlan
 
 
-class LegPart(msgspec.Struct, eq=False):
+class SubRequestPart(msgspec.Struct, eq=False):
     """One server's share of a leg. Invariant: `done` implies `accepted`."""
 
-    share: Share
+    server_part: ServerPart
     again_at: float = inf
     wait_s: float = 0.0
     accepted: bool = False
@@ -38,7 +38,7 @@ class LegPart(msgspec.Struct, eq=False):
             self.sink = None
 
 
-class Leg(msgspec.Struct, eq=False):
+class SubRequest(msgspec.Struct, eq=False):
     """One message per server, and what became of each.
 
     request_id:  of the caller's request; 0 for an *orphan*, whose request ended with its outcome
@@ -55,17 +55,17 @@ class Leg(msgspec.Struct, eq=False):
     seq: int
     request_id: int
     ask: Exchange
-    plan: LegPlan
+    plan: SubRequestPlan
     clock: int
     advance: int
-    parts: dict[NodeId, LegPart]
+    parts: dict[NodeId, SubRequestPart]
     gates: list[int] = []
     follows: list[int] = []
     sent: bool = False
     begun: bool = False
     since: ViewId = NO_VIEW
 
-    def open_parts(self) -> list[LegPart]:
+    def open_parts(self) -> list[SubRequestPart]:
         return [part for part in self.parts.values() if not part.done]
 
     @property
@@ -86,7 +86,7 @@ class Leg(msgspec.Struct, eq=False):
         return True
 
 
-class Flight:
+class InFlight:
     """The legs that are not done, and which of them may leave.
 
     gated: pulls wait until earlier pushes are accepted, because other servers answer them
@@ -95,124 +95,145 @@ class Flight:
     """
 
     def __init__(self, credit_bytes: int) -> None:
-        self.legs: dict[int, Leg] = {}
-        self.unsent: dict[int, Leg] = {}
-        self._unaccepted: dict[int, Leg] = {}  # those with pushes that some server may not hold
+        self.sub_requests: dict[int, SubRequest] = {}
+        self.unsent: dict[int, SubRequest] = {}
+        self._unaccepted: dict[
+            int, SubRequest
+        ] = {}  # those with pushes that some server may not hold
         self.gated = False
         self._credit_bytes = credit_bytes
         self._under_way: dict[NodeId, int] = {}  # payload bytes sent and not accepted, by server
         self._next_seq = 0
 
-    def add(self, request_id: int, ask: Exchange, plan: LegPlan, clock: int, advance: int) -> Leg:
+    def add(
+        self, request_id: int, ask: Exchange, plan: SubRequestPlan, clock: int, advance: int
+    ) -> SubRequest:
         """The next leg, behind those whose pushes it has to follow."""
         seq = self._next_seq
         self._next_seq = seq + 1
-        parts = {share.server: LegPart(share) for share in plan.shares}
-        leg = Leg(seq, request_id, ask, plan, clock, advance, parts)
-        self._line_up(leg)
-        self.legs[seq] = self.unsent[seq] = leg
+        parts = {
+            server_part.server: SubRequestPart(server_part) for server_part in plan.server_parts
+        }
+        sub_request = SubRequest(seq, request_id, ask, plan, clock, advance, parts)
+        self._line_up(sub_request)
+        self.sub_requests[seq] = self.unsent[seq] = sub_request
         if plan.pushed:
-            self._unaccepted[seq] = leg
-        return leg
+            self._unaccepted[seq] = sub_request
+        return sub_request
 
-    def _line_up(self, leg: Leg) -> None:
+    def _line_up(self, sub_request: SubRequest) -> None:
         """Put it behind those whose pushes it has to follow."""
         if not self._unaccepted:
             return
-        plan, advances = leg.plan, leg.advance >= 0
+        plan, advances = sub_request.plan, sub_request.advance >= 0
         behind = [
             earlier.seq
             for earlier in self._unaccepted.values()
-            if earlier.seq < leg.seq
+            if earlier.seq < sub_request.seq
             and (
-                (advances and earlier.clock < leg.advance)
+                (advances and earlier.clock < sub_request.advance)
                 or any(table in plan.pulled for table in earlier.plan.pushed)
             )
         ]
-        if self.gated or (advances and len(leg.parts) > 1):
-            leg.gates = behind
+        if self.gated or (advances and len(sub_request.parts) > 1):
+            sub_request.gates = behind
         else:
-            leg.follows = behind
+            sub_request.follows = behind
 
-    def reroute(self, cut: Callable[[Leg], list[Share]], view: ViewId) -> None:
+    def reroute(self, cut: Callable[[SubRequest], list[ServerPart]], view: ViewId) -> None:
         """Other servers have some of the rows now: all that is not done is to be sent to them.
 
         cut: what of a leg is open, by the servers of that view
         """
-        for leg in self.legs.values():
-            if leg.sent:
-                for part in leg.parts.values():
-                    self.land(leg, part)
-                leg.sent = False
-            for part in leg.parts.values():
+        for sub_request in self.sub_requests.values():
+            if sub_request.sent:
+                for part in sub_request.parts.values():
+                    self.land(sub_request, part)
+                sub_request.sent = False
+            for part in sub_request.parts.values():
                 part.revoke()
-            shares = cut(leg)
-            leg.parts = {share.server: LegPart(share) for share in shares}
-            leg.since = view
-        self.unsent = dict(self.legs)
-        self._unaccepted = {seq: leg for seq, leg in self.legs.items() if leg.plan.pushed}
-        for leg in self.legs.values():
-            leg.gates, leg.follows = [], []
-            self._line_up(leg)
+            server_parts = cut(sub_request)
+            sub_request.parts = {
+                server_part.server: SubRequestPart(server_part) for server_part in server_parts
+            }
+            sub_request.since = view
+        self.unsent = dict(self.sub_requests)
+        self._unaccepted = {
+            seq: sub_request
+            for seq, sub_request in self.sub_requests.items()
+            if sub_request.plan.pushed
+        }
+        for sub_request in self.sub_requests.values():
+            sub_request.gates, sub_request.follows = [], []
+            self._line_up(sub_request)
 
     @property
     def lowest(self) -> int:
         """Every request below this is settled."""
-        return next(iter(self.legs), self._next_seq)
+        return next(iter(self.sub_requests), self._next_seq)
 
     def unaccepted_clocks(self) -> set[int]:
         """The clocks of pushes that some server may not hold."""
-        return {leg.clock for leg in self._unaccepted.values()}
+        return {sub_request.clock for sub_request in self._unaccepted.values()}
 
-    def admitted(self) -> Iterator[Leg]:
+    def admitted(self) -> Iterator[SubRequest]:
         """The unsent legs that gates, window and credits let through now, in order.
 
         A push does not overtake one of an earlier clock: it may have to wait for that clock to be
         over, at its server, and would keep the credit that the other needs.
         """
         pushing: dict[NodeId, int] = {}  # the first clock of those that stay
-        for leg in list(self.unsent.values()):
-            if leg.seq >= self.lowest + WINDOW:
+        for sub_request in list(self.unsent.values()):
+            if sub_request.seq >= self.lowest + WINDOW:
                 return
-            if leg.gates:
-                leg.gates = [gate for gate in leg.gates if gate in self._unaccepted]
-            if leg.sent:
+            if sub_request.gates:
+                sub_request.gates = [gate for gate in sub_request.gates if gate in self._unaccepted]
+            if sub_request.sent:
                 continue
-            to = [server for server, part in leg.parts.items() if part.share.nbytes]
-            ahead = min((pushing.get(server, leg.clock) for server in to), default=leg.clock)
-            waits = leg.gates or ahead < leg.clock or self._crowded(leg)
-            if not waits and self.unsent.keys().isdisjoint(leg.follows):
-                yield leg
+            to = [server for server, part in sub_request.parts.items() if part.server_part.nbytes]
+            ahead = min(
+                (pushing.get(server, sub_request.clock) for server in to), default=sub_request.clock
+            )
+            waits = sub_request.gates or ahead < sub_request.clock or self._crowded(sub_request)
+            if not waits and self.unsent.keys().isdisjoint(sub_request.follows):
+                yield sub_request
             else:
                 for server in to:
-                    pushing.setdefault(server, leg.clock)
+                    pushing.setdefault(server, sub_request.clock)
 
-    def follows(self, leg: Leg, server: NodeId) -> tuple[int, ...]:
+    def follows(self, sub_request: SubRequest, server: NodeId) -> tuple[int, ...]:
         """What a server is told that it has to have taken."""
-        return tuple([each.seq for each in self.ahead(leg, server)]) if leg.follows else ()
+        return (
+            tuple([each.seq for each in self.ahead(sub_request, server)])
+            if sub_request.follows
+            else ()
+        )
 
-    def ahead(self, leg: Leg, server: NodeId) -> list[Leg]:
+    def ahead(self, sub_request: SubRequest, server: NodeId) -> list[SubRequest]:
         """Those that it follows which a server may not have taken yet."""
-        earlier = [self._unaccepted[seq] for seq in leg.follows if seq in self._unaccepted]
+        earlier = [self._unaccepted[seq] for seq in sub_request.follows if seq in self._unaccepted]
         return [each for each in earlier if not each.accepted_by(server)]
 
-    def _crowded(self, leg: Leg) -> bool:
+    def _crowded(self, sub_request: SubRequest) -> bool:
         """Whether one of its servers has as much to take in as it has given credit for."""
-        for part in leg.parts.values():
-            nbytes, before = part.share.nbytes, self._under_way.get(part.share.server, 0)
+        for part in sub_request.parts.values():
+            nbytes, before = (
+                part.server_part.nbytes,
+                self._under_way.get(part.server_part.server, 0),
+            )
             if before and nbytes and before + nbytes > self._credit_bytes:
                 return True
         return False
 
-    def leave(self, leg: Leg) -> None:
+    def leave(self, sub_request: SubRequest) -> None:
         """The leg is being sent."""
-        leg.sent = leg.begun = True
-        del self.unsent[leg.seq]
-        for part in leg.parts.values():
-            server, nbytes = part.share.server, part.share.nbytes
+        sub_request.sent = sub_request.begun = True
+        del self.unsent[sub_request.seq]
+        for part in sub_request.parts.values():
+            server, nbytes = part.server_part.server, part.server_part.nbytes
             self._under_way[server] = self._under_way.get(server, 0) + nbytes
 
-    def land(self, leg: Leg, part: LegPart) -> None:
+    def land(self, sub_request: SubRequest, part: SubRequestPart) -> None:
         """The part is accepted: its server has it, and may be sent as much again.
 
         Credit is not held until it is applied. That may take an advance, which follows pushes that
@@ -220,67 +241,70 @@ class Flight:
         """
         if not part.accepted:
             part.accepted = True
-            self._under_way[part.share.server] -= part.share.nbytes
-            if leg.accepted:
-                self._unaccepted.pop(leg.seq, None)
+            self._under_way[part.server_part.server] -= part.server_part.nbytes
+            if sub_request.accepted:
+                self._unaccepted.pop(sub_request.seq, None)
 
-    def drop(self, leg: Leg) -> None:
+    def drop(self, sub_request: SubRequest) -> None:
         """The leg is over; what still arrives for it goes to scratch."""
-        del self.legs[leg.seq]
-        self._unaccepted.pop(leg.seq, None)
-        if leg.sent:
-            for part in leg.parts.values():
-                self.land(leg, part)
+        del self.sub_requests[sub_request.seq]
+        self._unaccepted.pop(sub_request.seq, None)
+        if sub_request.sent:
+            for part in sub_request.parts.values():
+                self.land(sub_request, part)
         else:
-            del self.unsent[leg.seq]
-        for part in leg.parts.values():
+            del self.unsent[sub_request.seq]
+        for part in sub_request.parts.values():
             if not part.done:
                 part.revoke()
 
-    def orphan(self, leg: Leg) -> None:
+    def orphan(self, sub_request: SubRequest) -> None:
         """Give the caller its buffers back; let the push go on with copies, and the advance.
 
         A push that was not sent is not sent any more.
         """
-        leg.request_id = 0
-        if not leg.begun:
-            self._unaccepted.pop(leg.seq, None)
-        for part in leg.parts.values():
+        sub_request.request_id = 0
+        if not sub_request.begun:
+            self._unaccepted.pop(sub_request.seq, None)
+        for part in sub_request.parts.values():
             part.revoke()
-            if leg.begun:
+            if sub_request.begun:
                 copied = self.gated or not part.accepted  # it may have to go to other servers yet
-                part.share = part.share.without_caller(copied)
+                part.server_part = part.server_part.without_caller(copied)
             else:
-                part.share = part.share.emptied()
+                part.server_part = part.server_part.emptied()
 
-    def due(self, now: float) -> list[tuple[Leg, LegPart]]:
+    def due(self, now: float) -> list[tuple[SubRequest, SubRequestPart]]:
         """The sent parts that are to be asked about."""
         return [
-            (leg, part)
-            for leg in self.legs.values()
-            if leg.sent
-            for part in leg.open_parts()
+            (sub_request, part)
+            for sub_request in self.sub_requests.values()
+            if sub_request.sent
+            for part in sub_request.open_parts()
             if now >= part.again_at
         ]
 
     def wakes_at(self) -> float:
         """When the next one is."""
         times = [
-            part.again_at for leg in self.legs.values() if leg.sent for part in leg.open_parts()
+            part.again_at
+            for sub_request in self.sub_requests.values()
+            if sub_request.sent
+            for part in sub_request.open_parts()
         ]
         return min(times, default=inf)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
         """Ask again once the connection is back; half an answer must not be waited for."""
-        for leg in self.legs.values():
-            part = leg.parts.get(node)
-            if part is not None and leg.sent and not part.done:
+        for sub_request in self.sub_requests.values():
+            part = sub_request.parts.get(node)
+            if part is not None and sub_request.sent and not part.done:
                 part.revoke()
                 part.again_at = min(part.again_at, again_at)
 
     def problem(self) -> str:
         """The invariant that does not hold; empty where all do."""
         sent = self._next_seq - len(self.unsent)
-        if self.legs and sent > self.lowest + WINDOW:
+        if self.sub_requests and sent > self.lowest + WINDOW:
             return "more requests in flight than the window allows"
         return ""

@@ -1,6 +1,6 @@
 """The worker's machine: routing, fan-out, resend, reassembly, clocks, credits.
 
-What is under way, and what may leave, is `protocol.flight`'s.
+What is under way, and what may leave, is `protocol.in_flight`'s.
 
 Architecture invariant: absent here are tensors, threads and connections. Values are memoryviews
 that the caller lends until the request resolves.
@@ -28,13 +28,13 @@ from shoal.protocol.machine import (
     Discard,
     Effects,
     Event,
+    EventTrace,
     Note,
     Outcome,
     Received,
     Resolve,
     Sink,
     Stop,
-    Story,
     Ticked,
 )
 from shoal.protocol.messages import SCHEDULER, Message, Nudge, Reply
@@ -42,11 +42,11 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, View
-from shoal.protocol.worker.in_flight import Flight, Leg, LegPart
-from shoal.protocol.worker.pending_requests import Pending, PendingRequests
+from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
+from shoal.protocol.worker.pending_requests import PendingRequest, PendingRequests
 from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.worker.routing import Router
-from shoal.protocol.worker.sender import Asking
+from shoal.protocol.worker.sender import Sender
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -72,28 +72,30 @@ class WorkerMachine:
         self.options = options or WorkerOptions()
         self.clock = 0
         self.bytes_pulled = 0
-        self._flight = Flight(self.options.credit_bytes)
+        self._in_flight = InFlight(self.options.credit_bytes)
         self._requests = PendingRequests()
-        self._asking = Asking(session, self._flight, self.options.probe_s, self.options.probe_max_s)
+        self._sender = Sender(
+            session, self._in_flight, self.options.probe_s, self.options.probe_max_s
+        )
         self._router: Router | None = None  # of the present view
-        self._story = Story()
+        self._trace = EventTrace()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         part = self._part(self._leg_of(message), sender, message)
-        if part is None or part.done or part.share.nbytes_out not in (nbytes, -1):
+        if part is None or part.done or part.server_part.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
         if part.sink is not None:
             part.revoke()
-        part.sink = Sink(part.share.destination(nbytes))
+        part.sink = Sink(part.server_part.destination(nbytes))
         return part.sink
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         if isinstance(event, Received):
             message = event.message
-            self._story.add(now, event.sender, message)
+            self._trace.add(now, event.sender, message)
             if isinstance(message, Reply):
                 self._reply(event.sender, message, event.payload, now, out)
             else:
@@ -102,19 +104,19 @@ class WorkerMachine:
             self._asked(event.request_id, event.request, now, out)
         elif isinstance(event, Ticked):
             self.session.tick(now, out)
-            if now >= self._asking.wakes_at:
+            if now >= self._sender.wakes_at:
                 self._tick(now, out)
-                self._asking.wakes_at = min(self._requests.wakes_at(), self._flight.wakes_at())
+                self._sender.wakes_at = min(self._requests.wakes_at(), self._in_flight.wakes_at())
         else:
             self.session.peer_lost(event.node, now)
-            self._flight.peer_lost(event.node, now + self.options.behind_s)
-            self._asking.wake(now + self.options.behind_s)
+            self._in_flight.peer_lost(event.node, now + self.options.behind_s)
+            self._sender.wake(now + self.options.behind_s)
         if self.session.ended:
             self._end(out)
         return out
 
     def deadline(self) -> float | None:
-        at = min(self.session.deadline(), self._asking.wakes_at)
+        at = min(self.session.deadline(), self._sender.wakes_at)
         return at if at < inf else None
 
     def address_of(self, node: NodeId) -> str | None:
@@ -123,15 +125,15 @@ class WorkerMachine:
 
     def check(self) -> None:
         """Every leg belongs to a request; no request has more in flight than its window."""
-        for leg in self._flight.legs.values():
-            if leg.request_id and leg.request_id not in self._requests:
-                raise self._story.broken(f"leg #{leg.seq} belongs to no request")
-        if problem := self._flight.problem():
-            raise self._story.broken(problem)
+        for sub_request in self._in_flight.sub_requests.values():
+            if sub_request.request_id and sub_request.request_id not in self._requests:
+                raise self._trace.broken(f"leg #{sub_request.seq} belongs to no request")
+        if problem := self._in_flight.problem():
+            raise self._trace.broken(problem)
 
     @property
     def bytes_pushed(self) -> int:
-        return self._asking.bytes_pushed
+        return self._sender.bytes_pushed
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name in the present view."""
@@ -140,10 +142,10 @@ class WorkerMachine:
     def hopeless(self, request_id: int) -> str:
         """Why waiting for a request now would never end; empty where it may."""
         pending = self._requests.get(request_id)
-        for leg in pending.legs if pending is not None else ():
-            if leg.plan.closing and leg.clock >= self.clock:
+        for sub_request in pending.sub_requests if pending is not None else ():
+            if sub_request.plan.closing and sub_request.clock >= self.clock:
                 return (
-                    f"a push at clock {leg.clock} to a table that settles at the close is "
+                    f"a push at clock {sub_request.clock} to a table that settles at the close is "
                     "acknowledged when its round closes; call advance() before waiting for it"
                 )
         return ""
@@ -152,11 +154,11 @@ class WorkerMachine:
         """(request, reason) of everything unanswered."""
         return [
             (
-                describe(self._asking.message(leg, part)),
-                f"{self._name(part.share.server)}: {part.reason}",
+                describe(self._sender.message(sub_request, part)),
+                f"{self._name(part.server_part.server)}: {part.reason}",
             )
-            for leg in self._flight.legs.values()
-            for part in leg.open_parts()
+            for sub_request in self._in_flight.sub_requests.values()
+            for part in sub_request.open_parts()
         ]
 
     # ------------------------------------------------------------------ asking
@@ -182,7 +184,7 @@ class WorkerMachine:
     def _exchange(self, request_id: int, ask: Exchange, now: float, out: Effects) -> None:
         if self._router is None:
             raise InvalidValue("this worker is in no view yet")
-        plans = self._router.legs(ask)
+        plans = self._router.sub_requests(ask)
         clock = advance = self.clock
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
@@ -190,33 +192,33 @@ class WorkerMachine:
         pending = self._requests.open(request_id, now, timeout_s, ask.after)
         for plan in plans:
             told = advance if plan.advances else -1
-            pending.legs.append(self._flight.add(request_id, ask, plan, clock, told))
-        self._asking.wake(pending.expires_at)
+            pending.sub_requests.append(self._in_flight.add(request_id, ask, plan, clock, told))
+        self._sender.wake(pending.expires_at)
         self._pump(now, out)
 
     # ------------------------------------------------------------------ sending
 
     def _pump(self, now: float, out: Effects) -> None:
         """Send what its gates, its dependencies and the credits allow, in order."""
-        if not self._flight.unsent:
+        if not self._in_flight.unsent:
             return
-        for leg in self._flight.admitted():
-            pending = self._requests.get(leg.request_id)
+        for sub_request in self._in_flight.admitted():
+            pending = self._requests.get(sub_request.request_id)
             if pending is not None and pending.after:
                 continue
-            self._flight.leave(leg)
-            self._asking.send(leg, now, out)
-            if not leg.parts:  # a request without any row asks nobody
-                self._leg_done(leg, out)
+            self._in_flight.leave(sub_request)
+            self._sender.send(sub_request, now, out)
+            if not sub_request.parts:  # a request without any row asks nobody
+                self._sub_request_done(sub_request, out)
 
     def _tick(self, now: float, out: Effects) -> None:
-        self._asking.probe_due(now, out)
+        self._sender.probe_due(now, out)
         for request_id, pending in self._requests.expired(now):
             if not pending.nudged:
                 pending.nudged = True
                 pending.expires_at = now + pending.timeout_s
-                for leg in pending.legs:
-                    self._asking.probe(leg, now, out, urgent=True)
+                for sub_request in pending.sub_requests:
+                    self._sender.probe(sub_request, now, out, urgent=True)
             else:
                 self._resolve(request_id, self._timed_out(pending), out)
         self._pump(now, out)
@@ -225,102 +227,114 @@ class WorkerMachine:
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         if isinstance(message, Nudge):
-            self._asking.probe_all(now, out)
+            self._sender.probe_all(now, out)
         elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
             self._adopt(view, now, out)
 
-    def _leg_of(self, message: Message) -> Leg | None:
+    def _leg_of(self, message: Message) -> SubRequest | None:
         if not isinstance(message, Reply) or message.incarnation != self.session.incarnation:
             return None
-        return self._flight.legs.get(message.seq)
+        return self._in_flight.sub_requests.get(message.seq)
 
-    def _part(self, leg: Leg | None, sender: NodeId, message: Message) -> LegPart | None:
+    def _part(
+        self, sub_request: SubRequest | None, sender: NodeId, message: Message
+    ) -> SubRequestPart | None:
         """The part that a server answers, as it was last sent."""
-        if leg is None or not isinstance(message, Reply):
+        if sub_request is None or not isinstance(message, Reply):
             return None
-        return leg.parts.get(sender) if leg.sent and message.view >= leg.since else None
+        return (
+            sub_request.parts.get(sender)
+            if sub_request.sent and message.view >= sub_request.since
+            else None
+        )
 
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        leg = self._leg_of(reply)
-        part = self._part(leg, sender, reply)
-        if leg is None or part is None or part.done:
+        sub_request = self._leg_of(reply)
+        part = self._part(sub_request, sender, reply)
+        if sub_request is None or part is None or part.done:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
         part.reason = reply.reason or reply.code
         match reply.code:
             case "applied":
-                self._applied(leg, part, reply, payload, now, out)
-            case "accepted" | "parked":  # its pull is parked; the push with it has been taken
+                self._applied(sub_request, part, reply, payload, now, out)
+            case "accepted" | "waiting":  # its pull is parked; the push with it has been taken
                 part.again_at = now + part.wait_s
-                if reply.code == "parked" or leg.plan.closing or not self._flight.gated:
-                    self._flight.land(leg, part)  # not while other servers are to have it
+                if reply.code == "waiting" or sub_request.plan.closing or not self._in_flight.gated:
+                    self._in_flight.land(
+                        sub_request, part
+                    )  # not while other servers are to have it
                     self._pump(now, out)
             case "missing":
-                self._asking.send_again(leg, part, now, out)
-            case "stale" | "early":
-                self._asking.probe_at(part, now + self.options.behind_s)
-                if reply.code == "early":
-                    self._asking.probe_ahead(leg, sender, now, out)
+                self._sender.send_again(sub_request, part, now, out)
+            case "stale" | "out_of_order":
+                self._sender.probe_at(part, now + self.options.behind_s)
+                if reply.code == "out_of_order":
+                    self._sender.probe_ahead(sub_request, sender, now, out)
                 elif reply.view > self.session.view_id:
                     self.session.ask_for_view(out)
             case "refused" | "round_closed":
-                self._refused(leg, part, reply, out)
+                self._refused(sub_request, part, reply, out)
                 self._pump(now, out)
 
     def _applied(
         self,
-        leg: Leg,
-        part: LegPart,
+        sub_request: SubRequest,
+        part: SubRequestPart,
         reply: Reply,
         payload: Sink | None,
         now: float,
         out: Effects,
     ) -> None:
-        if payload is None and part.share.nbytes_out:  # the rows were lost: the push was not
-            part.share = part.share.without_push()
-            self._asking.send_again(leg, part, now, out)
+        if payload is None and part.server_part.nbytes_out:  # the rows were lost: the push was not
+            part.server_part = part.server_part.without_push()
+            self._sender.send_again(sub_request, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
-        self._flight.land(leg, part)
+        self._in_flight.land(sub_request, part)
         part.done = True
         if payload is not None:
             self.bytes_pulled += payload.nbytes
-            part.share.answered(payload.views)
-        pending = self._requests.get(leg.request_id)
+            part.server_part.answered(payload.views)
+        pending = self._requests.get(sub_request.request_id)
         if pending is not None:
             pending.heard(reply)
-        if leg.done:
-            self._leg_done(leg, out)
+        if sub_request.done:
+            self._sub_request_done(sub_request, out)
         self._pump(now, out)
 
-    def _refused(self, leg: Leg, part: LegPart, reply: Reply, out: Effects) -> None:
+    def _refused(
+        self, sub_request: SubRequest, part: SubRequestPart, reply: Reply, out: Effects
+    ) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
-        who = self._name(part.share.server)
-        error = kind(f"{who} refused {describe(self._asking.message(leg, part))}: {reply.reason}")
-        self._flight.land(leg, part)
+        who = self._name(part.server_part.server)
+        error = kind(
+            f"{who} refused {describe(self._sender.message(sub_request, part))}: {reply.reason}"
+        )
+        self._in_flight.land(sub_request, part)
         part.done = True  # this server has said its last word on it
-        if leg.request_id:
-            self._resolve(leg.request_id, error, out)
-        elif leg.done:
-            self._flight.drop(leg)
+        if sub_request.request_id:
+            self._resolve(sub_request.request_id, error, out)
+        elif sub_request.done:
+            self._in_flight.drop(sub_request)
 
-    def _leg_done(self, leg: Leg, out: Effects) -> None:
-        self._flight.drop(leg)
-        pending = self._requests.get(leg.request_id)
+    def _sub_request_done(self, sub_request: SubRequest, out: Effects) -> None:
+        self._in_flight.drop(sub_request)
+        pending = self._requests.get(sub_request.request_id)
         if pending is None:
             return
-        pending.legs.remove(leg)
-        if not pending.legs:
-            self._resolve(leg.request_id, None, out)
+        pending.sub_requests.remove(sub_request)
+        if not pending.sub_requests:
+            self._resolve(sub_request.request_id, None, out)
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
         pending, followers = self._requests.close(request_id)
-        for leg in pending.legs:
-            self._abandon(leg, out)
+        for sub_request in pending.sub_requests:
+            self._abandon(sub_request, out)
         out.append(Resolve(request_id, pending.outcome(error)))
         if error is not None:
             why = Refused(f"a request that this one comes after failed: {error}")
@@ -328,25 +342,27 @@ class WorkerMachine:
                 if follower in self._requests:
                     self._resolve(follower, why, out)
 
-    def _abandon(self, leg: Leg, out: Effects) -> None:
+    def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
         """Its request is over, the leg is not: a push that was sent goes on, and an advance."""
-        told = leg.advance >= 0 or (leg.begun and leg.plan.pushed)
-        if told and not leg.done and not self.session.ended:
-            if leg.begun and leg.plan.pushed:
-                out += [Detach(server) for server, p in leg.parts.items() if not p.accepted]
-            self._flight.orphan(leg)
+        told = sub_request.advance >= 0 or (sub_request.begun and sub_request.plan.pushed)
+        if told and not sub_request.done and not self.session.ended:
+            if sub_request.begun and sub_request.plan.pushed:
+                out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
+            self._in_flight.orphan(sub_request)
         else:
-            self._flight.drop(leg)
+            self._in_flight.drop(sub_request)
 
-    def _timed_out(self, pending: Pending) -> RequestTimeout:
+    def _timed_out(self, pending: PendingRequest) -> RequestTimeout:
         lines, parked = [], False
-        for leg in pending.legs:
-            for part in leg.open_parts():
-                why = part.reason if leg.sent else "not sent: an earlier push is not accepted"
+        for sub_request in pending.sub_requests:
+            for part in sub_request.open_parts():
+                why = (
+                    part.reason if sub_request.sent else "not sent: an earlier push is not accepted"
+                )
                 parked = parked or "waits for" in why
-                lines.append(f"{self._name(part.share.server)} {why}")
+                lines.append(f"{self._name(part.server_part.server)} {why}")
         text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
-        return (SyncTimeout if parked else RequestTimeout)(text, self._story.lines())
+        return (SyncTimeout if parked else RequestTimeout)(text, self._trace.lines())
 
     # ------------------------------------------------------------------ views, end
 
@@ -357,20 +373,20 @@ class WorkerMachine:
         space = self.session.options.namespace
         before, router = self._router, Router(view, self.session.group, space)
         self._router = router
-        self._flight.gated = chained(view)
+        self._in_flight.gated = chained(view)
         if before is not None and moved(before.view, view):
-            for leg in reroute(self._flight, before.view, router, self.clock):
-                self._requests.also(leg)
+            for sub_request in reroute(self._in_flight, before.view, router, self.clock):
+                self._requests.also(sub_request)
         elif before is not None and joined(before.view, view):
-            tell(self._flight, router, self.clock)
-        self._asking.probe_all(now, out)
+            tell(self._in_flight, router, self.clock)
+        self._sender.probe_all(now, out)
         self._pump(now, out)
 
     def _end(self, out: Effects) -> None:
         """The session is over: nothing that is asked will be answered."""
-        for leg in list(self._flight.legs.values()):
-            if not leg.request_id:
-                self._flight.drop(leg)
+        for sub_request in list(self._in_flight.sub_requests.values()):
+            if not sub_request.request_id:
+                self._in_flight.drop(sub_request)
         stop = next((e for e in out if isinstance(e, Stop)), None)
         error = stop.error if stop and stop.error else Refused("the run has ended")
         for request_id in self._requests:

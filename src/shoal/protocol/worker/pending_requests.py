@@ -11,10 +11,10 @@ from shoal.errors import ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import Reply
 from shoal.protocol.views import FOREVER
-from shoal.protocol.worker.in_flight import Leg
+from shoal.protocol.worker.in_flight import SubRequest
 
 
-class Pending(msgspec.Struct, eq=False):
+class PendingRequest(msgspec.Struct, eq=False):
     """A caller's request: its legs that are not done, and when its patience ends.
 
     after:   the requests that have to be resolved first
@@ -23,7 +23,7 @@ class Pending(msgspec.Struct, eq=False):
 
     expires_at: float
     timeout_s: float
-    legs: list[Leg] = []
+    sub_requests: list[SubRequest] = []
     after: list[int] = []
     clock_min: int = FOREVER
     round_weight: float = -1.0
@@ -45,27 +45,27 @@ class PendingRequests:
     """By request id. Invariant: nothing waits for a request that is not here."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Pending] = {}
+        self._open: dict[int, PendingRequest] = {}
         self._followers: dict[int, list[int]] = {}  # request -> those that come after it
         self.get = self._open.get
 
     def open(
         self, request_id: int, now: float, timeout_s: float, after: tuple[int, ...]
-    ) -> Pending:
-        pending = self._open[request_id] = Pending(now + timeout_s, timeout_s)
+    ) -> PendingRequest:
+        pending = self._open[request_id] = PendingRequest(now + timeout_s, timeout_s)
         for each in after:
             if each in self._open:
                 pending.after.append(each)
                 self._followers.setdefault(each, []).append(request_id)
         return pending
 
-    def also(self, leg: Leg) -> None:
+    def also(self, sub_request: SubRequest) -> None:
         """A request's, if it is open: it waits for this leg as well."""
-        pending = self._open.get(leg.request_id)
+        pending = self._open.get(sub_request.request_id)
         if pending is not None:
-            pending.legs.append(leg)
+            pending.sub_requests.append(sub_request)
 
-    def close(self, request_id: int) -> tuple[Pending, list[int]]:
+    def close(self, request_id: int) -> tuple[PendingRequest, list[int]]:
         """Forget a request; returns it, and those that came after it."""
         followers = []
         for follower in self._followers.pop(request_id, ()):
@@ -75,7 +75,7 @@ class PendingRequests:
                 followers.append(follower)
         return self._open.pop(request_id), followers
 
-    def expired(self, now: float) -> Iterator[tuple[int, Pending]]:
+    def expired(self, now: float) -> Iterator[tuple[int, PendingRequest]]:
         """Those whose patience is over; others may be closed meanwhile."""
         for request_id, pending in list(self._open.items()):
             if now >= pending.expires_at and request_id in self._open:

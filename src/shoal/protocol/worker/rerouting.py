@@ -10,21 +10,23 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.messages import SAME, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
-from shoal.protocol.views import Arc, View
-from shoal.protocol.worker.in_flight import Flight, Leg
-from shoal.protocol.worker.routing import LegPlan, Router, Share
+from shoal.protocol.views import Placement, View
+from shoal.protocol.worker.in_flight import InFlight, SubRequest
+from shoal.protocol.worker.routing import Router, ServerPart, SubRequestPlan
 
 
 def chained(view: View) -> bool:
     """Whether any rows have replicas."""
-    return any(len(arc.full) > 1 for arcs in view.arcs for arc in arcs)
+    return any(
+        len(placement.in_sync) > 1 for placements in view.placements for placement in placements
+    )
 
 
 def moved(before: View, view: View) -> bool:
     """Whether rows that were known before have other servers now, or one is gone that had none."""
     gone = {member.id for member in before.servers} - {member.id for member in view.servers}
-    arcs = zip(before.arcs, view.arcs, strict=False)
-    return bool(gone) or any(_ends(old) != _ends(new) for old, new in arcs)
+    placements = zip(before.placements, view.placements, strict=False)
+    return bool(gone) or any(_ends(old) != _ends(new) for old, new in placements)
 
 
 def joined(before: View, view: View) -> bool:
@@ -32,43 +34,57 @@ def joined(before: View, view: View) -> bool:
     return not {m.id for m in view.servers} <= {m.id for m in before.servers}
 
 
-def _ends(arcs: tuple[Arc, ...]) -> list[tuple[KeyRange, tuple[int, ...]]]:
-    return [(arc.rows, arc.full) for arc in arcs]
+def _ends(placements: tuple[Placement, ...]) -> list[tuple[KeyRange, tuple[int, ...]]]:
+    return [(placement.rows, placement.in_sync) for placement in placements]
 
 
-def reroute(flight: Flight, before: View, router: Router, clock: int) -> list[Leg]:
+def reroute(in_flight: InFlight, before: View, router: Router, clock: int) -> list[SubRequest]:
     """Send what is not done to the servers that have its rows now, and the clock once more.
 
     Push, advance and pull that travelled together may not any more. Returns the legs of those that
     come after their push now.
     """
-    parted: list[Leg] = []
+    parted: list[SubRequest] = []
 
-    def cut(leg: Leg) -> list[Share]:
-        shares = [part.share for part in leg.open_parts()]
-        if leg.plan.pushed and (leg.plan.pulled or leg.advance >= 0) and not router.rides(leg.ask):
-            parted.append(copy(leg))
-            parted[-1].plan = _rest(leg, _cut(shares, before, router, "pulls", leg.advance >= 0))
-            leg.plan = replace(leg.plan, pulled=(), advances=False)
-            leg.advance = -1
-            return _cut(shares, before, router, "pushes", False)
-        return _cut(shares, before, router, "all", leg.advance >= 0)
+    def cut(sub_request: SubRequest) -> list[ServerPart]:
+        server_parts = [part.server_part for part in sub_request.open_parts()]
+        if (
+            sub_request.plan.pushed
+            and (sub_request.plan.pulled or sub_request.advance >= 0)
+            and not router.rides(sub_request.ask)
+        ):
+            parted.append(copy(sub_request))
+            parted[-1].plan = _rest(
+                sub_request, _cut(server_parts, before, router, "pulls", sub_request.advance >= 0)
+            )
+            sub_request.plan = replace(sub_request.plan, pulled=(), advances=False)
+            sub_request.advance = -1
+            return _cut(server_parts, before, router, "pushes", False)
+        return _cut(server_parts, before, router, "all", sub_request.advance >= 0)
 
-    flight.reroute(cut, router.view_id)
+    in_flight.reroute(cut, router.view_id)
     following = [
-        flight.add(leg.request_id, leg.ask, leg.plan, leg.clock, leg.advance)
-        for leg in parted
-        if leg.request_id
+        in_flight.add(
+            sub_request.request_id,
+            sub_request.ask,
+            sub_request.plan,
+            sub_request.clock,
+            sub_request.advance,
+        )
+        for sub_request in parted
+        if sub_request.request_id
     ]
-    tell(flight, router, clock)
+    tell(in_flight, router, clock)
     return following
 
 
-def _rest(leg: Leg, shares: list[Share]) -> LegPlan:
-    return LegPlan((), leg.plan.pulled, False, leg.advance >= 0, shares)
+def _rest(sub_request: SubRequest, server_parts: list[ServerPart]) -> SubRequestPlan:
+    return SubRequestPlan(
+        (), sub_request.plan.pulled, False, sub_request.advance >= 0, server_parts
+    )
 
 
-def tell(flight: Flight, router: Router, clock: int) -> None:
+def tell(in_flight: InFlight, router: Router, clock: int) -> None:
     """Say the clock once more.
 
     A server that has come to take pushes lacks some that were accepted by the one before it: it
@@ -77,19 +93,19 @@ def tell(flight: Flight, router: Router, clock: int) -> None:
     own.
     """
     told = Exchange(advance=True)
-    for each in sorted({*flight.unaccepted_clocks(), clock}):
-        [plan] = router.legs(told)
-        flight.add(0, told, plan, each, each)
+    for each in sorted({*in_flight.unaccepted_clocks(), clock}):
+        [plan] = router.sub_requests(told)
+        in_flight.add(0, told, plan, each, each)
 
 
 def _cut(
-    shares: Iterable[Share], before: View, router: Router, what: str, everybody: bool
-) -> list[Share]:
+    server_parts: Iterable[ServerPart], before: View, router: Router, what: str, everybody: bool
+) -> list[ServerPart]:
     """What was cut for another view, by the servers of this one."""
     pushes: list[PushOp] = []
     pulls: list[PullOp] = []
-    for share in shares:
-        pushed, pulled = _asked(share, before)
+    for server_part in server_parts:
+        pushed, pulled = _asked(server_part, before)
         if what != "pulls":
             pushes += pushed
         if what != "pushes":
@@ -97,10 +113,10 @@ def _cut(
     return router.cut(pushes, pulls, everybody)[1]
 
 
-def _asked(share: Share, view: View) -> tuple[list[PushOp], list[PullOp]]:
+def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[PullOp]]:
     """A share as what a caller would ask."""
-    sent = iter(share.buffers)
-    outs: Iterator[memoryview | Answer] = iter(share.answers or share.outs)
+    sent = iter(server_part.buffers)
+    outs: Iterator[memoryview | Answer] = iter(server_part.answers or server_part.outs)
     pushes: list[PushOp] = []
     pulls = []
 
@@ -109,11 +125,11 @@ def _asked(share: Share, view: View) -> tuple[list[PushOp], list[PullOp]]:
             return None
         return next(sent).cast("Q" if view.tables[part.table].hashed else "q")
 
-    for part in share.pushes:
+    for part in server_part.pushes:
         keys = keys_of(part)
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
         pushes.append(PushOp(name, rows, next(sent), keys))
-    for part in share.pulls:
+    for part in server_part.pulls:
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
         if part.keys == SAME:
             keys = next(op.keys for op in pushes if (op.table, op.rows) == (name, rows))

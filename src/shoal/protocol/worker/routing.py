@@ -25,8 +25,8 @@ PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
 
 
-class Share(msgspec.Struct, frozen=True):
-    """One server's part of a leg.
+class ServerPart(msgspec.Struct, frozen=True):
+    """One server's part of a sub-request.
 
     buffers:  what is pushed, then the keys of keyed pulls
     outs:     where the rows that are pulled go
@@ -42,7 +42,7 @@ class Share(msgspec.Struct, frozen=True):
     nbytes_out: int
     answers: tuple[Answer, ...] = ()
 
-    def without_push(self) -> Share:
+    def without_push(self) -> ServerPart:
         """The same pulls, of the same keys."""
         sent, pushed, pulls = iter(self.buffers), {}, []
         for part in self.pushes:
@@ -74,11 +74,11 @@ class Share(msgspec.Struct, frozen=True):
                 stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
             answer.data, start = views[0][start:stop], stop
 
-    def emptied(self) -> Share:
+    def emptied(self) -> ServerPart:
         """A message to the same server that pushes and pulls nothing."""
-        return Share(self.server, (), (), (), [], 0, 0)
+        return ServerPart(self.server, (), (), (), [], 0, 0)
 
-    def without_caller(self, copied: bool) -> Share:
+    def without_caller(self, copied: bool) -> ServerPart:
         """The same push, its bytes copied if asked to; what is pulled goes nowhere."""
         buffers = self.buffers
         if copied:
@@ -86,7 +86,7 @@ class Share(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answers=())
 
 
-class LegPlan(msgspec.Struct, frozen=True):
+class SubRequestPlan(msgspec.Struct, frozen=True):
     """What of an exchange travels together, at most one message per server.
 
     pushed:    the tables that it pushes to
@@ -99,7 +99,7 @@ class LegPlan(msgspec.Struct, frozen=True):
     pulled: tuple[int, ...]
     closing: bool
     advances: bool
-    shares: list[Share]
+    server_parts: list[ServerPart]
 
 
 class Plan(msgspec.Struct):
@@ -141,32 +141,29 @@ class Router:
         self._routes: dict[tuple[int, KeyRange, bool], list[tuple[int, KeyRange]]] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
 
-    def legs(self, ask: Exchange) -> tuple[LegPlan, ...]:
-        """The legs of an exchange, in their order: one, or a push and then the rest.
+    def sub_requests(self, ask: Exchange) -> tuple[SubRequestPlan, ...]:
+        """The sub-requests of an exchange, in their order: one, or a push and then the rest.
 
         Raises what `cut` does.
         """
-        known: tuple[Router, tuple[LegPlan, ...]] | None = ask.route
+        known: tuple[Router, tuple[SubRequestPlan, ...]] | None = ask.route
         if known is not None and known[0] is self:
             return known[1]
+        steps = [(ask.pushes, (), False), ((), ask.pulls, ask.advance)]
         if self.rides(ask):
-            legs: tuple[LegPlan, ...] = (self._leg(ask, ask.pushes, ask.pulls, ask.advance),)
-        else:
-            legs = (
-                self._leg(ask, ask.pushes, (), False),
-                self._leg(ask, (), ask.pulls, ask.advance),
-            )
+            steps = [(ask.pushes, ask.pulls, ask.advance)]
+        sub_requests = tuple(self._sub_request(ask, *step) for step in steps)
         ops: tuple[PushOp | PullOp, ...] = (*ask.pushes, *ask.pulls)
         if all(op.keys is None for op in ops):  # keys may be others by then
-            msgspec.structs.force_setattr(ask, "route", (self, legs))
-        return legs
+            msgspec.structs.force_setattr(ask, "route", (self, sub_requests))
+        return sub_requests
 
-    def _leg(
+    def _sub_request(
         self, ask: Exchange, pushes: Sequence[PushOp], pulls: Sequence[PullOp], advances: bool
-    ) -> LegPlan:
-        plan, shares = self.cut(pushes, pulls, advances)
+    ) -> SubRequestPlan:
+        plan, server_parts = self.cut(pushes, pulls, advances)
         closing = plan.closing and not ask.assign
-        return LegPlan(plan.pushed, plan.pulled, closing, advances, shares)
+        return SubRequestPlan(plan.pushed, plan.pulled, closing, advances, server_parts)
 
     def rides(self, ask: Exchange) -> bool:
         """Whether push, advance and pull may travel in one message per server.
@@ -187,12 +184,14 @@ class Router:
         return not closing or (alone and all(rule.name == "bsp" for rule in closing))
 
     def _chained(self, pushes: Sequence[PushOp]) -> bool:
-        arcs = (arc for op in pushes for arc in self.view.arcs[self._number(op.table)])
-        return any(len(arc.full) > 1 for arc in arcs)
+        placements = (
+            placement for op in pushes for placement in self.view.placements[self._number(op.table)]
+        )
+        return any(len(placement.in_sync) > 1 for placement in placements)
 
     def cut(
         self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
-    ) -> tuple[Plan, list[Share]]:
+    ) -> tuple[Plan, list[ServerPart]]:
         """Each server's share; with `everybody` also of those that hold none of the rows.
 
         Raises:
@@ -207,7 +206,7 @@ class Router:
             self._check(pull.table, pull.rows, pull.keys, pull.out)
             if pull.out.readonly:
                 raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
-        shares = []
+        server_parts = []
         for each in plan.servers:
             buffers = self._pushed(pushes, each)
             for index, first, last in each.key_cuts:
@@ -220,8 +219,8 @@ class Router:
                 nbytes += buffer.nbytes
             for out in outs:
                 nbytes_out += out.nbytes
-            shares.append(
-                Share(
+            server_parts.append(
+                ServerPart(
                     each.server,
                     tuple(each.pushes),
                     tuple(each.pulls),
@@ -232,14 +231,14 @@ class Router:
                     answers,
                 )
             )
-        return plan, shares
+        return plan, server_parts
 
     def _pulled(
-        self, pulls: Sequence[PullOp], share: _Server
+        self, pulls: Sequence[PullOp], server_part: _Server
     ) -> tuple[list[memoryview], tuple[Answer, ...]]:
         outs: list[memoryview] = []
         answers: list[Answer] = []
-        for index, first, last in share.pull_cuts:
+        for index, first, last in server_part.pull_cuts:
             out = pulls[index].out
             if not isinstance(out, Answer):
                 outs.append(out[first:last])
@@ -249,9 +248,9 @@ class Router:
             raise InvalidValue("a call travels without pulls of rows from its server")
         return outs, tuple(answers)
 
-    def _pushed(self, pushes: Sequence[PushOp], share: _Server) -> list[memoryview]:
+    def _pushed(self, pushes: Sequence[PushOp], server_part: _Server) -> list[memoryview]:
         buffers: list[memoryview] = []
-        for index, first, last in share.push_cuts:
+        for index, first, last in server_part.push_cuts:
             op = pushes[index]
             if op.keys is None:
                 buffers.append(op.values[first:last])
@@ -282,23 +281,25 @@ class Router:
         members = self.view.servers
         for index, op in enumerate(pushes):
             for at, rows, first, last, keys in self._cuts(op):
-                share = servers.setdefault(at, _Server(members[at].id))
-                share.pushes.append(Part(self._number(op.table), rows.start, rows.stop, keys))
-                share.push_cuts.append((index, first, last))
+                server_part = servers.setdefault(at, _Server(members[at].id))
+                server_part.pushes.append(Part(self._number(op.table), rows.start, rows.stop, keys))
+                server_part.push_cuts.append((index, first, last))
         for index, pull in enumerate(pulls):
             number = self._number(pull.table)
             same = _pushed_keys(pull, pushes, pulls)
             for at, rows, first, last, keys in self._cuts(pull):
                 if not keys:
                     continue  # none of the keys lives there
-                share = servers.setdefault(at, _Server(members[at].id))
-                share.pulls.append(Part(number, rows.start, rows.stop, SAME if same else keys))
+                server_part = servers.setdefault(at, _Server(members[at].id))
+                server_part.pulls.append(
+                    Part(number, rows.start, rows.stop, SAME if same else keys)
+                )
                 if keys > 0:
                     if not same:
-                        share.key_cuts.append((index, first, last))
+                        server_part.key_cuts.append((index, first, last))
                     size = self._sizes[number]
                     first, last = first * size, last * size
-                share.pull_cuts.append((index, first, last))
+                server_part.pull_cuts.append((index, first, last))
         if everybody:
             for at, member in enumerate(members):
                 servers.setdefault(at, _Server(member.id))
@@ -337,7 +338,7 @@ class Router:
             if not spec.hashed:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
-            elif spec.kind == "handled" or len(self.view.arcs[number]) == 1:
+            elif spec.kind == "handled" or len(self.view.placements[number]) == 1:
                 first, last = 0, len(op.keys)
             else:
                 first = bisect_left(op.keys, rows.start, key=slot_of)
@@ -356,8 +357,8 @@ class Router:
                 raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
             head = pushed or spec.consistency.name == "asp"  # where its own pushes are seen first
             cuts = [
-                (self._at[arc.head if head else arc.tail], arc.rows & rows)
-                for arc in self.view.arcs[number]
+                (self._at[placement.head if head else placement.tail], placement.rows & rows)
+                for placement in self.view.placements[number]
             ]
             if len(self._routes) >= PLANS_KEPT:
                 self._routes.clear()

@@ -14,19 +14,19 @@ import numpy as np
 from shoal.errors import ShoalError
 from shoal.keys import tiles
 from shoal.protocol.messages import (
+    BarrierReleased,
     End,
     Frozen,
     Joined,
     Leased,
     Message,
     NewView,
-    Released,
     Reply,
     Request,
 )
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.scheduler.barriers import released_as
-from shoal.protocol.scheduler.journal import Record
+from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.leases import Span
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
@@ -49,16 +49,20 @@ def violated(checker: str, message: str) -> Violation:
 def check_tiling(view: View) -> None:
     """`tiling`: arcs cover every table exactly once, fragments are whole, chains of members."""
     ranks = {member.rank for member in view.servers}
-    for spec, arcs in zip(view.tables, view.arcs, strict=True):
-        held = [arc.rows for arc in arcs]
+    for spec, placements in zip(view.tables, view.placements, strict=True):
+        held = [placement.rows for placement in placements]
         if not tiles(held, spec.keys.stop):
             raise violated("tiling", f"table {spec.name!r} is held as {held} in view {view.id}")
         edges = {part.start for part in spec.fragments()} | {spec.keys.stop}
         if any(rows.stop not in edges for rows in held):
             raise violated("tiling", f"a fragment of {spec.name!r} is split in view {view.id}")
-        for arc in arcs:
-            if not arc.chain or len(set(arc.chain)) < len(arc.chain) or set(arc.chain) - ranks:
-                raise violated("tiling", f"{spec.name!r} {arc.rows} is on {arc.chain}")
+        for placement in placements:
+            if (
+                not placement.chain
+                or len(set(placement.chain)) < len(placement.chain)
+                or set(placement.chain) - ranks
+            ):
+                raise violated("tiling", f"{spec.name!r} {placement.rows} is on {placement.chain}")
 
 
 class Ledger:
@@ -202,19 +206,21 @@ class Durability:
 
     def __init__(self) -> None:
         self._disk: bytes | None = None
-        self._record = Record()
+        self._record = JournalRecord()
 
     def told(self, target: NodeId, message: Message, disk: bytes | None) -> None:
         if disk is not self._disk:
             self._disk = disk
-            self._record = msgspec.msgpack.decode(disk, type=Record) if disk else Record()
+            self._record = (
+                msgspec.msgpack.decode(disk, type=JournalRecord) if disk else JournalRecord()
+            )
         record = self._record
         match message:
             case NewView(view):
                 written = record.view is not None and record.view.id >= view.id
             case Joined(incarnation):
                 written = record.next_incarnation > incarnation
-            case Released(name, generation):
+            case BarrierReleased(name, generation):
                 # also who is no member any more may be told
                 groups = {m.group for m in record.members if m.id == target} or {"", GUESTS}
                 keys = [released_as(group, name) for group in groups]
@@ -239,15 +245,15 @@ class Durability:
 def check_parked(node: NodeId, machine: ServerMachine) -> None:
     """`forgotten`: a pull that is said to be parked is parked, with a reason. `visitor`: where all
     that it reads goes by other workers' clocks, it waits for nobody."""
-    parked = machine.waiting()
-    said = sum(list(w.codes.values()).count("parked") for w in machine.gate.windows.values())
-    if said != len(parked):
-        raise violated("forgotten", f"{node} parked {said} pulls and knows of {len(parked)}")
-    for request, reason in parked:
+    waiting = machine.waiting()
+    said = sum(list(w.codes.values()).count("waiting") for w in machine.admission.windows.values())
+    if said != len(waiting):
+        raise violated("forgotten", f"{node} has {said} waiting pulls and knows of {len(waiting)}")
+    for request, reason in waiting:
         if not reason and not machine.frozen:
             raise violated("forgotten", f"{node} parked {request} for no reason")
-    copies = machine.replication.copies
-    for taken in (each.taken for each in machine.parking.pulls.values()):
+    copies = machine.replication.replicas
+    for taken in (each.admitted for each in machine.wait_queue.pulls.values()):
         groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
         waits = taken.request.pushes or not taken.window.complete(taken.request.seq)
         if not waits and taken.window.group not in groups:
@@ -257,8 +263,8 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
 def check_served(node: NodeId, machine: ServerMachine, numbers: Sequence[int]) -> None:
     """`unreplicated`: nobody reads what not all replicas have; but under `asp` a head answers."""
     for number in numbers:
-        copy, spec = machine.replication.copies[number], machine.shards[number].spec
-        tail = copy.arc.tail == machine.session.rank
+        copy, spec = machine.replication.replicas[number], machine.shards[number].spec
+        tail = copy.placement.tail == machine.session.rank
         if not tail and copy.version > copy.done and spec.consistency.name != "asp":
             text = f"{spec.name}{copy.rows} at version {copy.version}, done {copy.done}"
             raise violated("unreplicated", f"{node} answers with {text}")

@@ -9,13 +9,13 @@ import numpy as np
 from shoal.protocol.namespaces import local
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.request_log import Copy
-from shoal.protocol.server.shards import Shard
+from shoal.protocol.server.request_log import Replica
+from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
 from shoal.simulation.workloads.leases import BATCHES, EPOCHS
 from shoal.simulation.workloads.programs import INCARNATIONS, STAMP_FRAGMENT, Workload
-from shoal.tables.custom.shard import HandledShard
+from shoal.tables.custom.shard import CustomShard
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.sparse.bounded_shard import BoundedShard
 from shoal.tables.sparse.shard import SparseShard
@@ -35,18 +35,20 @@ def check_holdings(
     """
     keys = INCARNATIONS * work.clocks
     stamps = []
-    harvest = np.zeros(EPOCHS * BATCHES, np.float32)
-    longest = max(len(c.arc.full) for m in servers.values() for c in m.replication.copies.values())
+    leased = np.zeros(EPOCHS * BATCHES, np.float32)
+    longest = max(
+        len(c.placement.in_sync) for m in servers.values() for c in m.replication.replicas.values()
+    )
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
-    handled: list[list[HandledShard]] = [[] for _ in range(longest)]  # likewise
+    handled: list[list[CustomShard]] = [[] for _ in range(longest)]  # likewise
     for machine in servers.values():
-        for copy, shard in _held(machine):
-            if copy.group != group:
+        for replica, shard in _held(machine):
+            if replica.group != group:
                 continue
             name = local(shard.spec.name, group)
-            at = copy.arc.full.index(machine.session.rank)
-            last = at == len(copy.arc.full) - 1
-            if isinstance(shard, HandledShard):
+            at = replica.placement.in_sync.index(machine.session.rank)
+            last = at == len(replica.placement.in_sync) - 1
+            if isinstance(shard, CustomShard):
                 for each in handled[at : None if last else at + 1]:
                     each.append(shard)
                 continue
@@ -61,8 +63,8 @@ def check_holdings(
                 continue
             if name == "harvest":
                 assert isinstance(shard, DenseShard)
-                if copy.arc.tail == machine.session.rank:
-                    harvest[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
+                if replica.placement.tail == machine.session.rank:
+                    leased[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
                 continue
             for ledger in ledgers[at : None if last else at + 1]:
                 _add(ledger, shard)
@@ -72,8 +74,8 @@ def check_holdings(
     if work.calls is not None:
         for shards in handled:
             work.calls.check_end(shards)
-    if work.harvest is not None:
-        work.harvest.check_end(harvest, leases, whole)
+    if work.leased is not None:
+        work.leased.check_end(leased, leases, whole)
     if one_round:
         check_one_round(stamps)
 
@@ -81,29 +83,33 @@ def check_holdings(
 def made_room(servers: Mapping[NodeId, ServerMachine]) -> int:
     """How many replicas have had to forget keys."""
     held = [each for machine in servers.values() for each in _held(machine)]
-    return sum(shard.evicted > 0 for copy, shard in held if len(copy.arc.full) > 1)
+    return sum(shard.evicted > 0 for replica, shard in held if len(replica.placement.in_sync) > 1)
 
 
 def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
     """`replicas`: copies of an arc that have been changed as often are the same, bit for bit."""
     seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
     for node, machine in servers.items():
-        for copy, shard in _held(machine):
-            key, data = (copy.table, copy.rows.start, copy.version), _content(shard)
+        for replica, shard in _held(machine):
+            key, data = (replica.table, replica.rows.start, replica.version), _content(shard)
             other, expected = seen.setdefault(key, (node, data))
             if data != expected:
-                text = f"version {copy.version} of {shard.spec.name}{copy.rows}"
+                text = f"version {replica.version} of {shard.spec.name}{replica.rows}"
                 raise violated("replicas", f"{text} differs on {other} and {node}")
 
 
-def _held(machine: ServerMachine) -> list[tuple[Copy, Shard]]:
+def _held(machine: ServerMachine) -> list[tuple[Replica, ShardStore]]:
     """What a server has all of."""
-    copies, rank = machine.replication.copies, machine.session.rank
-    return [(copies[n], shard) for n, shard in machine.shards.items() if rank in copies[n].arc.full]
+    copies, rank = machine.replication.replicas, machine.session.rank
+    return [
+        (copies[n], shard)
+        for n, shard in machine.shards.items()
+        if rank in copies[n].placement.in_sync
+    ]
 
 
-def _content(shard: Shard) -> bytes:
-    if isinstance(shard, HandledShard):
+def _content(shard: ShardStore) -> bytes:
+    if isinstance(shard, CustomShard):
         return b"".join(each.numpy().tobytes() for each in shard.state().values())
     if isinstance(shard, BoundedShard):  # the same keys at the same places, used last as long ago
         state = shard.state()
@@ -118,7 +124,7 @@ def _content(shard: Shard) -> bytes:
     return shard.rows.numpy().tobytes()
 
 
-def _add(ledger: np.ndarray, shard: Shard) -> None:
+def _add(ledger: np.ndarray, shard: ShardStore) -> None:
     """The pushes that a shard of the ledger has."""
     if isinstance(shard, SparseShard):
         rows = shard.records[: len(shard) * shard.stride]

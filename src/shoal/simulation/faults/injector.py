@@ -14,7 +14,7 @@ import msgspec
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
 from shoal.protocol.views import NodeId
-from shoal.simulation.cluster import Cast
+from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
@@ -38,7 +38,7 @@ MENU = (
 ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
 UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
 UNANSWERED = 0.3  # of those that join or leave
-REPAIRING = ("state", "learned")  # ... when it sends rows, or has them
+REPAIRING = ("statechunk", "synced")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 DEAD_S = 3.2  # for as long somebody is kept away who is to be taken for dead
 
@@ -54,11 +54,11 @@ class Armed(msgspec.Struct):
 class Faults:
     """Plans the faults of one seed and strikes."""
 
-    def __init__(self, world: World, cast: Cast, random: Random) -> None:
+    def __init__(self, world: World, cluster: SimulatedCluster, random: Random) -> None:
         self.counts: Counter[str] = Counter()
         self.healed = False
         self._world = world
-        self._cast = cast
+        self._cluster = cluster
         self._random = random
         self._aside = Random(str(random.getstate()))  # what draws from it shifts nothing else
         self._armed: list[Armed] = []
@@ -103,7 +103,7 @@ class Faults:
         """After an event: strike if an armed fault's phase has come."""
         if not self._armed:
             return
-        now, phase = self._world.now, self._cast.phase()
+        now, phase = self._world.now, self._cluster.phase()
         due = [each for each in self._armed if each.phase == phase or now >= each.until]
         for each in due:
             self._armed.remove(each)
@@ -117,7 +117,7 @@ class Faults:
             self._armed.append(armed)
 
     def _strike(self, what: str) -> None:
-        if self.healed or self._cast.over():
+        if self.healed or self._cluster.over():
             return
         if not any(sim.alive and not sim.stopped for sim in self._world.nodes.values()):
             return
@@ -166,17 +166,17 @@ class Faults:
             case "stop worker" | "stop server" | "stop scheduler":
                 self._stop(what, [name for name in names if name.startswith(what.split()[1])])
             case "join":
-                if self._cast.add_worker() is not None:
+                if self._cluster.add_worker() is not None:
                     self.count(what)
             case "join server":
-                if self._cast.add_server() is not None:
+                if self._cluster.add_server() is not None:
                     self.count(what)
             case "leave server":
-                here = self._cast.servers
+                here = self._cluster.servers
                 servers = [n for n in names if n in here and here[n].session.incarnation]
                 if len(servers) > 1:
                     self.count(what)
-                    self._cast.send_away(random.choice(servers))
+                    self._cluster.send_away(random.choice(servers))
 
     def _stop(self, what: str, names: list[NodeId]) -> None:
         """SIGSTOP: it goes on soon; or so late that it might have been taken for dead."""
@@ -189,42 +189,42 @@ class Faults:
 
     def _may_lose(self, worker: NodeId) -> bool:
         """Whether its group goes on."""
-        guests, nodes = self._cast.guests, self._world.nodes.items()
+        guests, nodes = self._cluster.guests, self._world.nodes.items()
         living = [n for n, s in nodes if n.startswith("worker") and s.alive and not s.stopped]
         return worker in guests or any(n != worker and n not in guests for n in living)
 
     def _crash_worker(self, node: NodeId) -> None:
-        self._cast.will_crash(node)
+        self._cluster.will_crash(node)
         self._world.crash(node, tell=self._random.random() < 0.5)
-        begins = self._cast.phase() in ("joining", "view change")  # of which nothing may be left
+        begins = self._cluster.phase() in ("joining", "view change")  # of which nothing may be left
         replaced = self._random.random() < 0.7 or begins
-        if replaced or self._cast.needed(node):
+        if replaced or self._cluster.needed(node):
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def kill(self, node: NodeId, role: str) -> None:
         """SIGKILL; another takes its place, with what the one before has written down."""
         if role == "worker":
-            self._cast.will_crash(node)
+            self._cluster.will_crash(node)
         self._world.crash(node)
         come = {"worker": self.replace_worker, "server": self._replace_server}
-        again = come.get(role, self._cast.restart_scheduler)
+        again = come.get(role, self._cluster.restart_scheduler)
         self._world.at(self._world.now + 0.05 + self._random.random(), again)
 
     def replace_worker(self) -> None:
         """Start a worker in the place of one that is gone."""
-        if not self._cast.over() and self._cast.add_worker() is not None:
+        if not self._cluster.over() and self._cluster.add_worker() is not None:
             self.count("restart worker")
 
     def _restart_later(self) -> None:
         at = self._world.now + 0.05 + self._random.random()
-        self._world.at(at, self._cast.restart_scheduler)
+        self._world.at(at, self._cluster.restart_scheduler)
 
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
         """Kill the scheduler just before or just after a record is durable; or a worker half-way
         through its advance."""
         if isinstance(effect, Send):
             moves = isinstance(effect.message, Joined | Leave)
-            if moves and "server" in sim.node + effect.to and self._cast.at_work():
+            if moves and "server" in sim.node + effect.to and self._cluster.at_work():
                 self._answers_come_late()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
@@ -259,7 +259,7 @@ class Faults:
             return False
         self._in_advance, self._told = False, None
         self.count("crash worker in mid-advance")
-        self._cast.will_crash(node)
+        self._cluster.will_crash(node)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
 
@@ -272,13 +272,17 @@ class Faults:
         if not self._world.nodes[source].alive or not self._may_lose(source):
             return False
         self.count("crash worker in mid-payload")
-        self._cast.will_crash(source)
+        self._cluster.will_crash(source)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
 
     def _kill_server(self, victim: NodeId, least_events: int, about_to: str) -> None:
         """Kill a server for good, once the seed has seen enough and while it is still needed."""
-        if self._cast.over() or not self._cast.at_work() or not self._world.nodes[victim].alive:
+        if (
+            self._cluster.over()
+            or not self._cluster.at_work()
+            or not self._world.nodes[victim].alive
+        ):
             return
         if self._world.events < least_events or about_to:
             if self._world.events >= least_events:
@@ -325,13 +329,13 @@ class Faults:
             self._world.at(self._world.now + 0.1, lambda: self._kill_another(patient, about_to))
 
     def _replace_server(self) -> None:
-        if not self._cast.over() and self._cast.add_server() is not None:
+        if not self._cluster.over() and self._cluster.add_server() is not None:
             self.count("restart server")
 
     def _kill_another(self, patient: bool, about_to: str) -> None:
-        if self._cast.over() or not self._cast.at_work() or self.healed:
+        if self._cluster.over() or not self._cluster.at_work() or self.healed:
             return
-        if patient and not self._cast.repaired():
+        if patient and not self._cluster.repaired():
             self._world.at(self._world.now + 0.02, lambda: self._kill_another(patient, about_to))
             return
         nodes = self._world.nodes
@@ -345,7 +349,7 @@ class Faults:
         random, world = self._random, self._world
         living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
         what = random.choice(("", "join", "clog"))
-        if what == "join" and self._cast.add_worker() is not None:
+        if what == "join" and self._cluster.add_worker() is not None:
             self.count(what)
         elif what == "clog":
             for source in [node for node in living if node.startswith("server")]:
@@ -373,7 +377,7 @@ class Faults:
 
     def count(self, fault: str) -> None:
         """Count a fault, by its phase where it is one that may come in any."""
-        name = f"{fault} ({self._cast.phase()})" if fault in ONE_SIDED else fault
+        name = f"{fault} ({self._cluster.phase()})" if fault in ONE_SIDED else fault
         self.counts[name] += 1
         self._world.coverage[name] += 1
         self._world.note_line(f"FAULT {name}")

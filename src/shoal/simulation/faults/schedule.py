@@ -14,7 +14,7 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.registry import unknown
-from shoal.simulation.cluster import Cast
+from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.injector import Faults
 from shoal.simulation.world import World
 
@@ -64,11 +64,16 @@ class Served:
     """A menu's faults, by turns, on a simulated cluster: each when it is whole again."""
 
     def __init__(
-        self, menu: Sequence[Fault], world: World, cast: Cast, faults: Faults, random: Random
+        self,
+        fault_schedule: Sequence[Fault],
+        world: World,
+        cluster: SimulatedCluster,
+        faults: Faults,
+        random: Random,
     ) -> None:
-        self._menu = menu
+        self._fault_schedule = fault_schedule
         self._world = world
-        self._cast = cast
+        self._cluster = cluster
         self._faults = faults
         self._random = random
         self._served = 0
@@ -76,11 +81,13 @@ class Served:
 
     def look(self) -> None:
         """After an event: strike if it is time."""
-        if self._faults.healed or not self._cast.at_work() or not self._cast.whole():
+        if self._faults.healed or not self._cluster.at_work() or not self._cluster.whole():
             self._next_at = -1.0
             return
-        fault, now = self._menu[self._served % len(self._menu)], self._world.now
-        if fault.step > self._step() or (fault.step >= 0 and self._served >= len(self._menu)):
+        fault, now = self._fault_schedule[self._served % len(self._fault_schedule)], self._world.now
+        if fault.step > self._step() or (
+            fault.step >= 0 and self._served >= len(self._fault_schedule)
+        ):
             return
         if self._next_at < 0:
             self._next_at = now + self._random.random() * PAUSE_S
@@ -96,7 +103,7 @@ class Served:
     def _strike(self, fault: Fault) -> None:
         living = [n for n, s in self._world.nodes.items() if s.alive and not s.stopped]
         nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
-        if not nodes or (fault.what in ("kill", "restart") and self._cast.full()):
+        if not nodes or (fault.what in ("kill", "restart") and self._cluster.full()):
             return
         node = self._random.choice(sorted(nodes))
         now, network = self._world.now, self._world.network
@@ -111,8 +118,8 @@ class Served:
                     network.clog(node, other, now + SLOW_S)
                     network.clog(other, node, now + SLOW_S)
             case "restart", "server":
-                self._cast.send_away(node)
-                self._cast.add_server()
+                self._cluster.send_away(node)
+                self._cluster.add_server()
             case _, role:
                 self._faults.kill(node, role)
 

@@ -20,7 +20,7 @@ KEYS, ROOM = 48, 16
 MOST = 4  # keys of a push
 
 
-class Visits:
+class BoundedWorkload:
     """What was pushed to it."""
 
     def __init__(self, consistency: Consistency, random: Random) -> None:
@@ -49,9 +49,9 @@ class Visits:
 
     def check_read(self, pull: PullOp, rows: np.ndarray) -> None:
         """`exactly once`: no key has been visited more often than it was."""
-        for key, visits in zip(np.asarray(pull.keys).tolist(), rows.tolist(), strict=True):
-            if not 0 <= visits <= self._pushed[key]:
-                text = f"key {key} reads {visits:g} after {self._pushed[key]} visits"
+        for key, bounded in zip(np.asarray(pull.keys).tolist(), rows.tolist(), strict=True):
+            if not 0 <= bounded <= self._pushed[key]:
+                text = f"key {key} reads {bounded:g} after {self._pushed[key]} visits"
                 raise violated("exactly once", text)
 
 

@@ -14,7 +14,7 @@ from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program
 from shoal.tables.custom.calls import Call, What, read_answer
-from shoal.tables.custom.shard import HandledShard
+from shoal.tables.custom.shard import CustomShard
 from shoal.tables.spec import Access, TableSpec
 
 SPEC = TableSpec("calls", kind="handled", access=Access("lists"), saves=True)
@@ -50,7 +50,7 @@ class Calls:
                 if read != [1.0]:
                     raise violated("called once", f"key {called} reads {read} after its call")
 
-    def check_end(self, shards: Iterable[HandledShard]) -> None:
+    def check_end(self, shards: Iterable[CustomShard]) -> None:
         """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing.
 
         shards:  of all servers at one place of their chains
@@ -68,8 +68,8 @@ class Calls:
         assert view is not None
         assert table is not None
         return {
-            arc.rows: next(k for k in count(key << 20) if slot_of(k) in arc.rows)
-            for arc in view.arcs[table]
+            placement.rows: next(k for k in count(key << 20) if slot_of(k) in placement.rows)
+            for placement in view.placements[table]
         }
 
     def _ops(

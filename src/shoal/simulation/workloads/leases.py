@@ -21,7 +21,7 @@ from shoal.tables.spec import Access, Consistency, TableSpec
 EPOCHS, BATCHES = 2, 16
 
 
-class Harvest:
+class LeaseWorkload:
     """Who does which batch, and what the table may read."""
 
     def __init__(self, consistency: Consistency) -> None:

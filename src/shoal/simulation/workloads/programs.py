@@ -34,9 +34,9 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import Ledger, check_canary, check_untorn, violated
 from shoal.simulation.node import Program, Sleep
-from shoal.simulation.workloads.bounded import Visits
+from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.custom import SPEC, Calls
-from shoal.simulation.workloads.leases import Harvest
+from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.world import World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
@@ -73,8 +73,8 @@ class Workload:
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
-        self.visits = Visits(consistency, Random(seed * 19 + 8)) if bounded else None
-        self.harvest = Harvest(consistency) if leased else None
+        self.bounded = BoundedWorkload(consistency, Random(seed * 19 + 8)) if bounded else None
+        self.leased = LeaseWorkload(consistency) if leased else None
         self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -92,8 +92,8 @@ class Workload:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
         handled = [SPEC] if self.calls is not None else []
-        bounded = [self.visits.spec] if self.visits is not None else []
-        leased = [self.harvest.spec] if self.harvest is not None else []
+        bounded = [self.bounded.spec] if self.bounded is not None else []
+        leased = [self.leased.spec] if self.leased is not None else []
         return [ledger, stamp, *handled, *bounded, *leased]
 
     def check_buffers(self, node: NodeId) -> None:
@@ -123,11 +123,11 @@ class Workload:
             outcome = yield Exchange(advance=True, last=True)
             if outcome.error is None:
                 break
-        if self.harvest is not None:
-            self.harvest.leave(session.incarnation)
+        if self.leased is not None:
+            self.leased.leave(session.incarnation)
         while not session.ended and not self.may_end():
             yield Sleep(0.1)
-        if not session.ended and (self.harvest is None or not self.harvest.patient):
+        if not session.ended and (self.leased is None or not self.leased.patient):
             yield EnterBarrier("end")  # others may wait for what this worker has leased
         if not session.ended:
             yield FinishWork()
@@ -199,8 +199,8 @@ class Workload:
             return
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
-        if self.visits is not None and visited is not None:
-            self.visits.check_read(*visited[1:])
+        if self.bounded is not None and visited is not None:
+            self.bounded.check_read(*visited[1:])
 
     def visit(self, machine: WorkerMachine, random: Random) -> Program:
         """What a worker of another group does: it reads what there is, and waits for nobody.
@@ -240,11 +240,11 @@ class Workload:
     ) -> Generator[Any, Any, tuple[Visited | None, PushOp | None]]:
         """What is pushed and pulled of tables that only some seeds have."""
         visited = None
-        if self.visits is not None:
-            visited = self.visits.push(random), *self.visits.pull(random)
+        if self.bounded is not None:
+            visited = self.bounded.push(random), *self.bounded.pull(random)
         batch = None
-        if self.harvest is not None:
-            batch = yield from self.harvest.push(machine)
+        if self.leased is not None:
+            batch = yield from self.leased.push(machine)
         return visited, batch
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
@@ -296,8 +296,8 @@ class Workload:
         )
 
     def _harvested(self, batch: PushOp | None, outcome: Outcome) -> None:
-        if self.harvest is not None and batch is not None:
-            self.harvest.pushed(batch, outcome)
+        if self.leased is not None and batch is not None:
+            self.leased.pushed(batch, outcome)
 
     def _pushed(self, key: int, outcome: Outcome, batch: PushOp | None) -> None:
         self._harvested(batch, outcome)

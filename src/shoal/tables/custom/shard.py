@@ -166,7 +166,7 @@ class Answered:
                 del self.answers[number]
 
 
-class HandledShard:
+class CustomShard:
     """One server's handler of a table, and what it has answered."""
 
     evicted = 0
@@ -174,7 +174,7 @@ class HandledShard:
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
         self.held = held
-        self.learning = False
+        self.syncing = False
         self.handler = made(spec)
         self._answered: dict[int, Answered] = {}  # by client
 
@@ -272,7 +272,7 @@ class HandledShard:
     def part_of(self, staged: StagedCall) -> StagedCall:
         raise InvalidValue("a handled table has no rounds")
 
-    def split(self, ranges: Sequence[KeyRange]) -> Sequence[HandledShard]:
+    def split(self, ranges: Sequence[KeyRange]) -> Sequence[CustomShard]:
         raise InvalidValue("a handled table's arcs are not cut")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:

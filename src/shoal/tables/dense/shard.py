@@ -48,7 +48,7 @@ class DenseShard:
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
         self.spec = spec
         self.held = held
-        self.learning = False  # it makes no difference: what comes is written over what is there
+        self.syncing = False  # it makes no difference: what comes is written over what is there
         self.access: AccessMethod = method_of(spec)
         self.dtype: torch.dtype = DTYPES[spec.dtype]
         self._row_bytes = spec.row_bytes

@@ -59,7 +59,7 @@ class BoundedShard(SparseShard):
         """Put keys where another copy has; of those that are still to come none."""
         assert staged.places is not None
         which, places = some, staged.places[some]
-        if self.learning:
+        if self.syncing:
             which = some.start + np.flatnonzero(places < U(len(self)))
             places = staged.places[which]
         keys = staged.keys[which]

@@ -37,7 +37,7 @@ class SparseShard:
     records:  flat; a row and its state are `stride` elements
     keys:     of the records
     updates:  pushes applied so far: the step of a schedule
-    learning: another copy is still sending its rows, and what has not come yet is not changed
+    syncing: another copy is still sending its rows, and what has not come yet is not changed
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -46,7 +46,7 @@ class SparseShard:
         self.method = row_method_of(spec)
         self.dtype = np.dtype(spec.dtype)
         self.updates = 0
-        self.learning = False
+        self.syncing = False
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
         self._index = self._new_index()
@@ -327,7 +327,7 @@ class SparseShard:
 
         While others are still to come, the keys that are here.
         """
-        if self.learning:
+        if self.syncing:
             places = self._index.find(staged.keys)
             here = places != MISSING
             yield here, places[here]

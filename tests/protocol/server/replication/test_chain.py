@@ -9,17 +9,17 @@ from shoal.protocol.messages import (
     SCHEDULER,
     Freeze,
     Frozen,
+    GroupProgress,
     NewView,
     Part,
     Probe,
     Replicate,
-    Replicated,
-    Standing,
+    ReplicateAck,
 )
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Operation
-from shoal.protocol.server.replication.replicas import Holding
-from shoal.protocol.views import FOREVER, Arc
+from shoal.protocol.server.replication.replicas import Replicas
+from shoal.protocol.views import FOREVER, Placement
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import bsp, ssp
 
@@ -37,7 +37,7 @@ def test_a_push_is_acknowledged_when_the_tail_has_it(chain):
     chain.deliver(Replicate)
     assert chain.rows(1) == [1, 2, 3, 4]
     assert chain.told == []
-    chain.deliver(Replicated)
+    chain.deliver(ReplicateAck)
     assert chain.told == [("worker-0", 0, "applied", [])]
 
 
@@ -196,7 +196,9 @@ def test_who_takes_over_from_who_took_over_waits_for_them_as_well(rigs):
     chain.without(0)
     chain.deliver()
     chain.view = replace(
-        chain.view, number=chain.view.number + 1, arcs=((Arc(KeyRange(0, ROWS), (2,)),),)
+        chain.view,
+        number=chain.view.number + 1,
+        placements=((Placement(KeyRange(0, ROWS), (2,)),),),
     )
     for rank in (1, 2):
         chain.receive(rank, SCHEDULER, NewView(chain.view))
@@ -247,7 +249,7 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
     chain.deliver()
     effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
     assert [each.message for each in effects if isinstance(each, Send)] == [
-        Frozen((1, 9), ((11, 0),), (Standing("", 0, 1, 1),))
+        Frozen((1, 9), ((11, 0),), (GroupProgress("", 0, 1, 1),))
     ]
 
 
@@ -255,15 +257,15 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     """Who takes over an arc is not as far with it as with those that it had."""
     low, high = KeyRange(0, 2), KeyRange(2, ROWS)
     view = rigs.view_of(servers=3, tables=(rigs.table(rows=ROWS, fragment_rows=ROWS),))
-    view = replace(view, arcs=((Arc(low, (0, 1, 2)), Arc(high, (1, 2))),))
-    holding, out = Holding(DenseShard), []
-    middle = Replication(holding.copies)
+    view = replace(view, placements=((Placement(low, (0, 1, 2)), Placement(high, (1, 2))),))
+    holding, out = Replicas(DenseShard), []
+    middle = Replication(holding.replicas)
     holding.adopt(view, 1)
     middle.adopt(view, 1, out)
     change = middle.change(1, Part(0, 2, ROWS), None, ())
     middle.carry(Operation("round", (1,), 5, [change], (), lambda: None, 4, 1.0), out)
     assert [each.message.clock for each in out] == [5]
-    after = replace(view, number=2, arcs=((Arc(low, (1, 2)), Arc(high, (1, 2))),))
+    after = replace(view, number=2, placements=((Placement(low, (1, 2)), Placement(high, (1, 2))),))
     out.clear()
     assert holding.adopt(after, 1).begin == {"": 0}
     middle.adopt(after, 1, out)
@@ -291,8 +293,8 @@ def test_what_is_not_for_this_server_changes_nothing(chain, message):
 def test_an_acknowledgement_of_what_was_not_sent_changes_nothing(chain):
     chain.ask(0, 0, 0, 1, 1, 1, 1)
     chain.told = []
-    chain.receive(0, "server-1", Replicated((1, 1), 99, ()))
-    chain.receive(0, "worker-1", Replicated((1, 1), 1, ((0, 0, 5),)))
+    chain.receive(0, "server-1", ReplicateAck((1, 1), 99, ()))
+    chain.receive(0, "worker-1", ReplicateAck((1, 1), 1, ((0, 0, 5),)))
     assert chain.told == []
 
 
@@ -301,5 +303,5 @@ def test_a_greeting_is_answered_with_a_greeting_and_nothing_else(rigs):
     chain = rigs.Chain(length=2)
     view, said = chain.view.id, ((0, 0, 3),)
     chain.under_way.clear()
-    chain.receive(1, "server-0", Replicated(view, 0, said))
-    assert [message for _, _, message, _ in chain.under_way] == [Replicated(view, 0, ())]
+    chain.receive(1, "server-0", ReplicateAck(view, 0, said))
+    assert [message for _, _, message, _ in chain.under_way] == [ReplicateAck(view, 0, ())]

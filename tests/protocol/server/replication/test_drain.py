@@ -7,9 +7,9 @@ from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.view_change import SOON_S
-from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.drain import Draining
+from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 
@@ -27,7 +27,7 @@ class NoHandover:
 
 @pytest.fixture
 def draining():
-    return Draining(Gate(), Busy({}), NoHandover())
+    return Drainer(Admission(), Busy({}), NoHandover())
 
 
 def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
@@ -35,19 +35,19 @@ def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
     for now in range(10):
         draining.begin(Drain((1, 2)), now / 4, [])
         draining.tick(now / 4)
-    assert not draining._gate.draining
+    assert not draining._admission.drainer
     draining.begin(Drain((1, 3)), 9.0, [])
-    assert draining._gate.draining
+    assert draining._admission.drainer
 
 
 def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
     """It once had what waits told to servers of the view before, which was lost with that."""
-    draining._gate.promise((1, 2))
+    draining._admission.promise((1, 2))
     draining.begin(Drain((1, 3)), 0.0, [])
-    assert not draining._gate.draining
-    draining._gate.adopt(View(1, 2, (), ()))
+    assert not draining._admission.drainer
+    draining._admission.adopt(View(1, 2, (), ()))
     draining.begin(Drain((1, 3)), 0.1, [])  # it is said again
-    assert draining._gate.draining
+    assert draining._admission.drainer
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_rows_move_when_all_have_drained(rig):
         rig.receive(name, Drained(rig.machine._views._proposal.number))
     assert len(rig.sent(Freeze)) == 2
     rig.frozen("server-0", "server-1", drained=True)
-    assert any(arc.learning for arc in rig.machine.view.arcs[0])
+    assert any(placement.syncing_since for placement in rig.machine.view.placements[0])
 
 
 def test_where_something_came_in_after_all_it_is_tried_again_soon(rig):
@@ -94,18 +94,18 @@ def test_where_something_came_in_after_all_it_is_tried_again_soon(rig):
         rig.receive(name, Drained(rig.machine._views._proposal.number))
     rig.frozen("server-0", drained=True)
     rig.frozen("server-1", drained=False)
-    assert not any(arc.learning for arc in rig.machine.view.arcs[0])
+    assert not any(placement.syncing_since for placement in rig.machine.view.placements[0])
     assert rig.machine.deadline() == SOON_S
     assert rig.at(SOON_S) == {Drain}
 
 
 def test_where_a_server_cannot_a_view_without_moves_is_made_and_later_it_is_tried_again(rig):
-    before = rig.machine.view.arcs
+    before = rig.machine.view.placements
     assert rig.at(1.0) == {Drain}
     assert rig.at(2.5) == {Freeze}
     assert rig.at(4.0) == {Freeze}  # the first may have been lost
     rig.frozen("server-0", "server-1")
-    assert rig.machine.view.arcs == before
+    assert rig.machine.view.placements == before
     assert rig.sent(Drain) == []
     assert rig.at(8.0) == set()
     assert rig.machine.deadline() == 14.0

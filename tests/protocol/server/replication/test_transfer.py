@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Received, Send, Ticked
-from shoal.protocol.messages import SCHEDULER, NewView, Replicate, Replicated, State
+from shoal.protocol.messages import SCHEDULER, NewView, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import Session
-from shoal.protocol.views import Arc
+from shoal.protocol.views import Placement
 from shoal.tables.dense.shard import DenseShard
 
 ROWS, CHUNK, RATE = 2048, 2048, 20480  # of 8 bytes; bytes; bytes a second
@@ -19,22 +19,22 @@ ROWS, CHUNK, RATE = 2048, 2048, 20480  # of 8 bytes; bytes; bytes a second
 def test_rows_go_to_a_learner_at_their_rate(rigs):
     """Each piece as soon as the one before is there, and its time is over."""
     view = rigs.view_of(servers=2, tables=(rigs.table(None, ROWS, 64),))
-    alone = replace(view, arcs=((Arc(KeyRange(0, ROWS), (0,)),),))
-    arc = Arc(KeyRange(0, ROWS), (0, 1), learning=2)
+    alone = replace(view, placements=((Placement(KeyRange(0, ROWS), (0,)),),))
+    placement = Placement(KeyRange(0, ROWS), (0, 1), syncing_since=2)
     options = ReplicationOptions(chunk_bytes=CHUNK, state_bytes_per_s=RATE)
     server = ServerMachine(Session("server-0", "server"), DenseShard, options)
     sent, now = [], 0.0
 
     def handle(event):
         for each in server.handle(event, now):
-            if isinstance(each, Send) and isinstance(each.message, State):
+            if isinstance(each, Send) and isinstance(each.message, StateChunk):
                 nbytes = sum(buffer.nbytes for buffer in each.buffers)
                 sent.append((now, nbytes))
-                there = Replicated(each.message.view, each.message.number + 1, ())
+                there = ReplicateAck(each.message.view, each.message.number + 1, ())
                 handle(Received("server-1", there))
 
     handle(Received(SCHEDULER, NewView(alone)))
-    handle(Received(SCHEDULER, NewView(replace(view, number=2, arcs=((arc,),)))))
+    handle(Received(SCHEDULER, NewView(replace(view, number=2, placements=((placement,),)))))
     while sum(nbytes for _, nbytes in sent) < 8 * ROWS:
         due = server.deadline()
         assert due is not None

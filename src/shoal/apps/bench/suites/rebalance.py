@@ -133,14 +133,16 @@ class Load:
 
 def _whole(view: View) -> bool:
     """Whether nothing moves, and whoever is there has rows."""
-    arcs = view.arcs[0]
-    holders = {rank for arc in arcs for rank in arc.full}
-    return not any(arc.learning for arc in arcs) and len(holders) == len(view.servers)
+    placements = view.placements[0]
+    holders = {rank for placement in placements for rank in placement.in_sync}
+    return not any(placement.syncing_since for placement in placements) and len(holders) == len(
+        view.servers
+    )
 
 
 def _most_over_even(view: View) -> float:
     held = Counter({member.rank: 0 for member in view.servers})
-    for arc in view.arcs[0]:
-        for rank in arc.full:
-            held[rank] += len(arc.rows)
+    for placement in view.placements[0]:
+        for rank in placement.in_sync:
+            held[rank] += len(placement.rows)
     return max(held.values()) / (sum(held.values()) / len(held))

@@ -9,49 +9,49 @@ from typing import cast
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Replicate, State
-from shoal.protocol.server.admission import Gate
-from shoal.protocol.server.checkpointing import Saving
+from shoal.protocol.messages import Replicate, StateChunk
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replication.chain import Replication, Stage
 from shoal.protocol.server.replication.link import Change, Check, Operation, nothing
-from shoal.protocol.server.replication.operations import Made
-from shoal.protocol.server.replication.takeover import Handover
-from shoal.protocol.server.request_log import NOT_BEGUN, Copy, Taking
+from shoal.protocol.server.replication.operations import OperationBuilder
+from shoal.protocol.server.replication.takeover import Takeover
+from shoal.protocol.server.request_log import NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.rounds import Contribution, Rounds
-from shoal.protocol.server.shards import Loads, MovableShard, Shard, Staged
-from shoal.protocol.server.staging import Intake
-from shoal.protocol.server.wait_queue import Parking
+from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore, Staged
+from shoal.protocol.server.staging import RequestStaging
+from shoal.protocol.server.wait_queue import WaitQueue
 
 
-class Replay:
+class OperationApplier:
     """Does here what the heads of some arcs have done."""
 
     def __init__(
         self,
-        gate: Gate,
-        intake: Intake,
-        shards: Mapping[int, Shard],
+        admission: Admission,
+        staging: RequestStaging,
+        shards: Mapping[int, ShardStore],
         replication: Replication,
-        saving: Saving,
+        checkpointer: Checkpointer,
         rounds: Rounds,
-        parking: Parking,
-        handover: Handover,
+        wait_queue: WaitQueue,
+        takeover: Takeover,
     ) -> None:
-        self._gate = gate
-        self._intake = intake
+        self._admission = admission
+        self._staging = staging
         self._shards = shards
         self._replication = replication
-        self._saving = saving
+        self._checkpointer = checkpointer
         self._rounds = rounds
-        self._parking = parking
-        self._handover = handover
+        self._wait_queue = wait_queue
+        self._takeover = takeover
 
-    def stage(self, message: Replicate | State) -> Stage:
+    def stage(self, message: Replicate | StateChunk) -> Stage:
         """What gives room for the parts of what another server says."""
 
         def room(number: int, rows: KeyRange, keys: int) -> Staged:
-            shard = cast(MovableShard, self._shards[number])
-            if isinstance(message, State):
+            shard = cast(MovableStore, self._shards[number])
+            if isinstance(message, StateChunk):
                 staged: Staged = shard.stage_snapshot(rows, keys)
             elif message.what in ("check", "call"):
                 staged = shard.stage_keys(rows, max(keys, 0))
@@ -63,34 +63,36 @@ class Replay:
 
         return room
 
-    def do(self, message: Replicate, copies: list[Copy], loads: Loads, out: Effects) -> Operation:
+    def do(
+        self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
+    ) -> Operation:
         """Do what the head of some arcs has done, where that is not done here already."""
         if message.what == "check":
-            return self._check(message, copies, loads, out)
+            return self._check(message, replicas, loads, out)
         if message.what == "round":
-            for copy in copies:
-                self._saving.before(copy.number, message.round, out)
-                copy.closed = max(copy.closed, message.round + 1)
-        self._intake.loan.recall()
-        made = Made(self._replication, self._shards)
+            for replica in replicas:
+                self._checkpointer.before(replica.number, message.round, out)
+                replica.closed = max(replica.closed, message.round + 1)
+        self._staging.guard.recall()
+        builder = OperationBuilder(self._replication, self._shards)
         settled: dict[int, list[tuple[float | None, Staged]]] = {}
         fresh = []
-        for copy, part, version, lr, staged in zip(
-            copies, message.parts, message.versions, message.rates, loads, strict=True
+        for replica, part, version, lr, staged in zip(
+            replicas, message.parts, message.versions, message.rates, loads, strict=True
         ):
-            shard = self._shards[copy.number]
-            if version <= copy.version or copy.version == NOT_BEGUN:
+            shard = self._shards[replica.number]
+            if version <= replica.version or replica.version == NOT_BEGUN:
                 shard.release(staged)
                 continue
-            fresh.append((copy, part, version, lr, staged))
+            fresh.append((replica, part, version, lr, staged))
             if message.what != "accept":
-                made.about_to(copy.number, staged)
+                builder.about_to(replica.number, staged)
             if message.what == "round":
-                settled.setdefault(copy.number, []).append((lr, staged))
+                settled.setdefault(replica.number, []).append((lr, staged))
             elif message.what == "push":
-                if copy.group == message.group:
-                    self._saving.before(copy.number, message.round + 1, out)
-                    self._saving.past(copy.number, message.pushed)
+                if replica.group == message.group:
+                    self._checkpointer.before(replica.number, message.round + 1, out)
+                    self._checkpointer.past(replica.number, message.pushed)
                 shard.apply(staged, lr)
             elif message.what == "write":
                 shard.write(staged)
@@ -98,18 +100,22 @@ class Replay:
                 with suppress(AccessFailed):  # as at its head: the answer is remembered, if need be
                     shard.read_keys(staged)
             else:
-                self._accept(message, copy, staged, lr)
+                self._accept(message, replica, staged, lr)
         for number, updates in settled.items():
             self._shards[number].settle(updates)
-        for copy, part, version, lr, staged in fresh:
-            made.changed(copy.number, part, lr, tuple(staged.views))
-            if copy.version != version:
-                raise InvariantBroken(f"version {version} of {copy.rows} came at {copy.version}")
+        for replica, part, version, lr, staged in fresh:
+            builder.changed(replica.number, part, lr, tuple(staged.views))
+            if replica.version != version:
+                raise InvariantBroken(
+                    f"version {version} of {replica.rows} came at {replica.version}"
+                )
         if message.what == "push":
             for incarnation, seq, _ in message.origins:  # it may have waited for a marker
-                self._handover.copied.remove(incarnation, seq, [copy.number for copy in copies])
-        self._remember(message, made)
-        return made.operation(
+                self._takeover.copied.remove(
+                    incarnation, seq, [replica.number for replica in replicas]
+                )
+        self._remember(message, builder)
+        return builder.operation(
             message.what,
             message.group,
             message.clock,
@@ -121,53 +127,55 @@ class Replay:
         )
 
     def _check(
-        self, message: Replicate, copies: list[Copy], loads: Loads, out: Effects
+        self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
     ) -> Operation:
         """Say so where some rows are not what they are at their head."""
         changes: list[Change] = []
-        for copy, part, version, staged in zip(
-            copies, message.parts, message.versions, loads, strict=True
+        for replica, part, version, staged in zip(
+            replicas, message.parts, message.versions, loads, strict=True
         ):
-            shard = cast(MovableShard, self._shards[copy.number])
+            shard = cast(MovableStore, self._shards[replica.number])
             keys = staged.keys if part.keys >= 0 else None
             rows = KeyRange(part.start, part.stop)
-            if copy.version == version and not shard.learning:
+            if replica.version == version and not shard.syncing:
                 same = shard.digest(rows, keys) == message.digest
                 fields = {"table": shard.spec.name, "rows": rows, "version": version}
                 out.append(Note("compared" if same else "differs", fields))
-            if copy.chain[-1] != self._replication.rank:  # there are others after this one
+            if replica.chain[-1] != self._replication.rank:  # there are others after this one
                 views = tuple(memoryview(bytes(view)) for view in staged.views)
-                changes.append(Check(copy, part, version, None, views))
+                changes.append(Check(replica, part, version, None, views))
             shard.release(staged)
         path = *message.path, self._replication.rank
         return Operation("check", path, 0, changes, (), nothing, digest=message.digest)
 
-    def _accept(self, message: Replicate, copy: Copy, staged: Staged, lr: float | None) -> None:
+    def _accept(
+        self, message: Replicate, replica: Replica, staged: Staged, lr: float | None
+    ) -> None:
         """Keep what the head has for a round, should this server become the head."""
-        parts, clock, weight = [(copy.number, staged)], message.round, message.weight
+        parts, clock, weight = [(replica.number, staged)], message.round, message.weight
         for incarnation, seq, _ in message.origins:  # it is one
-            found = self._gate.window_of(incarnation)
+            found = self._admission.window_of(incarnation)
             if found is not None:
                 entry = Contribution(*found, seq, clock, weight, lr, parts, message.pushed)
-                self._handover.copied.add(entry)
+                self._takeover.copied.add(entry)
 
-    def _remember(self, message: Replicate, made: Made) -> None:
+    def _remember(self, message: Replicate, builder: OperationBuilder) -> None:
         """The pushes in it are here, should their workers send them again."""
         if message.what == "accept":
             return
-        takings = made.takings
+        takings = builder.takings
         if message.what == "round":  # in which all of a push to an arc is
-            latest = {taking.copy.number: taking for taking in takings}
-            takings = [Taking(t.copy.whole, t.copy, t.version) for t in latest.values()]
-        windows = {window.incarnation: window for window in self._gate.windows.values()}
+            latest = {taking.replica.number: taking for taking in takings}
+            takings = [AppliedPart(t.replica.whole, t.replica, t.version) for t in latest.values()]
+        windows = {window.incarnation: window for window in self._admission.windows.values()}
         for incarnation, seq, below in message.origins:
             window = windows.get(incarnation)
             if window is None:
                 continue
-            if below > window.settled_below:
+            if below > window.forget_below:
                 window.settle(below)
-                self._parking.settle(window)
-            if seq >= window.settled_below:
-                window.taken.setdefault(seq, []).extend(takings)
+                self._wait_queue.settle(window)
+            if seq >= window.forget_below:
+                window.parts.setdefault(seq, []).extend(takings)
         if message.what == "round" and message.round >= 0:
             self._rounds.weigh(message.group, message.round, message.weight)

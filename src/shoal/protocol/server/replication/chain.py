@@ -17,7 +17,7 @@ from math import inf
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
-from shoal.protocol.messages import Part, Replicate, Replicated, State
+from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.replication.link import (
     Change,
     Check,
@@ -26,11 +26,11 @@ from shoal.protocol.server.replication.link import (
     Link,
     Operation,
     ReplicationOptions,
-    StateOperation,
+    StateTransferOperation,
     nothing,
 )
-from shoal.protocol.server.request_log import Copy, Taking
-from shoal.protocol.server.shards import Loads, Staged
+from shoal.protocol.server.request_log import AppliedPart, Replica
+from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import FOREVER, NO_VIEW, NodeId, View, ViewId
 
 Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for a part
@@ -39,14 +39,16 @@ Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for 
 class Replication:
     """One server's place in the chains of its arcs.
 
-    copies: by the number of their shard
+    replicas: by the number of their shard
     rank:   of this server
     now:    set before each event
     """
 
-    def __init__(self, copies: dict[int, Copy], options: ReplicationOptions | None = None) -> None:
+    def __init__(
+        self, replicas: dict[int, Replica], options: ReplicationOptions | None = None
+    ) -> None:
         self.options = options or ReplicationOptions()
-        self.copies = copies
+        self.replicas = replicas
         self.now = 0.0
         self.rank = -1
         self._view: ViewId = NO_VIEW
@@ -73,24 +75,26 @@ class Replication:
 
     def _holds(self, change: Change) -> bool:
         """Whether its copy is still here; and who is sent it, if it is a chunk."""
-        copy = change.copy
-        if self.copies.get(copy.number) is not copy or isinstance(change, Check):
+        replica = change.replica
+        if self.replicas.get(replica.number) is not replica or isinstance(change, Check):
             return False
         if not isinstance(change, Chunk):
             return True
-        return copy.arc.learning == change.since and copy.arc.tail == self.rank
+        return (
+            replica.placement.syncing_since == change.since and replica.placement.tail == self.rank
+        )
 
     @property
     def idle(self) -> bool:
         """Whether all that was done here is on the rest of the chains."""
-        return all(isinstance(each, StateOperation) for each in self._log.values())
+        return all(isinstance(each, StateTransferOperation) for each in self._log.values())
 
     def greet(self, out: Effects) -> None:
         """Make the connections that others wait for: of two servers the one of lower rank does."""
         self._silent.clear()
-        for copy in self.copies.values():
-            at = copy.chain.index(self.rank)
-            beside = (*copy.chain[max(at - 1, 0) : at], *copy.chain[at + 1 : at + 2])
+        for replica in self.replicas.values():
+            at = replica.chain.index(self.rank)
+            beside = (*replica.chain[max(at - 1, 0) : at], *replica.chain[at + 1 : at + 2])
             self._silent.update((self._ids[rank], self.now) for rank in beside if rank > self.rank)
         self._say_hello(out)
 
@@ -98,48 +102,51 @@ class Replication:
         for node, again_at in self._silent.items():
             if self.now >= again_at:
                 self._silent[node] = self.now + self.options.resend_s
-                out.append(Send(node, Replicated(self._view, 0, ())))
+                out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, number: int, clock: int) -> int:
         """The clock that a shard's rows have come to, where this server's own is `clock`."""
-        copy = self.copies[number]
-        if copy.chain[0] == self.rank:
+        replica = self.replicas[number]
+        if replica.chain[0] == self.rank:
             return clock
-        return FOREVER if copy.ended else copy.reached
+        return FOREVER if replica.ended else replica.reached
 
-    def of(self, group: str) -> list[Copy]:
+    def of(self, group: str) -> list[Replica]:
         """The copies of tables that go by a group's clocks."""
-        return [copy for copy in self.copies.values() if copy.group == group]
+        return [replica for replica in self.replicas.values() if replica.group == group]
 
     def alone(self, number: int) -> bool:
         """Whether a shard has no other copy."""
-        return len(self.copies[number].chain) == 1
+        return len(self.replicas[number].chain) == 1
 
-    def _following(self, copy: Copy) -> NodeId | None:
-        at = copy.chain.index(self.rank) + 1
-        return self._ids[copy.chain[at]] if at < len(copy.chain) else None
+    def _following(self, replica: Replica) -> NodeId | None:
+        at = replica.chain.index(self.rank) + 1
+        return self._ids[replica.chain[at]] if at < len(replica.chain) else None
 
-    def _previous(self, copy: Copy) -> NodeId | None:
-        at = copy.chain.index(self.rank) - 1
-        return self._ids[copy.chain[at]] if at >= 0 else None
+    def _previous(self, replica: Replica) -> NodeId | None:
+        at = replica.chain.index(self.rank) - 1
+        return self._ids[replica.chain[at]] if at >= 0 else None
 
     # ------------------------------------------------------------------ down the chain
 
     def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
         """A shard has been changed by this."""
-        copy = self.copies[number]
-        copy.version += 1
-        self._acknowledge(copy)
-        return Change(copy, part, copy.version, lr, buffers)
+        replica = self.replicas[number]
+        replica.version += 1
+        self._acknowledge(replica)
+        return Change(replica, part, replica.version, lr, buffers)
 
-    def _acknowledge(self, copy: Copy) -> None:
+    def _acknowledge(self, replica: Replica) -> None:
         """At the tail, all is done that was done here: a learner is waited for when it is far
         behind, or it would never catch up with what waits for it in this server's memory."""
-        to = self._following(copy)
+        to = self._following(replica)
         if to is None:
-            copy.done = copy.learnt = copy.version
-        elif copy.arc.tail == self.rank and self._link(to).backlog <= self.options.credit_bytes:
-            copy.done = copy.version
+            replica.done = replica.synced_version = replica.version
+        elif (
+            replica.placement.tail == self.rank
+            and self._link(to).backlog <= self.options.credit_bytes
+        ):
+            replica.done = replica.version
 
     def carry(self, operation: Operation, out: Effects) -> None:
         """Have what was done here done on the rest of the chains."""
@@ -153,32 +160,36 @@ class Replication:
         self._tell((self.rank,), group, clock, out)
 
     def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
-        for to in {self._following(copy): None for copy in self._along(path, group)}:
+        for to in {self._following(replica): None for replica in self._along(path, group)}:
             clock = self._clock_of(path, group, own, to) if to is not None else -1
             if to is not None and self._link(to).told.get((path, group), -1) < clock:
                 alone = Operation("round", path, clock, [], (), nothing, group=group)
                 self._link(to).say(alone, [], clock, self.now, out)
 
-    def _along(self, path: tuple[int, ...], group: str) -> list[Copy]:
+    def _along(self, path: tuple[int, ...], group: str) -> list[Replica]:
         """A group's copies whose chains begin with these servers, of which this one is the last.
 
         A clock goes along chains, and nowhere else: where one server waited until all arcs with the
         next had come as far, by whatever ways, servers of several chains could wait in a circle.
         """
-        return [copy for copy in self.of(group) if copy.chain[: len(path)] == path]
+        return [replica for replica in self.of(group) if replica.chain[: len(path)] == path]
 
     def _clock_of(self, path: tuple[int, ...], group: str, own: int, to: NodeId | None) -> int:
         """What that server may be told of the head's clock."""
         if path == (self.rank,):
             return own
-        arcs = [copy for copy in self._along(path, group) if self._following(copy) == to]
-        return min((FOREVER if copy.ended else copy.reached for copy in arcs), default=0)
+        placements = [
+            replica for replica in self._along(path, group) if self._following(replica) == to
+        ]
+        return min(
+            (FOREVER if replica.ended else replica.reached for replica in placements), default=0
+        )
 
     def _send(self, operation: Operation, out: Effects) -> None:
         """To whoever is next for each of its changes."""
         by_server: dict[NodeId, list[Change]] = {}
         for each in operation.changes:
-            to = self._following(each.copy)
+            to = self._following(each.replica)
             if to is not None and not each.done:
                 by_server.setdefault(to, []).append(each)
         for to, changes in by_server.items():
@@ -193,7 +204,7 @@ class Replication:
 
     # ------------------------------------------------------------------ up the chain
 
-    def acknowledged(self, sender: NodeId, message: Replicated, out: Effects) -> bool:
+    def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
         """A server has everything below a number; whether that is news."""
         self._silent.pop(sender, None)
         link = self._links.get(sender)
@@ -201,32 +212,32 @@ class Replication:
             if link is not None:
                 link.broken(self.now)
             if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
-                out.append(Send(sender, Replicated(self._view, 0, ())))
+                out.append(Send(sender, ReplicateAck(self._view, 0, ())))
         if link is None:
             return False
         news = link.heard(message.number)
         for table, start, version in message.done:
-            for copy in self.copies.values():
-                if (copy.table, copy.rows.start) != (table, start):
+            for replica in self.replicas.values():
+                if (replica.table, replica.rows.start) != (table, start):
                     continue
-                if self._following(copy) == sender:
-                    news = self._heard_of(copy, min(version, copy.version)) or news
+                if self._following(replica) == sender:
+                    news = self._heard_of(replica, min(version, replica.version)) or news
         if news:
             link.go_on(self.now, out)
             self._forget()
             self.answer(out)
         return news
 
-    def _heard_of(self, copy: Copy, version: int) -> bool:
+    def _heard_of(self, replica: Replica, version: int) -> bool:
         """The next server has so much of a copy, and those after it; whether that is news."""
-        before = copy.done, copy.learnt
-        if copy.arc.tail == self.rank:
-            copy.learnt = max(copy.learnt, version)
-            self._acknowledge(copy)
+        before = replica.done, replica.synced_version
+        if replica.placement.tail == self.rank:
+            replica.synced_version = max(replica.synced_version, version)
+            self._acknowledge(replica)
         else:
-            copy.done = max(copy.done, version)
-            copy.learnt = copy.done  # whoever sends to a learner keeps what it lacks
-        return before != (copy.done, copy.learnt)
+            replica.done = max(replica.done, version)
+            replica.synced_version = replica.done  # whoever sends to a learner keeps what it lacks
+        return before != (replica.done, replica.synced_version)
 
     def _forget(self) -> None:
         """Release what is done on all servers."""
@@ -241,20 +252,20 @@ class Replication:
                 incoming.said = says
                 out.append(Send(sender, says))
 
-    def _standing(self, sender: NodeId, incoming: Incoming) -> Replicated:
+    def _standing(self, sender: NodeId, incoming: Incoming) -> ReplicateAck:
         done = tuple(
-            (copy.table, copy.rows.start, copy.done)
-            for copy in self.copies.values()
-            if self._previous(copy) == sender
+            (replica.table, replica.rows.start, replica.done)
+            for replica in self.replicas.values()
+            if self._previous(replica) == sender
         )
-        return Replicated(self._view, incoming.expected, done)
+        return ReplicateAck(self._view, incoming.expected, done)
 
     # ------------------------------------------------------------------ from the server before
 
     def arriving(
         self,
         sender: NodeId,
-        message: Replicate | State,
+        message: Replicate | StateChunk,
         nbytes: int,
         stage: Stage,
     ) -> Arrival:
@@ -268,8 +279,8 @@ class Replication:
         if isinstance(message, Replicate) and not message.agrees:
             return Discard("parts, versions and rates do not agree")
         loads = [
-            stage(copy.number, KeyRange(part.start, part.stop), part.keys)
-            for copy, part in zip(found, message.parts, strict=True)
+            stage(replica.number, KeyRange(part.start, part.stop), part.keys)
+            for replica, part in zip(found, message.parts, strict=True)
         ]
         views = [view for load in loads for view in load.views]
         sink = Sink(views, loads)
@@ -278,11 +289,11 @@ class Replication:
     def received(
         self,
         sender: NodeId,
-        message: Replicate | State,
+        message: Replicate | StateChunk,
         payload: Sink | None,
         stage: Stage,
         out: Effects,
-    ) -> list[tuple[Replicate | State, list[Copy], Loads]]:
+    ) -> list[tuple[Replicate | StateChunk, list[Replica], Loads]]:
         """What is to be done now, in this order: `handled` is to be called after each."""
         if self._found(sender, message) is None:
             return []
@@ -307,33 +318,33 @@ class Replication:
     def handled(self, operation: Operation, out: Effects) -> None:
         """It has been done here: pass it on, and the clock."""
         clock = operation.clock
-        for copy in self._along(operation.path, operation.group):
+        for replica in self._along(operation.path, operation.group):
             if clock < FOREVER:
-                copy.reached = max(copy.reached, clock)
+                replica.reached = max(replica.reached, clock)
             else:
-                copy.ended = True
+                replica.ended = True
         self.carry(operation, out)
         self._tell(operation.path, operation.group, clock, out)
 
-    def _found(self, sender: NodeId, message: Replicate | State) -> list[Copy] | None:
+    def _found(self, sender: NodeId, message: Replicate | StateChunk) -> list[Replica] | None:
         """The copies that it is for; None where it is not for this server."""
         if message.view != self._view:
             return None
         found = []
         for part in message.parts:
-            copy = next(
+            replica = next(
                 (
-                    copy
-                    for copy in self.copies.values()
-                    if copy.table == part.table
-                    and copy.rows.start <= part.start
-                    and part.stop <= copy.rows.stop
+                    replica
+                    for replica in self.replicas.values()
+                    if replica.table == part.table
+                    and replica.rows.start <= part.start
+                    and part.stop <= replica.rows.stop
                 ),
                 None,
             )
-            if copy is None or self._previous(copy) != sender:
+            if replica is None or self._previous(replica) != sender:
                 return None
-            found.append(copy)
+            found.append(replica)
         return found
 
     # ------------------------------------------------------------------ time
@@ -352,24 +363,26 @@ class Replication:
         """Send again once the connection is back."""
         if node in self._links:
             self._links[node].broken(again_at)
-        chained = {rank for copy in self.copies.values() for rank in copy.chain if rank > self.rank}
+        chained = {
+            rank for replica in self.replicas.values() for rank in replica.chain if rank > self.rank
+        }
         if node in (self._ids.get(rank) for rank in chained):
             self._silent[node] = again_at
 
     def behind(self, numbers: Sequence[int], clock: int) -> str:
         """Which heads have not told that `clock` is reached, of those that shards wait for."""
         heads = {
-            f"server-{copy.chain[0]} (at {copy.reached})"
-            for copy in (self.copies[number] for number in numbers)
-            if copy.chain[0] != self.rank and copy.reached < clock
+            f"server-{replica.chain[0]} (at {replica.reached})"
+            for replica in (self.replicas[number] for number in numbers)
+            if replica.chain[0] != self.rank and replica.reached < clock
         }
         return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
 
-    def waits_for(self, takings: Iterable[Taking]) -> str:
+    def waits_for(self, takings: Iterable[AppliedPart]) -> str:
         """Who has to say that parts of a push are done."""
         names = {
-            f"server-{each.copy.chain[each.copy.chain.index(self.rank) + 1]}"
+            f"server-{each.replica.chain[each.replica.chain.index(self.rank) + 1]}"
             for each in takings
-            if each.copy.done < each.version
+            if each.replica.done < each.version
         }
         return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""

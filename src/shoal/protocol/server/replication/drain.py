@@ -6,35 +6,35 @@ from math import inf
 
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Drain, Drained
-from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.takeover import Handover
+from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.views import NO_VIEW, ViewId
 
 
-class Draining:
+class Drainer:
     """One server's.
 
     until: when it lets requests in again, should nothing come of it
     """
 
-    def __init__(self, gate: Gate, replication: Replication, handover: Handover) -> None:
+    def __init__(self, admission: Admission, replication: Replication, takeover: Takeover) -> None:
         self.until = inf
-        self._gate = gate
+        self._admission = admission
         self._replication = replication
-        self._handover = handover
+        self._takeover = takeover
         self._asked: Drain | None = None  # what is not answered yet
         self._drained: ViewId = NO_VIEW
         self._given_up: ViewId = NO_VIEW
 
     def begin(self, message: Drain, now: float, out: Effects) -> None:
         """The scheduler asks for it, perhaps once more."""
-        if self._gate.frozen or message.view <= max(self._gate.promised, self._given_up):
+        if self._admission.frozen or message.view <= max(self._admission.promised, self._given_up):
             return  # frozen: the view before this one is still to come, and it is asked again
-        if not self._gate.draining:
-            self._gate.draining = True
+        if not self._admission.drainer:
+            self._admission.drainer = True
             self.until = now + self._replication.options.drain_s
-            self._handover.flush(out)
+            self._takeover.flush(out)
         self._asked = message
 
     def tick(self, now: float) -> None:
@@ -43,7 +43,7 @@ class Draining:
             if self._asked is not None:
                 self._given_up = self._asked.view
             self.end()
-            self._gate.draining = False
+            self._admission.drainer = False
 
     def end(self) -> None:
         """A view has come."""
@@ -51,7 +51,7 @@ class Draining:
 
     @property
     def _idle(self) -> bool:
-        return self._gate.draining and self._gate.idle and self._replication.idle
+        return self._admission.drainer and self._admission.idle and self._replication.idle
 
     def say(self, out: Effects) -> None:
         """That it is done."""

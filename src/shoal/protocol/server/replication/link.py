@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 
 from shoal.protocol.machine import Buffers, Effects, Send
-from shoal.protocol.messages import Part, Past, Replicate, Replicated, State
-from shoal.protocol.server.request_log import Copy
-from shoal.protocol.server.shards import Loads
+from shoal.protocol.messages import Part, ReplicaHistory, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.request_log import Replica
+from shoal.protocol.server.shard_store import Loads
 from shoal.protocol.views import NodeId, ViewId
 
 Origin = tuple[int, int, int]  # incarnation, seq, settled_below
@@ -44,7 +44,7 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, eq=False):
     """One part of what was done, with the version that it made of its copy."""
 
-    copy: Copy
+    replica: Replica
     part: Part
     version: int
     lr: float | None
@@ -53,8 +53,10 @@ class Change(msgspec.Struct, eq=False):
     @property
     def done(self) -> bool:
         """Whether all servers that are to acknowledge it have it, and a learner."""
-        copy = self.copy
-        return copy.done >= self.version and (not copy.arc.learning or copy.learnt >= self.version)
+        replica = self.replica
+        return replica.done >= self.version and (
+            not replica.placement.syncing_since or replica.synced_version >= self.version
+        )
 
 
 class Operation(msgspec.Struct, eq=False):
@@ -86,7 +88,7 @@ class Operation(msgspec.Struct, eq=False):
 
     def message(
         self, changes: list[Change], view: ViewId, number: int, clock: int
-    ) -> Replicate | State:
+    ) -> Replicate | StateChunk:
         """What is said of some of its changes."""
         return Replicate(
             view,
@@ -130,16 +132,16 @@ class Chunk(Delivery, eq=False):
     at: int = 0
     after: int = 0
     last: bool = False
-    past: Past | None = None
+    past: ReplicaHistory | None = None
 
 
-class StateOperation(Operation, eq=False):
+class StateTransferOperation(Operation, eq=False):
     """The sending of a chunk: in one log with what is done to the rows, and in its order."""
 
-    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> State:
+    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> StateChunk:
         [chunk] = changes
         assert isinstance(chunk, Chunk)
-        return State(
+        return StateChunk(
             view,
             number,
             chunk.part,
@@ -155,7 +157,7 @@ class StateOperation(Operation, eq=False):
 class Entry(msgspec.Struct, eq=False):
     """What one server is sent of an operation; without changes it is told a clock."""
 
-    message: Replicate | State
+    message: Replicate | StateChunk
     changes: list[Change]
 
     @property
@@ -197,7 +199,7 @@ class Link:
     ) -> None:
         """Have these changes done there; or only the head's clock told, which is told with them."""
         of = operation.path, operation.group
-        if not isinstance(operation, StateOperation):
+        if not isinstance(operation, StateTransferOperation):
             clock = self.told[of] = max(clock, self.told.get(of, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
@@ -267,8 +269,8 @@ class Incoming:
 
     def __init__(self) -> None:
         self.expected = 0
-        self.early: dict[int, tuple[Replicate | State, Loads]] = {}
-        self.said: Replicated | None = None
+        self.early: dict[int, tuple[Replicate | StateChunk, Loads]] = {}
+        self.said: ReplicateAck | None = None
 
 
 def nothing() -> None:

@@ -8,17 +8,17 @@ from shoal.protocol.machine import Buffers
 from shoal.protocol.messages import KEY_BYTES, Part
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Change, Operation, Origin, What
-from shoal.protocol.server.request_log import Copy, Taking
+from shoal.protocol.server.request_log import AppliedPart, Replica
 from shoal.protocol.server.rounds import Contribution
-from shoal.protocol.server.shards import Shard, Staged, Update
+from shoal.protocol.server.shard_store import ShardStore, Staged, Update
 
 
-class Made:
+class OperationBuilder:
     """What is being done to shards at once, for other servers to do as well."""
 
-    def __init__(self, replication: Replication, shards: Mapping[int, Shard]) -> None:
+    def __init__(self, replication: Replication, shards: Mapping[int, ShardStore]) -> None:
         self.changes: list[Change] = []
-        self.takings: list[Taking] = []
+        self.takings: list[AppliedPart] = []
         self._replication = replication
         self._shards = shards
         self._retained: list[tuple[int, Staged]] = []
@@ -32,38 +32,38 @@ class Made:
 
     def in_round(self, number: int, part: Part) -> None:
         """A part of a push waits for its round."""
-        self.takings.append(Taking(part, self._replication.copies[number], -1))
+        self.takings.append(AppliedPart(part, self._replication.replicas[number], -1))
 
     def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
         """A shard has been."""
         change = self._replication.change(number, part, lr, buffers)
         self.changes.append(change)
-        self.takings.append(Taking(part, change.copy, change.version))
+        self.takings.append(AppliedPart(part, change.replica, change.version))
 
     def merged(
         self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
     ) -> None:
         """... by what a round came to."""
-        copy = self._replication.copies[number]
+        replica = self._replication.replicas[number]
         for update in updates:
             views = update.views
             keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
-            part = Part(copy.table, update.rows.start, update.rows.stop, keys)
+            part = Part(replica.table, update.rows.start, update.rows.stop, keys)
             self.changed(number, part, update.lr, views)
         for entry in entries:
-            _settled(entry, copy)
+            _settled(entry, replica)
 
     def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
         """... by a part of a push that had to wait."""
-        copy = self._replication.copies[number]
+        replica = self._replication.replicas[number]
         views = tuple(staged.views)
-        change = self._replication.change(number, copy.part(staged), entry.lr, views)
+        change = self._replication.change(number, replica.part(staged), entry.lr, views)
         self.changes.append(change)
 
     def all_applied(self, entry: Contribution) -> None:
         """All parts of it have been."""
         for number, _ in entry.parts:
-            _settled(entry, self._replication.copies[number])
+            _settled(entry, self._replication.replicas[number])
 
     def operation(
         self,
@@ -100,8 +100,8 @@ class Made:
             self._shards[number].release(staged)
 
 
-def _settled(entry: Contribution, copy: Copy) -> None:
+def _settled(entry: Contribution, replica: Replica) -> None:
     """What waited of a push is in an arc's rows."""
-    for taking in entry.window.taken.get(entry.seq, ()):
-        if taking.copy is copy and taking.version < 0:
-            taking.version = copy.version
+    for taking in entry.window.parts.get(entry.seq, ()):
+        if taking.replica is replica and taking.version < 0:
+            taking.version = replica.version

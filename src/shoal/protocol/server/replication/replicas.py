@@ -7,9 +7,9 @@ from typing import cast
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.server.request_log import NOT_BEGUN, Copy
-from shoal.protocol.server.shards import MovableShard, OpenShard, Shard
-from shoal.protocol.views import Arc, View
+from shoal.protocol.server.request_log import NOT_BEGUN, Replica
+from shoal.protocol.server.shard_store import MovableStore, OpenStore, ShardStore
+from shoal.protocol.views import Placement, View
 from shoal.tables.spec import Access, TableSpec
 
 
@@ -25,28 +25,32 @@ class Moved(msgspec.Struct):
 
     chains: bool = False
     begin: dict[str, int] = {}
-    cut: dict[int, tuple[Copy, list[Copy]]] = {}
+    cut: dict[int, tuple[Replica, list[Replica]]] = {}
     unopened: dict[str, str] = {}
 
 
-class Holding:
+class Replicas:
     """A shard and a copy for each arc that is here, by the same numbers.
 
     unopened:  numbers of tables that could not be opened, of groups that may fail alone
     """
 
-    def __init__(self, open_shard: OpenShard) -> None:
-        self.shards: dict[int, Shard] = {}
-        self.copies: dict[int, Copy] = {}
+    def __init__(self, open_shard: OpenStore) -> None:
+        self.shards: dict[int, ShardStore] = {}
+        self.replicas: dict[int, Replica] = {}
         self.unopened: set[int] = set()
         self._open_shard = open_shard
         self._next = 0
 
     def shares(self, view: View, rank: int) -> bool:
         """Whether others have some of what is here in a view, or take over some."""
-        mine = {(number, arc) for number, arcs in enumerate(view.arcs) for arc in arcs}
-        chained = any(rank in arc.chain and len(arc.chain) > 1 for _, arc in mine)
-        return chained or any((c.table, c.arc) not in mine for c in self.copies.values())
+        mine = {
+            (number, placement)
+            for number, placements in enumerate(view.placements)
+            for placement in placements
+        }
+        chained = any(rank in placement.chain and len(placement.chain) > 1 for _, placement in mine)
+        return chained or any((c.table, c.placement) not in mine for c in self.replicas.values())
 
     def adopt(self, view: View, rank: int) -> Moved:
         """Open, cut and drop shards as the view says.
@@ -56,83 +60,91 @@ class Holding:
         """
         moved = Moved()
         mine = {
-            (table, arc.rows.start): arc
-            for table, arcs in enumerate(view.arcs)
-            for arc in arcs
-            if rank in arc.chain
+            (table, placement.rows.start): placement
+            for table, placements in enumerate(view.placements)
+            for placement in placements
+            if rank in placement.chain
         }
-        for copy in list(self.copies.values()):
-            arc = mine.get((copy.table, copy.rows.start))
-            if arc is None or arc.rows != copy.rows:
-                self._cut(copy, mine, rank, moved)
-            elif _learns_anew(copy, arc, rank):
-                self._drop(copy)
-                moved.cut[copy.number] = copy, []
+        for replica in list(self.replicas.values()):
+            placement = mine.get((replica.table, replica.rows.start))
+            if placement is None or placement.rows != replica.rows:
+                self._cut(replica, mine, rank, moved)
+            elif _syncs_anew(replica, placement, rank):
+                self._drop(replica)
+                moved.cut[replica.number] = replica, []
                 moved.chains = True
             else:
-                del mine[copy.table, copy.rows.start]
-                self._keep(copy, arc, rank, moved)
-        for (table, _), arc in mine.items():
-            shard = self._opened(table, view.tables[table], arc, moved)
-            fresh = Copy(self._next, table, arc, view.tables[table].group)
-            if fresh.learned_by(rank):
-                cast(MovableShard, shard).learning = True
+                del mine[replica.table, replica.rows.start]
+                self._keep(replica, placement, rank, moved)
+        for (table, _), placement in mine.items():
+            shard = self._opened(table, view.tables[table], placement, moved)
+            fresh = Replica(self._next, table, placement, view.tables[table].group)
+            if fresh.syncs_on(rank):
+                cast(MovableStore, shard).syncing = True
                 fresh.version = NOT_BEGUN
                 fresh.done = 0
             self._add(fresh, shard)
         return moved
 
-    def _opened(self, table: int, spec: TableSpec, arc: Arc, moved: Moved) -> Shard:
+    def _opened(
+        self, table: int, spec: TableSpec, placement: Placement, moved: Moved
+    ) -> ShardStore:
         try:
-            return self._open_shard(spec, arc.rows)
+            return self._open_shard(spec, placement.rows)
         except ShoalError as error:
             if not spec.group:
                 raise
             moved.unopened[spec.group] = error.message
             self.unopened.add(table)
         access = Access("lists" if spec.kind == "handled" else "sum")  # rows that nobody uses
-        return self._open_shard(msgspec.structs.replace(spec, access=access), arc.rows)
+        return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
-    def _keep(self, copy: Copy, arc: Arc, rank: int, moved: Moved) -> None:
-        before, copy.arc, copy.ended = copy.arc, arc, False
-        moved.chains = moved.chains or arc.full != before.full
-        if arc.head == rank != before.head:
-            known = moved.begin.get(copy.group, copy.reached)
-            moved.begin[copy.group] = min(known, copy.reached)
-        if arc.tail == rank or arc.chain[-1] == rank:
-            copy.done = max(copy.version, 0)
-        copy.learnt = copy.learnt if arc.learning == before.learning else 0
+    def _keep(self, replica: Replica, placement: Placement, rank: int, moved: Moved) -> None:
+        before, replica.placement, replica.ended = replica.placement, placement, False
+        moved.chains = moved.chains or placement.in_sync != before.in_sync
+        if placement.head == rank != before.head:
+            known = moved.begin.get(replica.group, replica.reached)
+            moved.begin[replica.group] = min(known, replica.reached)
+        if placement.tail == rank or placement.chain[-1] == rank:
+            replica.done = max(replica.version, 0)
+        replica.synced_version = (
+            replica.synced_version if placement.syncing_since == before.syncing_since else 0
+        )
 
-    def _cut(self, copy: Copy, mine: dict[tuple[int, int], Arc], rank: int, moved: Moved) -> None:
+    def _cut(
+        self, replica: Replica, mine: dict[tuple[int, int], Placement], rank: int, moved: Moved
+    ) -> None:
         """Put pieces in its place: those that are still here."""
         pieces = [
-            arc
-            for (table, _), arc in mine.items()
-            if table == copy.table and copy.rows.covers(arc.rows)
-            if not _learns_anew(copy, arc, rank)
+            placement
+            for (table, _), placement in mine.items()
+            if table == replica.table and replica.rows.covers(placement.rows)
+            if not _syncs_anew(replica, placement, rank)
         ]
-        whole = cast(MovableShard, self.shards[copy.number])
-        shards = whole.split([arc.rows for arc in pieces]) if pieces else ()
-        self._drop(copy)
+        whole = cast(MovableStore, self.shards[replica.number])
+        shards = whole.split([placement.rows for placement in pieces]) if pieces else ()
+        self._drop(replica)
         moved.chains = True
         parts = []
-        for arc, shard in zip(pieces, shards, strict=True):
-            del mine[copy.table, arc.rows.start]
-            part = msgspec.structs.replace(copy, number=self._next)
-            self._keep(part, arc, rank, moved)
+        for placement, shard in zip(pieces, shards, strict=True):
+            del mine[replica.table, placement.rows.start]
+            part = msgspec.structs.replace(replica, number=self._next)
+            self._keep(part, placement, rank, moved)
             self._add(part, shard)
             parts.append(part)
-        moved.cut[copy.number] = copy, parts
+        moved.cut[replica.number] = replica, parts
 
-    def _add(self, copy: Copy, shard: Shard) -> None:
-        self.copies[copy.number], self.shards[copy.number] = copy, shard
+    def _add(self, replica: Replica, shard: ShardStore) -> None:
+        self.replicas[replica.number], self.shards[replica.number] = replica, shard
         self._next += 1
 
-    def _drop(self, copy: Copy) -> None:
-        del self.copies[copy.number], self.shards[copy.number]
+    def _drop(self, replica: Replica) -> None:
+        del self.replicas[replica.number], self.shards[replica.number]
 
 
-def _learns_anew(copy: Copy, arc: Arc, rank: int) -> bool:
+def _syncs_anew(replica: Replica, placement: Placement, rank: int) -> bool:
     """Whether what is here of it is of no use: somebody begins to send it."""
-    learns = arc.learning > 0 and arc.chain[-1] == rank
-    return learns and not (copy.learned_by(rank) and copy.arc.learning == arc.learning)
+    syncs = placement.syncing_since > 0 and placement.chain[-1] == rank
+    return syncs and not (
+        replica.syncs_on(rank) and replica.placement.syncing_since == placement.syncing_since
+    )

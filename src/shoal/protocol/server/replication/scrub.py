@@ -14,14 +14,14 @@ from shoal.protocol.machine import Effects
 from shoal.protocol.messages import Part
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Check, Operation, nothing
-from shoal.protocol.server.request_log import Copy
-from shoal.protocol.server.shards import MovableShard, Shard
+from shoal.protocol.server.request_log import Replica
+from shoal.protocol.server.shard_store import MovableStore, ShardStore
 
 
-class Comparing:
+class Scrubber:
     """Has the other replicas of this head's arcs look at their rows."""
 
-    def __init__(self, shards: Mapping[int, Shard], replication: Replication) -> None:
+    def __init__(self, shards: Mapping[int, ShardStore], replication: Replication) -> None:
         self._shards = shards
         self._replication = replication
         self._at: dict[int, int] = {}  # by copy: where the next piece begins
@@ -40,32 +40,32 @@ class Comparing:
         """Check the next piece, if that is due."""
         if now < self._next_at:
             return
-        options, copies = self._replication.options, self._shared()
-        self._next_at = now + options.compare_s if copies else inf
-        if copies:
-            copy = next((each for each in copies if each.number > self._latest), copies[0])
-            self._latest = copy.number
-            self._check(copy, options.compare_bytes, out)
+        options, replicas = self._replication.options, self._shared()
+        self._next_at = now + options.compare_s if replicas else inf
+        if replicas:
+            replica = next((each for each in replicas if each.number > self._latest), replicas[0])
+            self._latest = replica.number
+            self._check(replica, options.compare_bytes, out)
 
-    def _shared(self) -> list[Copy]:
+    def _shared(self) -> list[Replica]:
         """The arcs of which this server is the head of several."""
-        rank, found = self._replication.rank, self._replication.copies.values()
+        rank, found = self._replication.rank, self._replication.replicas.values()
         shared = [c for c in found if c.chain[0] == rank and len(c.chain) > 1]
-        shared = [c for c in shared if not c.arc.learning and self._has_rows(c)]
-        return sorted(shared, key=lambda copy: copy.number)
+        shared = [c for c in shared if not c.placement.syncing_since and self._has_rows(c)]
+        return sorted(shared, key=lambda replica: replica.number)
 
-    def _has_rows(self, copy: Copy) -> bool:
+    def _has_rows(self, replica: Replica) -> bool:
         """A handler would have to write down all that it has."""
-        return self._shards[copy.number].spec.kind != "handled"
+        return self._shards[replica.number].spec.kind != "handled"
 
-    def _check(self, copy: Copy, nbytes: int, out: Effects) -> None:
-        shard = cast(MovableShard, self._shards[copy.number])
-        piece = shard.sample(self._at.get(copy.number, 0), nbytes)
-        self._at[copy.number] = piece.after
+    def _check(self, replica: Replica, nbytes: int, out: Effects) -> None:
+        shard = cast(MovableStore, self._shards[replica.number])
+        piece = shard.sample(self._at.get(replica.number, 0), nbytes)
+        self._at[replica.number] = piece.after
         keys = () if piece.keys is None else (memoryview(piece.keys).cast("B"),)
         count = -1 if piece.keys is None else len(piece.keys)
-        part = Part(copy.table, piece.rows.start, piece.rows.stop, count)
-        check = Check(copy, part, copy.version, None, keys)
+        part = Part(replica.table, piece.rows.start, piece.rows.stop, count)
+        check = Check(replica, part, replica.version, None, keys)
         digest = shard.digest(piece.rows, piece.keys)
         operation = Operation(
             "check", (self._replication.rank,), 0, [check], (), nothing, digest=digest

@@ -8,15 +8,15 @@ from typing import cast
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
-from shoal.protocol.server.admission import Gate
+from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Operation, nothing
-from shoal.protocol.server.request_log import Cut, Taking
+from shoal.protocol.server.request_log import AppliedPart, Cut
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shards import MovableShard, Shard, Staged
+from shoal.protocol.server.shard_store import MovableStore, ShardStore, Staged
 
 
-class Handover:
+class Takeover:
     """What waits for rounds, and which pushes are in rows, when a view changes who has them.
 
     copied:  what other heads have accepted for rounds
@@ -24,14 +24,14 @@ class Handover:
 
     def __init__(
         self,
-        gate: Gate,
-        shards: Mapping[int, Shard],
+        admission: Admission,
+        shards: Mapping[int, ShardStore],
         clocks: Clocks,
         replication: Replication,
         rounds: Rounds,
     ) -> None:
         self.copied = Rounds()
-        self._gate = gate
+        self._admission = admission
         self._shards = shards
         self._clocks = clocks
         self._replication = replication
@@ -39,20 +39,20 @@ class Handover:
 
     def begin_to_replicate(self) -> None:
         """Others are to have these rows from now on: write down which pushes are in them."""
-        self._gate.replicated = True
-        copies = list(self._replication.copies.values())
+        self._admission.replicated = True
+        replicas = list(self._replication.replicas.values())
         in_rounds: defaultdict[tuple[int, int], list[tuple[int, Staged]]] = defaultdict(list)
         for each in self._rounds.entries():
             in_rounds[id(each.window), each.seq] += each.parts
-        for window in self._gate.windows.values():
+        for window in self._admission.windows.values():
             for seq, code in window.codes.items():
                 waiting = in_rounds.get((id(window), seq), [])
-                takings = window.taken.setdefault(seq, [])
-                for copy in copies:
-                    waits = [staged for number, staged in waiting if number == copy.number]
-                    takings += [copy.taking(staged.rows) for staged in waits]
+                takings = window.parts.setdefault(seq, [])
+                for replica in replicas:
+                    waits = [staged for number, staged in waiting if number == replica.number]
+                    takings += [replica.taking(staged.rows) for staged in waits]
                     if not waits and code not in ("refused", "round_closed"):
-                        takings.append(Taking(copy.whole, copy, copy.version))
+                        takings.append(AppliedPart(replica.whole, replica, replica.version))
 
     def flush(self, out: Effects) -> None:
         """Whoever may take over has what waits for rounds as well."""
@@ -60,7 +60,7 @@ class Handover:
             changes = [
                 self._replication.change(
                     number,
-                    self._replication.copies[number].part(staged),
+                    self._replication.replicas[number].part(staged),
                     entry.lr,
                     tuple(memoryview(bytes(view)) for view in staged.views),
                 )
@@ -70,7 +70,7 @@ class Handover:
             if changes:
                 window = entry.window
                 minimum = self._clocks.of(window.group).minimum
-                origin = window.incarnation, entry.seq, window.settled_below
+                origin = window.incarnation, entry.seq, window.forget_below
                 path, clock, weight = (self._replication.rank,), entry.clock, entry.weight
                 accepted = Operation(
                     "accept",
@@ -95,7 +95,7 @@ class Handover:
             found = []
             for piece in cut[number][1]:
                 if len(staged.rows & piece.rows):
-                    shard = cast(MovableShard, self._shards[piece.number])
+                    shard = cast(MovableStore, self._shards[piece.number])
                     found.append((piece.number, shard.part_of(staged)))
             return found
 
@@ -104,19 +104,19 @@ class Handover:
 
     def take_over(self) -> None:
         """What other heads had accepted waits here, where this server is the head now."""
-        copies, rank = self._replication.copies, self._replication.rank
+        replicas, rank = self._replication.replicas, self._replication.rank
         for entry in self.copied.take():
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
-                if copies[number].arc.head == rank
-                and (self._waits_for_marker(number) or copies[number].closed <= entry.clock)
+                if replicas[number].placement.head == rank
+                and (self._waits_for_marker(number) or replicas[number].closed <= entry.clock)
             ]
-            if mine and self._gate.counts(entry.sender, entry.window, entry.clock):
+            if mine and self._admission.counts(entry.sender, entry.window, entry.clock):
                 entry.parts = mine
                 self._rounds.add(entry)
-                takings = entry.window.taken.setdefault(entry.seq, [])
-                takings += [copies[number].taking(staged.rows) for number, staged in mine]
+                takings = entry.window.parts.setdefault(entry.seq, [])
+                takings += [replicas[number].taking(staged.rows) for number, staged in mine]
 
     def _waits_for_marker(self, number: int) -> bool:
         """What is no longer to wait for one was taken out when it was done."""

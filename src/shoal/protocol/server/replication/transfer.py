@@ -16,19 +16,19 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Part, Past, Seen, State
-from shoal.protocol.server.admission import Gate
+from shoal.protocol.messages import Part, ReplicaHistory, SeenRequests, StateChunk
+from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Chunk, StateOperation, nothing
-from shoal.protocol.server.request_log import NOT_BEGUN, Copy, Taking, Window
+from shoal.protocol.server.replication.link import Chunk, StateTransferOperation, nothing
+from shoal.protocol.server.request_log import NOT_BEGUN, AppliedPart, Replica, Window
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shards import Loads, MovableShard, Shard
+from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore
 
 
 class Transfer(msgspec.Struct, eq=False):
     """What the learner of an arc has been sent, since that view."""
 
-    copy: Copy
+    replica: Replica
     since: int
     at: int = 0
     chunk: Chunk | None = None
@@ -36,13 +36,17 @@ class Transfer(msgspec.Struct, eq=False):
     ended: bool = False
 
 
-class Transfers:
+class StateTransfer:
     """Those that this server sends, and those that it gets."""
 
     def __init__(
-        self, gate: Gate, shards: Mapping[int, Shard], rounds: Rounds, replication: Replication
+        self,
+        admission: Admission,
+        shards: Mapping[int, ShardStore],
+        rounds: Rounds,
+        replication: Replication,
     ) -> None:
-        self._gate = gate
+        self._admission = admission
         self._shards = shards
         self._rounds = rounds
         self._replication = replication
@@ -53,12 +57,12 @@ class Transfers:
     def adopt(self) -> None:
         """A view: begin those that are new in it, go on with the others."""
         before, self._sent = self._sent, {}
-        for number, copy in self._replication.copies.items():
-            since = copy.arc.learning
-            if since and copy.arc.tail == self._replication.rank:
+        for number, replica in self._replication.replicas.items():
+            since = replica.placement.syncing_since
+            if since and replica.placement.tail == self._replication.rank:
                 known = before.get(number)
                 again = known is not None and known.since == since
-                self._sent[number] = known if known and again else Transfer(copy, since)
+                self._sent[number] = known if known and again else Transfer(replica, since)
 
     def go_on(self, now: float, out: Effects) -> None:
         """Send what is due."""
@@ -74,96 +78,100 @@ class Transfers:
         return inf if transfer.ended or waits else transfer.next_at
 
     def _send(self, transfer: Transfer, now: float, out: Effects) -> None:
-        copy, options = transfer.copy, self._replication.options
-        shard = cast(MovableShard, self._shards[copy.number])
+        replica, options = transfer.replica, self._replication.options
+        shard = cast(MovableStore, self._shards[replica.number])
         try:
             piece = shard.snapshot(transfer.at, options.chunk_bytes)
         except AccessFailed as error:  # a user's handler: its learner stays one
             transfer.ended = True
-            out.append(Note("unmoved", {"rows": copy.rows, "reason": error.message}))
+            out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
             return
-        part = Part(copy.table, piece.rows.start, piece.rows.stop, piece.keys)
+        part = Part(replica.table, piece.rows.start, piece.rows.stop, piece.keys)
         transfer.chunk = Chunk(
-            copy,
+            replica,
             part,
-            copy.version,
+            replica.version,
             None,
             piece.views,
             since=transfer.since,
             at=transfer.at,
             after=piece.after,
             last=piece.last,
-            past=self._past(copy) if not transfer.at else None,
+            past=self._past(replica) if not transfer.at else None,
         )
         nbytes = sum(view.nbytes for view in piece.views)
         transfer.next_at = now + nbytes / options.state_bytes_per_s
         transfer.at, transfer.ended = piece.after, piece.last
-        operation = StateOperation("round", (), 0, [transfer.chunk], (), nothing)
+        operation = StateTransferOperation("round", (), 0, [transfer.chunk], (), nothing)
         self._replication.carry(operation, out)
 
-    def _past(self, copy: Copy) -> Past:
+    def _past(self, replica: Replica) -> ReplicaHistory:
         """The pushes that are in its rows and may come again, and what is told of rounds."""
         seen = [
-            Seen(
+            SeenRequests(
                 window.incarnation,
-                window.settled_below,
+                window.forget_below,
                 tuple(
-                    (seq, tuple(each.part for each in takings if _is_in(each, copy)))
-                    for seq, takings in window.taken.items()
+                    (seq, tuple(each.part for each in takings if _is_in(each, replica)))
+                    for seq, takings in window.parts.items()
                 ),
             )
-            for window in self._gate.windows.values()
+            for window in self._admission.windows.values()
         ]
-        return Past(tuple(seen), self._rounds.weights(copy.group), copy.closed)
+        return ReplicaHistory(tuple(seen), self._rounds.weights(replica.group), replica.closed)
 
     # ------------------------------------------------------------------ as a learner
 
-    def install(self, message: State, copy: Copy, loads: Loads, out: Effects) -> None:
+    def install(self, message: StateChunk, replica: Replica, loads: Loads, out: Effects) -> None:
         """A piece of the rows, as they were at the tail when it was sent."""
-        shard = cast(MovableShard, self._shards[copy.number])
-        wanted = copy.learned_by(self._replication.rank) and shard.learning
-        if not wanted or message.since != copy.arc.learning or message.at != copy.at:
+        shard = cast(MovableStore, self._shards[replica.number])
+        wanted = replica.syncs_on(self._replication.rank) and shard.syncing
+        if (
+            not wanted
+            or message.since != replica.placement.syncing_since
+            or message.at != replica.at
+        ):
             return
-        if message.past is not None and copy.version == NOT_BEGUN:
-            copy.version = copy.done = message.version
-            copy.closed = message.past.closed
-            self._remember(message.past, copy)
+        if message.past is not None and replica.version == NOT_BEGUN:
+            replica.version = replica.done = message.version
+            replica.closed = message.past.closed
+            self._remember(message.past, replica)
         try:
             shard.install(loads[0])
         except AccessFailed as error:
-            out.append(Note("unmoved", {"rows": copy.rows, "reason": error.message}))
+            out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
             return
-        copy.at = message.after
-        shard.learning = not message.last
-        out.append(Note("installed", {"rows": copy.rows, "last": message.last}))
+        replica.at = message.after
+        shard.syncing = not message.last
+        out.append(Note("installed", {"rows": replica.rows, "last": message.last}))
 
-    def _remember(self, past: Past, copy: Copy) -> None:
-        windows = {window.incarnation: window for window in self._gate.windows.values()}
+    def _remember(self, past: ReplicaHistory, replica: Replica) -> None:
+        windows = {window.incarnation: window for window in self._admission.windows.values()}
         for seen in past.seen:
             window = windows.get(seen.incarnation)
             if window is not None:
-                self._take_in(seen, window, copy)
+                self._take_in(seen, window, replica)
         for clock, weight in past.weights:
-            self._rounds.weigh(copy.group, clock, weight)
+            self._rounds.weigh(replica.group, clock, weight)
 
-    def _take_in(self, seen: Seen, window: Window, copy: Copy) -> None:
-        if seen.settled_below > window.settled_below:
-            window.settle(seen.settled_below)
+    def _take_in(self, seen: SeenRequests, window: Window, replica: Replica) -> None:
+        if seen.forget_below > window.forget_below:
+            window.settle(seen.forget_below)
         for seq, parts in seen.pushes:
-            if seq >= window.settled_below and parts:
-                takings = window.taken.setdefault(seq, [])
-                takings += [Taking(part, copy, copy.version) for part in parts]
+            if seq >= window.forget_below and parts:
+                takings = window.parts.setdefault(seq, [])
+                takings += [AppliedPart(part, replica, replica.version) for part in parts]
 
-    def learned(self) -> tuple[tuple[int, int, int], ...]:
+    def synced(self) -> tuple[tuple[int, int, int], ...]:
         """(table, first row, since which view) of arcs of which all has come; none before all."""
         found = []
-        for copy in self._replication.copies.values():
-            if copy.learned_by(self._replication.rank):
-                if cast(MovableShard, self._shards[copy.number]).learning:
+        for replica in self._replication.replicas.values():
+            if replica.syncs_on(self._replication.rank):
+                if cast(MovableStore, self._shards[replica.number]).syncing:
                     return ()
-                found.append((copy.table, copy.rows.start, copy.arc.learning))
+                found.append((replica.table, replica.rows.start, replica.placement.syncing_since))
         return tuple(found)
 
 
-def _is_in(taking: Taking, copy: Copy) -> bool:
-    return taking.copy is copy and taking.version >= 0
+def _is_in(taking: AppliedPart, replica: Replica) -> bool:
+    return taking.replica is replica and taking.version >= 0

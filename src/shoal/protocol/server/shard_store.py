@@ -58,7 +58,7 @@ class Sampled(Protocol):
 Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
-class Shard(Protocol):
+class ShardStore(Protocol):
     """One server's part of a table; it stages what it applies."""
 
     spec: TableSpec
@@ -84,16 +84,16 @@ class Shard(Protocol):
     def restore(self, held: KeyRange, state: dict[str, Any], same: bool) -> None: ...
 
 
-class MovableShard(Shard, Protocol):
+class MovableStore(ShardStore, Protocol):
     """One that can be in several copies, or go to other servers.
 
-    learning: it is still being sent its rows; `stage_told` is for what another copy has applied
+    syncing: it is still being sent its rows; `stage_told` is for what another copy has applied
     """
 
-    learning: bool
+    syncing: bool
 
     def stage_told(self, rows: KeyRange, keys: int) -> Any: ...
-    def split(self, ranges: Sequence[KeyRange]) -> Sequence[Shard]: ...
+    def split(self, ranges: Sequence[KeyRange]) -> Sequence[ShardStore]: ...
     def part_of(self, staged: Any) -> Any: ...
     def snapshot(self, at: int, nbytes: int) -> Piece: ...
     def stage_snapshot(self, rows: KeyRange, keys: int) -> Any: ...
@@ -102,7 +102,7 @@ class MovableShard(Shard, Protocol):
     def digest(self, rows: KeyRange, keys: Any) -> int: ...
 
 
-class RowShard(MovableShard, Protocol):
+class RowStore(MovableStore, Protocol):
     """A dense table's, which has ranges of rows as well as keys."""
 
     def stream(self, rows: KeyRange) -> Any: ...
@@ -112,4 +112,4 @@ class RowShard(MovableShard, Protocol):
     def read(self, rows: KeyRange) -> memoryview: ...
 
 
-OpenShard = Callable[[TableSpec, KeyRange], Shard]
+OpenStore = Callable[[TableSpec, KeyRange], ShardStore]

@@ -38,7 +38,7 @@ def main() -> None:
     context = shoal.init(imports=[__file__])  # under `shoal run`: --import examples/own_handler.py
     client = context.client
     access = shoal.Access("baskets")
-    client.create_table(shoal.TableSpec("baskets", kind="handled", dtype="int64", access=access))
+    client.create_table(shoal.TableSpec("baskets", kind="custom", dtype="int64", access=access))
     mine = np.array([7, 1 << 60], np.uint64) + np.uint64(context.rank)  # keys are sorted
     client.push("baskets", torch.tensor([10, 11, 12, 20]), mine, lens=[3, 1]).wait()
     client.push("baskets", torch.tensor([13, 21]), mine).wait()  # one each

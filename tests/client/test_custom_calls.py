@@ -1,4 +1,4 @@
-"""Handled tables on a real cluster: keys, values and lengths; cmd; messages of one's own."""
+"""Custom tables on a real cluster: keys, values and lengths; cmd; messages of one's own."""
 
 import gc
 
@@ -10,7 +10,7 @@ from shoal.errors import InvalidValue, NotFinite, Refused
 from shoal.tables.spec import Access, TableSpec
 
 pytestmark = pytest.mark.real
-SPEC = TableSpec("kv", kind="handled", access=Access("lists"))
+SPEC = TableSpec("kv", kind="custom", access=Access("lists"))
 KEYS = np.sort(np.random.default_rng(0).integers(0, 1 << 63, 10_000).astype(np.uint64))
 
 
@@ -50,7 +50,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_sent(cluster):
         (lambda: client.push("kv", values * torch.nan, []), "cannot be shared by 0 keys"),
         (lambda: client.push("kv", values, [2, 9], lens=[3]), "one a key"),
         (lambda: client.push("kv", values.double(), [1, 2, 3]), "float32"),
-        (lambda: client.push("kv", values, [1, 2, 3], assign=True), "is handled"),
+        (lambda: client.push("kv", values, [1, 2, 3], assign=True), "is custom"),
         (lambda: client.push("kv", values, [1, 2, 3], cmd=1.5), "whole number"),
         (lambda: client.push("kv", values), "named by a tensor"),
         (lambda: client.pull("kv", [1], values), "any size"),

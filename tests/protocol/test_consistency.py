@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocol.consistency import VectorClock, admits, needed, settles
+from shoal.protocol.consistency import VectorClock, admits, apply_clock, needed
 from shoal.protocol.views import FOREVER
 from shoal.tables.spec import asp, bsp, ssp
 
@@ -60,11 +60,11 @@ def test_admits(rule, read_at, slowest_needed):
     ("rule", "when"),
     [
         (bsp(), 4),
-        (ssp(0, "close"), 4),
+        (ssp(0, "round_end"), 4),
         (ssp(2), 0),
-        (ssp(2, "close"), 4),
+        (ssp(2, "round_end"), 4),
         (asp(), 0),
     ],
 )
-def test_settles(rule, when):
-    assert settles(rule, 3) == when
+def test_apply_clock(rule, when):
+    assert apply_clock(rule, 3) == when

@@ -123,12 +123,12 @@ def test_a_server_with_rows_that_cannot_be_moved_stays(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
     with LocalEngine(folder) as engine:
         with Client(start_cluster(engine, 2, 1, imports=[module])) as client:
-            client.create_table(TableSpec("b", kind="handled", access=Access("unmovable")))
+            client.create_table(TableSpec("b", kind="custom", access=Access("unmovable")))
             keys = list(range(50))
             client.push("b", torch.ones(50), keys).wait()
             os.kill(engine.pid("server-0"), signal.SIGTERM)
             log = engine.folder.log("server-0")
-            until(lambda: "cannot leave: table 'b' is handled" in log.read_text(), "its log")
+            until(lambda: "cannot leave: table 'b' is custom" in log.read_text(), "its log")
             values, _ = client.pull("b", keys).wait()
             assert values.tolist() == [1.0] * 50
         engine.finish()
@@ -136,7 +136,7 @@ def test_a_server_with_rows_that_cannot_be_moved_stays(tmp_path):
 
 def test_what_handlers_have_survives_one_server_after_the_other(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    spec = TableSpec("b", kind="handled", access=Access("lists"))
+    spec = TableSpec("b", kind="custom", access=Access("lists"))
     keys = list(range(50))
     with LocalEngine(folder) as engine:
         with Client(start_cluster(engine, 3, 1, replicas=2)) as client:

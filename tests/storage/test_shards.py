@@ -131,7 +131,7 @@ def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
 
 
 def test_a_handled_table_is_exported(tmp_path):
-    spec = TableSpec("kv", kind="handled", access=Access("lists"))
+    spec = TableSpec("kv", kind="custom", access=Access("lists"))
     for rank, held in enumerate((KeyRange(0, SLOTS // 2), KeyRange(SLOTS // 2, SLOTS))):
         shard = open_shard(spec, held)
         mine = [key for key in range(20) if slot_of(key) in held]

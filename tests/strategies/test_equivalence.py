@@ -138,7 +138,7 @@ def test_bsp_of_four_workers_equals_one_process_with_the_large_batch(servers):
 
 def test_ssp_0_equals_bsp_where_tables_settle_at_the_close():
     bsp = together("sync", 4, 2)
-    ssp = together("ssp", 4, 2, staleness=0, settles="close")
+    ssp = together("ssp", 4, 2, staleness=0, apply_at="round_end")
     for one, other in zip(bsp, ssp, strict=True):
         assert torch.equal(one, other)
 
@@ -166,7 +166,7 @@ def simulate_job(job):
     workers = []
     for rank, split in enumerate(splits):
         learner = Learner(build_model(job, dataset), transform=dataset.transform)
-        strategy = kind(StrategyOptions(access, job.staleness, job.settles))
+        strategy = kind(StrategyOptions(access, job.staleness, job.apply_at))
         workers.append((strategy, learner, _Batches(job, dataset, split, rank), job.epochs))
     hooks = run_simulated(workers, job.servers)
     return [learner for _, learner, _, _ in workers], hooks

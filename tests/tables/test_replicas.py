@@ -44,7 +44,7 @@ def settled(other, updates):
         load = other.stage(update.rows, -1 if keys is None else len(keys))
         Sink(load.views).fill(memoryview(b"".join(views)))
         loads.append((update.lr, load))
-    other.settle(loads)
+    other.apply_round(loads)
 
 
 @st.composite

@@ -142,7 +142,7 @@ def test_invalid_tables(fields, message):
         (lambda: TableSpec("t", 1, merge="max"), r"unknown merge 'max' \(known: mean, sum\)"),
         (lambda: Init("gauss"), "unknown init 'gauss' .known: constant, normal, uniform, zeros"),
         (lambda: Consistency("bps"), "unknown consistency 'bps' .*did you mean 'bsp'"),
-        (lambda: Consistency(settles="never"), "unknown settles 'never'"),
+        (lambda: Consistency(apply_at="never"), "unknown apply_at 'never'"),
     ],
 )
 def test_unknown_names(build, message):
@@ -159,9 +159,9 @@ def test_limits_are_admitted():
     [
         (("ssp", -1), "staleness is a number of clocks >= 0, not -1"),
         (("asp", 1), "staleness belongs to ssp, not to asp"),
-        (("bsp", 1, "close"), "staleness belongs to ssp, not to bsp"),
-        (("bsp", 0, "now"), "bsp pushes settle at the close"),
-        (("asp", 0, "close"), "asp has no rounds"),
+        (("bsp", 1, "round_end"), "staleness belongs to ssp, not to bsp"),
+        (("bsp", 0, "arrival"), "bsp applies pushes at the end of their round"),
+        (("asp", 0, "round_end"), "asp has no rounds"),
     ],
 )
 def test_consistency_that_contradicts_itself(arguments, message):
@@ -170,9 +170,9 @@ def test_consistency_that_contradicts_itself(arguments, message):
 
 
 def test_named_consistency():
-    assert bsp() == Consistency("bsp", 0, "close")
-    assert ssp(3) == Consistency("ssp", 3, "now")
-    assert ssp(0, "close") == Consistency("ssp", 0, "close")
+    assert bsp() == Consistency("bsp", 0, "round_end")
+    assert ssp(3) == Consistency("ssp", 3, "arrival")
+    assert ssp(0, "round_end") == Consistency("ssp", 0, "round_end")
     assert asp() == Consistency()
 
 

@@ -40,7 +40,7 @@ def _tables() -> tuple[tuple[str, ...], Rows]:
             rows.append((name, kind, shown or "no options"))
     for name in handlers:
         shown = ", ".join(map(str, signature(handlers[name]).parameters.values()))
-        rows.append((name, "handled", shown or "no options"))
+        rows.append((name, "custom", shown or "no options"))
     return ("access method or handler", "tables", "options and defaults"), rows
 
 

@@ -199,7 +199,7 @@ class Client:
         weight:  among the round's pushes, such as the batch size
         lr:      overrides the table's learning rate
         assign:  write the rows as they are, past the access method
-        lens:    of a handled table: how many of the values each of the sorted keys has
+        lens:    of a custom table: how many of the values each of the sorted keys has
         cmd:     ... and what its handler is told
         """
         return self.exchange(
@@ -230,14 +230,14 @@ class Client:
     ) -> Future:
         """Fetch rows; the future's result is a tensor (n, *row_shape), `out` where given.
 
-        Of a handled table it is (values, lens), of sorted keys; `cmd` is what its handler is told.
+        Of a custom table it is (values, lens), of sorted keys; `cmd` is what its handler is told.
         """
         return self._begin(
             *self._exchanges.pull(table, keys, out, cmd=cmd, after=after, timeout_s=timeout_s)
         )
 
     def request(self, group: str, head: int, body: bytes = b"", *, table: str) -> Future:
-        """A message of one's own to a handled table's handlers; the result is a list of bytes.
+        """A message of one's own to a custom table's handlers; the result is a list of bytes.
 
         group:  "servers", or one of them, such as "server-1"
         head:   a whole number, and `body` any bytes: handlers get both

@@ -1,4 +1,4 @@
-"""Calls of handled tables: keys with values of any lengths, and messages of one's own."""
+"""Calls of custom tables: keys with values of any lengths, and messages of one's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.tables.spec import TableSpec
 
 class Calls:
     """Makes exchanges of calls. A server does each once: they are numbered, and say how far all are
-    settled, which is when nobody holds their answers any more."""
+    forget_below, which is when nobody holds their answers any more."""
 
     def __init__(self, view: Callable[[], View], incarnation: Callable[[], int]) -> None:
         self._view = view
@@ -114,8 +114,8 @@ class Calls:
         with self._lock:
             number = self._number = self._number + 1
             self._open[number] = answer
-            settled = min(self._open.keys())
-        call = Call(self._incarnation(), number, settled, what, cmd, **parts)
+            forget_below = min(self._open.keys())
+        call = Call(self._incarnation(), number, forget_below, what, cmd, **parts)
         return PullOp(spec.name, held, answer, call.words().data), answer
 
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:

@@ -90,10 +90,10 @@ class Exchanges:
             kept = self._kept.get(key)
             if kept is not None and kept.fits(values, values):
                 return self.finite.checked(kept.ask)
-        spec = self._handled(table, lens is not None or bool(cmd))
+        spec = self._custom(table, lens is not None or bool(cmd))
         if spec is not None:
             if assign or within is not None or lr is not None or weight != 1.0:
-                raise InvalidValue(f"table {table!r} is handled: a push to it has lens and a cmd")
+                raise InvalidValue(f"table {table!r} is custom: a push to it has lens and a cmd")
             ask = self.calls.push(spec, values, keys, lens, cmd)
             return msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
         op = self._push_op(table, values, keys, within, assign)
@@ -127,10 +127,10 @@ class Exchanges:
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
                 kept = self._keep(key, ask, (out,))
             return kept.ask, lambda: out
-        spec = self._handled(table, bool(cmd))
+        spec = self._custom(table, bool(cmd))
         if spec is not None:
             if out is not None:
-                raise InvalidValue(f"table {table!r} is handled: what a pull brings has any size")
+                raise InvalidValue(f"table {table!r} is custom: what a pull brings has any size")
             ask, called = self.calls.pull(spec, keys, cmd)
             ask = msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
             return ask, called
@@ -178,7 +178,7 @@ class Exchanges:
 
     @property
     def calls(self) -> Calls:
-        """Of handled tables; only whoever has one pays for what they need."""
+        """Of custom tables; only whoever has one pays for what they need."""
         if self._calls is None:
             from shoal.client.custom_calls import Calls
 
@@ -187,17 +187,17 @@ class Exchanges:
 
     def request(self, table: str, group: str, head: int, body: bytes) -> tuple[Exchange, Finish]:
         spec = self._table(table)
-        if spec.kind != "handled":
+        if spec.kind != "custom":
             raise InvalidValue(f"table {table!r} is {spec.kind}: it has no handler to ask")
         return self.calls.request(spec, group, head, body)
 
-    def _handled(self, table: str, called: bool) -> TableSpec | None:
-        """A table's specification if it is handled; if not, nothing may be `called` of it."""
+    def _custom(self, table: str, called: bool) -> TableSpec | None:
+        """A table's specification if it is custom; if not, nothing may be `called` of it."""
         spec = self._table(table)
-        if spec.kind == "handled":
+        if spec.kind == "custom":
             return spec
         if called:
-            raise InvalidValue(f"table {table!r} is {spec.kind}: lens and cmd are for handled ones")
+            raise InvalidValue(f"table {table!r} is {spec.kind}: lens and cmd are for custom ones")
         return None
 
     def _push_op(
@@ -229,8 +229,8 @@ class Exchanges:
         self, table: str, values: Tensor, keys: Keys, out: Tensor | None
     ) -> tuple[PushOp, PullOp, Finish]:
         spec = self._table(table)
-        if spec.kind == "handled":
-            raise InvalidValue(f"table {table!r} is handled: push to it and pull from it apart")
+        if spec.kind == "custom":
+            raise InvalidValue(f"table {table!r} is custom: push to it and pull from it apart")
         if spec.sparse:
             from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 

@@ -31,7 +31,7 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
     step as well, without data (`optimizer.step(weight=0)`): the others still have batches, one of
     which may yet become this worker's.
 
-    Where pushes settle at the close of a round each batch counts exactly once in each epoch;
+    Where pushes are applied at the end of a round each batch counts exactly once in each epoch;
     otherwise one that was under way when its worker died may count twice.
 
     epochs, batches:  of the data; the same on all workers

@@ -37,7 +37,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     init: Annotated[str, Meta(description="initial weights: a .safetensors file")] = ""
     strategy: Annotated[str, Meta(description="sync, ssp, asgd or allreduce: see `shoal list strategies`")] = "sync"
     staleness: Annotated[int, Meta(ge=0, description="ssp: clocks that a worker may be ahead")] = 0
-    settles: Annotated[Literal["now", "close"], Meta(description="ssp: when pushes reach the rows")] = "now"
+    apply_at: Annotated[Literal["arrival", "round_end"], Meta(description="ssp: when pushes reach the rows")] = "arrival"
     workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
     servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
     replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
@@ -80,8 +80,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise InvalidValue("a job has a model or layers, not both")
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
-        if self.settles != "now" and self.strategy != "ssp":
-            raise InvalidValue(f"settles belongs to the ssp strategy, not to {self.strategy!r}")
+        if self.apply_at != "arrival" and self.strategy != "ssp":
+            raise InvalidValue(f"apply_at belongs to the ssp strategy, not to {self.strategy!r}")
         if self.global_batch_size and self.global_batch_size % self.workers:
             raise InvalidValue(
                 f"global_batch_size {self.global_batch_size} cannot be divided by "

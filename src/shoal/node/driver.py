@@ -87,7 +87,7 @@ class Future:
                 return
         call_back(callback, self)
 
-    def settle(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: Outcome) -> None:
         """The driver says how the request ended."""
         if outcome.error is None and self._finish is not None:
             try:
@@ -319,7 +319,7 @@ class Driver:
     def _resolved(self, request_id: int, outcome: Outcome) -> None:
         future = self._futures.pop(request_id, None)
         if future is not None:
-            future.settle(outcome)
+            future.resolve(outcome)
             for waited_for, woken in self._asleep:
                 if waited_for is future:
                     woken.set()

@@ -1,14 +1,14 @@
-"""When a read is admitted and when a push settles: two pure rules over vector clocks.
+"""When a read is admitted and when a push is applied: two pure rules over vector clocks.
 
 A worker's clock counts the iterations it has finished, as told by its `Advance`s. With m the
 slowest worker's clock, a read at clock c is admitted under
 
-    BSP      m >= c           and pushes settle when their round closes
+    BSP      m >= c           and pushes are applied when their round closes
     SSP(s)   m >= c - s       (Ho et al. 2013, section 2: the staleness bound)
     ASP      always
 
 A round c closes when m > c, that is, when no worker can push for it any more. SSP(0) differs from
-BSP only in when pushes settle; for tables that settle at the close the two are equal.
+BSP only in when pushes are applied; where they are applied at the end of a round the two are equal.
 """
 
 from __future__ import annotations
@@ -153,6 +153,6 @@ def needed(rule: Consistency, read_clock: int) -> int:
     return 0 if rule.name == "asp" else max(0, read_clock - rule.staleness)
 
 
-def settles(rule: Consistency, push_clock: int) -> int:
+def apply_clock(rule: Consistency, push_clock: int) -> int:
     """The clock that every worker must have reached before a push gets to the rows; 0: at once."""
-    return push_clock + 1 if rule.settles == "close" else 0
+    return push_clock + 1 if rule.apply_at == "round_end" else 0

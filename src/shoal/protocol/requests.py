@@ -37,7 +37,7 @@ class Answer:
 class PullOp(msgspec.Struct, frozen=True):
     """Rows of a table into `out` (bytes).
 
-    Of a handled table: a call (`tables.calls`) in place of the keys, to the server whose slots
+    Of a custom table: a call (`tables.calls`) in place of the keys, to the server whose slots
     `rows` are, and an `Answer`.
     """
 

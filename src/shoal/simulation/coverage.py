@@ -72,7 +72,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "failed Cancelled",
     "insisted",
     "sparse ledger",
-    "handled table",
+    "custom table",
     "bounded table",
     "leased batches",
     "guests",

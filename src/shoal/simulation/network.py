@@ -123,7 +123,7 @@ class Envelope(msgspec.Struct, eq=False):
     nbytes: int
     breaks: int
 
-    def settle(self) -> None:
+    def detach(self) -> None:
         self.buffers = (memoryview(self.payload()),)
 
     def payload(self) -> bytes:

@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     def of(seed: int) -> Plan:
         """The plan of a seed: a pure function."""
         random = Random(seed * 7919 + 17)
-        rules = [bsp(), bsp(), ssp(0, "close"), ssp(random.randint(1, 3)), asp()]
+        rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)
         replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
         rule = random.choice(rules)
@@ -92,7 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
             leased=leased,
-            save_every=0 if by_time else SAVE_EVERY * (1 if rule.settles == "close" else 2),
+            save_every=0 if by_time else SAVE_EVERY * (1 if rule.apply_at == "round_end" else 2),
             checkpoint_s=CHECKPOINT_S * by_time,
             proves_death=Random(seed * 41 + 3).random() < PROVEN,
             guests=guests,
@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def phases(self) -> tuple[str, ...]:
         """The phases that this cluster goes through."""
-        if self.consistency.settles == "close":
+        if self.consistency.apply_at == "round_end":
             return (*PHASES, "open round", "open round")  # it is short
         absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "waiting")
         return tuple(phase for phase in PHASES if phase not in absent)

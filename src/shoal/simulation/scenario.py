@@ -75,7 +75,7 @@ class Scenario:
         if self.work.leased is not None:
             self.world.coverage["leased batches"] += 1
         if self.work.calls is not None:
-            self.world.coverage["handled table"] += 1
+            self.world.coverage["custom table"] += 1
         self.works = {"": self.work}
         if plan.guests:
             self.world.coverage["guests"] += 1
@@ -224,10 +224,10 @@ class Scenario:
             return
         # what was accepted by a head dies with it; its worker sends it again, if it lives
         whole = not (gone and self.work.ledger.crashed)
-        self._check_cuts(self.plan.consistency.settles == "close", whole)
+        self._check_cuts(self.plan.consistency.apply_at == "round_end", whole)
         self.world.coverage["copies made room"] += made_room(servers)
         for group, work in self.works.items():
-            closes = work.ledger.consistency.settles == "close"
+            closes = work.ledger.consistency.apply_at == "round_end"
             leases = self.cluster.scheduler.ledgers.of(group).record()
             check_holdings(servers, work, group, leases, one_round=closes and whole, whole=whole)
 

@@ -174,9 +174,9 @@ class World:
         breaks = self._connections.breaks(source, target)
         envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
         if effect.guard is None:
-            envelope.settle()
+            envelope.detach()
         elif arrivals:
-            effect.guard.keep(envelope.settle)
+            effect.guard.keep(envelope.detach)
         for at in arrivals:
             self.at(at, lambda: self._arrive(envelope))
 

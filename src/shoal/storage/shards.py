@@ -107,7 +107,7 @@ class SavedShards:
             yield rows, _read(path, number)
 
     def merged(self, table: str) -> dict[str, Tensor]:
-        """A table's `rows`; of a sparse one its `keys` as well, in order; of a handled one its
+        """A table's `rows`; of a sparse one its `keys` as well, in order; of a custom one its
         `keys`, `values` and `lens`."""
         spec = self.tables[table]
         parts = sorted(self.parts(table), key=lambda part: part[0].start)
@@ -116,7 +116,7 @@ class SavedShards:
             return {"rows": rows.reshape(-1, *spec.row_shape)}
         keys = torch.cat([state["keys"] for _, state in parts])
         order = torch.from_numpy(np.argsort(keys.numpy().view(np.uint64), kind="stable"))
-        if spec.kind == "handled":
+        if spec.kind == "custom":
             values, lens = (torch.cat([s[what] for _, s in parts]) for what in ("values", "lens"))
             places = torch.from_numpy(elements(lens.numpy(), order.numpy()))
             return {"keys": keys[order], "values": values[places], "lens": lens[order]}

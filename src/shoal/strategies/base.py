@@ -61,14 +61,14 @@ class StrategyOptions:
     """
     access:     the optimizer: a table's access method, or the workers' own under allreduce
     staleness:  the bound of ssp
-    settles:    when ssp's pushes reach the rows: "now" or "close"
+    apply_at:    when ssp's pushes reach the rows: "arrival" or "round_end"
     prefix:     of the tables' names, distinct for each model of a run
     batch:      the weight that most batches have, and all workers' the same
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
     staleness: int = 0
-    settles: str = "now"
+    apply_at: str = "arrival"
     prefix: str = "params"
     batch: float = 1.0
 

@@ -94,9 +94,11 @@ class StaleSync(ServerStrategy):
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
-        if options.settles not in ("now", "close"):
-            raise InvalidValue(f"settles is 'now' or 'close', not {options.settles!r}")
-        self.consistency = ssp(options.staleness, "close" if options.settles == "close" else "now")
+        if options.apply_at not in ("arrival", "round_end"):
+            raise InvalidValue(f"apply_at is 'arrival' or 'round_end', not {options.apply_at!r}")
+        self.consistency = ssp(
+            options.staleness, "round_end" if options.apply_at == "round_end" else "arrival"
+        )
 
 
 class Async(ServerStrategy):

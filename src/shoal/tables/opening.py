@@ -27,7 +27,7 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Cu
     try:
         if spec.kind == "dense":
             return DenseShard(spec, held)
-        if spec.kind == "handled":
+        if spec.kind == "custom":
             from shoal.tables.custom.shard import CustomShard
 
             return CustomShard(spec, held)
@@ -52,7 +52,7 @@ def checked(spec: TableSpec) -> TableSpec:
     if spec.kind == "dense":
         method_of(spec)
         return spec
-    if spec.kind == "handled":
+    if spec.kind == "custom":
         from shoal.tables.custom.shard import described
 
         return described(spec)

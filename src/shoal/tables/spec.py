@@ -68,38 +68,38 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Consistency(msgspec.Struct, frozen=True, array_like=True):
-    """When a read is admitted and when a push settles; `protocol.consistency` has the two rules."""
+    """When a read is admitted and a push is applied; `protocol.consistency` has the rules."""
 
     name: Literal["bsp", "ssp", "asp"] = "asp"
     staleness: int = 0
-    settles: Literal["now", "close"] = "now"
+    apply_at: Literal["arrival", "round_end"] = "arrival"
 
     def __post_init__(self) -> None:
         _require_one_of("consistency", self.name, ("bsp", "ssp", "asp"))
-        _require_one_of("settles", self.settles, ("now", "close"))
+        _require_one_of("apply_at", self.apply_at, ("arrival", "round_end"))
         if self.staleness < 0:
             raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
         if self.name != "ssp" and self.staleness:
             raise InvalidValue(f"staleness belongs to ssp, not to {self.name}")
-        if self.name == "bsp" and self.settles != "close":
-            raise InvalidValue("bsp pushes settle at the close of their round: settles='close'")
-        if self.name == "asp" and self.settles != "now":
-            raise InvalidValue("asp has no rounds: its pushes settle 'now'")
+        if self.name == "bsp" and self.apply_at != "round_end":
+            raise InvalidValue("bsp applies pushes at the end of their round: apply_at='round_end'")
+        if self.name == "asp" and self.apply_at != "arrival":
+            raise InvalidValue("asp has no rounds: it applies pushes on arrival")
 
 
 def bsp() -> Consistency:
     """Bulk synchronous: every worker reads the same rows at the same clock."""
-    return Consistency("bsp", 0, "close")
+    return Consistency("bsp", 0, "round_end")
 
 
-def ssp(staleness: int, settles: Literal["now", "close"] = "now") -> Consistency:
+def ssp(staleness: int, apply_at: Literal["arrival", "round_end"] = "arrival") -> Consistency:
     """Stale synchronous (Ho et al. 2013): a reader is at most `staleness` clocks ahead."""
-    return Consistency("ssp", staleness, settles)
+    return Consistency("ssp", staleness, apply_at)
 
 
 def asp() -> Consistency:
     """Asynchronous (eventual): reads never wait."""
-    return Consistency("asp", 0, "now")
+    return Consistency("asp", 0, "arrival")
 
 
 _KINDS = {
@@ -130,7 +130,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     dtype:          one of ITEM_SIZES
     merge:          how the pushes of one round are joined: `mean` is sum(w_i u_i) / sum(w_i)
     fragment_rows:  rows in a fragment, fixed for the table's life; 0 lets `cut` choose
-    kind:           `dense`, `sparse`, or `handled`: a handler that `access` names, on each server,
+    kind:           `dense`, `sparse`, or `custom`: a handler that `access` names, on each server,
                     says what its pushes and pulls mean (tables.handled); keys are placed as those
                     of a sparse table
     nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
@@ -138,7 +138,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     max_rows:       of a sparse table, on all servers together; 0 for no bound. A key that is pushed
                     for the first time then takes the place of one that was pushed long ago
                     (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
-    saves:          of a handled table: whether its handler saves and loads, so that it can be on
+    saves:          of a custom table: whether its handler saves and loads, so that it can be on
                     several servers and go to others; `Client.create_table` finds out
     group:          of workers, whose clocks it goes by; the scheduler says it
     """
@@ -152,7 +152,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     consistency: Consistency = Consistency()
     merge: Literal["mean", "sum"] = "mean"
     fragment_rows: int = 0
-    kind: Literal["dense", "sparse", "handled"] = "dense"
+    kind: Literal["dense", "sparse", "custom"] = "dense"
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
     max_rows: int = 0
     evict: Literal["lru", "lfu"] = "lru"
@@ -169,7 +169,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 )
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
-        _require_one_of("kind", self.kind, ("dense", "sparse", "handled"))
+        _require_one_of("kind", self.kind, ("dense", "sparse", "custom"))
         _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
         _require_one_of("evict", self.evict, ("lru", "lfu"))
         if not 0 <= self.max_rows <= ROWS_MOST or (self.max_rows and not self.sparse):
@@ -182,9 +182,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 f"table {self.name!r} is {self.kind}: it has a row for any 64-bit key, not "
                 f"{self.rows}"
             )
-        if self.kind == "handled" and (self.row_shape or self.consistency != Consistency()):
+        if self.kind == "custom" and (self.row_shape or self.consistency != Consistency()):
             raise InvalidValue(
-                f"table {self.name!r} is handled: it has no row_shape, and asp() consistency"
+                f"table {self.name!r} is custom: it has no row_shape, and asp() consistency"
             )
         if self.kind == "dense" and self.rows < 1:
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
@@ -196,7 +196,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
         _require_one_of("dtype", self.dtype, ITEM_SIZES)
         _require_one_of("merge", self.merge, ("mean", "sum"))
-        if self.merge == "mean" and "int" in self.dtype and self.kind != "handled":
+        if self.merge == "mean" and "int" in self.dtype and self.kind != "custom":
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
         if self.fragment_rows < 0:
             raise InvalidValue(f"table {self.name!r}: fragment_rows {self.fragment_rows} < 0")

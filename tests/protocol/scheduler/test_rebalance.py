@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, place
-from shoal.protocol.scheduler.rebalance import Moves, next_arcs, settled
+from shoal.protocol.scheduler.rebalance import Moves, next_arcs, unchanged
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.spec import Access, TableSpec
 
@@ -51,7 +51,7 @@ class Cluster:
         self.view = replace(
             self.view, number=number, servers=tuple(self.servers), placements=placements
         )
-        return not settled(before, placements)
+        return not unchanged(before, placements)
 
     def settle(self):
         for _ in range(50):
@@ -152,7 +152,7 @@ def test_whoever_wanted_to_go_stays_where_the_others_have_died():
 
 
 def test_rows_that_cannot_be_moved_stay():
-    spec = TableSpec("s", 0, kind="handled", access=Access("lists")).cut(2)
+    spec = TableSpec("s", 0, kind="custom", access=Access("lists")).cut(2)
     cluster = Cluster(map(member, range(2)), [spec])
     before = cluster.view.placements
     cluster.servers.append(member(2))
@@ -162,7 +162,7 @@ def test_rows_that_cannot_be_moved_stay():
 
 def test_what_handlers_have_goes_to_others_whole():
     """A call names an arc: where that was cut, it would be for two."""
-    spec = TableSpec("s", 0, kind="handled", access=Access("lists"), saves=True).cut(2)
+    spec = TableSpec("s", 0, kind="custom", access=Access("lists"), saves=True).cut(2)
     cluster = Cluster(map(member, range(2)), [spec], replicas=2)
     ranges = [placement.rows for placement in cluster.view.placements[0]]
     cluster.servers.append(member(2))

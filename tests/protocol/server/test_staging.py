@@ -192,7 +192,7 @@ def test_a_part_of_the_rows_lands_by_fragment_too():
     ("spec", "parts", "options"),
     [
         (table(consistency=bsp()), (Part(0, 0, ROWS),), {}),
-        (table(consistency=ssp(1, settles="close")), (Part(0, 0, ROWS),), {}),
+        (table(consistency=ssp(1, apply_at="round_end")), (Part(0, 0, ROWS),), {}),
         (table(), (Part(0, 0, ROWS),), {"assign": True}),
         (table(), (Part(0, 0, FRAGMENT),), {}),
         (table(), (Part(0, 0, ROWS, 3),), {}),

@@ -98,7 +98,7 @@ def test_every_key_arrives_where_it_lives_with_its_value(rigs, data):
         (bsp(), 1, {"advance": True, "pulls": True}, True),
         (bsp(), 2, {"advance": True}, False),  # all have to hold the push first
         (bsp(), 2, {}, True),
-        (ssp(1, "close"), 1, {"advance": True}, False),
+        (ssp(1, "round_end"), 1, {"advance": True}, False),
         (ssp(1), 2, {"advance": True, "pulls": True}, True),
         (None, 1, {"advance": True, "assign": True}, False),
         (None, 1, {"assign": True}, True),

@@ -170,13 +170,13 @@ def keys_reused_before_they_are_read():
 
 @contextmanager
 def call_done_whenever_it_comes():
-    """A handled table forgets a client's calls as soon as they are settled, late copies too."""
+    """A custom table forgets a client's calls as soon as they are settled, late copies too."""
 
-    def settle(self, below):
+    def forget(self, below):
         for number in [each for each in self.answers if each < below]:
             del self.answers[number]
 
-    with patch.object(Answered, "settle", settle):
+    with patch.object(Answered, "forget", forget):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Handled tables: calls as words, and a server's part."""
+"""Custom tables: calls as words, and a server's part."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from shoal.tables.custom.shard import CustomShard, handler, made
 from shoal.tables.opening import checked
 from shoal.tables.spec import Access, TableSpec, bsp
 
-SPEC = TableSpec("kv", kind="handled", access=Access("lists"))
+SPEC = TableSpec("kv", kind="custom", access=Access("lists"))
 EVERYTHING = KeyRange(0, SLOTS)
 
 
@@ -44,7 +44,13 @@ def test_a_call_is_read_as_it_was_written(rows, cmd):
     pairs = Pairs.of(np.array(keys, np.uint64), [np.array(rows[k]) for k in keys], "float32")
     values = pairs.values.view(np.uint8).data
     read = Call.read(Call(7, 8, 6, "push", cmd, pairs.keys, pairs.lens, values).words())
-    assert (read.client, read.number, read.settled, read.what, read.cmd) == (7, 8, 6, "push", cmd)
+    assert (read.client, read.number, read.forget_below, read.what, read.cmd) == (
+        7,
+        8,
+        6,
+        "push",
+        cmd,
+    )
     again = Pairs(read.keys, np.frombuffer(read.values, np.float32), read.lens)
     assert {key: values.tolist() for key, values in again} == rows
     back = read_answer(memoryview(answer_of(pairs.lens, values)))
@@ -120,7 +126,7 @@ def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
             return [np.zeros((2, 3))]
 
     handler("failing", Failing)
-    shard = CustomShard(TableSpec("t", kind="handled", access=Access("failing")), EVERYTHING)
+    shard = CustomShard(TableSpec("t", kind="custom", access=Access("failing")), EVERYTHING)
     assert len(shard) == 0  # its rows are none
     for _ in range(2):
         with pytest.raises(AccessFailed, match="ValueError: 1"):
@@ -131,7 +137,7 @@ def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
     shard.keep({2, 3})
     assert not shard._answered
     with pytest.raises(InvalidValue, match="numpy's, which has no bfloat16"):
-        checked(TableSpec("t", kind="handled", dtype="bfloat16", access=Access("lists")))
+        checked(TableSpec("t", kind="custom", dtype="bfloat16", access=Access("lists")))
 
 
 class Picky:
@@ -150,7 +156,7 @@ class Picky:
 
 def test_a_handler_of_ones_own_and_what_it_does_wrong():
     handler("picky", Picky)
-    spec = TableSpec("own", kind="handled", access=Access("picky", {"least": 3}))
+    spec = TableSpec("own", kind="custom", access=Access("picky", {"least": 3}))
     checked(spec)
     shard = CustomShard(spec, EVERYTHING)
     assert shard.handler.least == 3
@@ -170,12 +176,12 @@ def test_a_handler_of_ones_own_and_what_it_does_wrong():
 
 def test_what_is_refused():
     with pytest.raises(UnknownName, match=r"unknown handler 'list'.*did you mean 'lists'"):
-        made(TableSpec("t", kind="handled", access=Access("list")))
+        made(TableSpec("t", kind="custom", access=Access("list")))
     with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be made: TypeError.*size"):
-        checked(TableSpec("t", kind="handled", access=Access("lists", {"size": 1})))
+        checked(TableSpec("t", kind="custom", access=Access("lists", {"size": 1})))
     for options in ({"row_shape": (3,)}, {"consistency": bsp()}, {"rows": 3}, {"max_rows": 3}):
         with pytest.raises(InvalidValue, match="table 't'"):
-            TableSpec("t", kind="handled", access=Access("lists"), **options)
+            TableSpec("t", kind="custom", access=Access("lists"), **options)
     shard = CustomShard(SPEC, EVERYTHING)
     assert "handler" in shard.stage(EVERYTHING, 3).problem()
 
@@ -253,7 +259,7 @@ def synced_version(one):
 def test_a_server_learns_what_is_saved_whatever_its_dtype_and_keys():
     handler("doubles", Doubles)
     slots = KeyRange(slot_of(9), slot_of(9) + 1)
-    one = CustomShard(TableSpec("d", kind="handled", access=Access("doubles")), slots)
+    one = CustomShard(TableSpec("d", kind="custom", access=Access("doubles")), slots)
     asked(one, 1, "push", [9], [1.5])
     asked(one, 2, "request")
     other = synced_version(one)
@@ -273,14 +279,14 @@ class Wrong(Doubles):
 
 def test_what_a_handler_saves_is_pairs():
     handler("wrong", Wrong)
-    shard = CustomShard(TableSpec("d", kind="handled", access=Access("wrong")), EVERYTHING)
+    shard = CustomShard(TableSpec("d", kind="custom", access=Access("wrong")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'wrong' failed in save: AttributeError"):
         shard.snapshot(0, 10)
 
 
 def test_a_handler_that_cannot_save_is_named():
     handler("broken", Broken)
-    shard = CustomShard(TableSpec("d", kind="handled", access=Access("broken")), EVERYTHING)
+    shard = CustomShard(TableSpec("d", kind="custom", access=Access("broken")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'broken' failed in save: OSError: the disk"):
         shard.snapshot(0, 10)
 
@@ -298,4 +304,4 @@ def test_whether_a_handler_can_be_on_several_servers_is_found_out():
     assert checked(SPEC).saves
     for name, factory in (("forgetful", Forgetful), ("alone", Alone)):
         handler(name, factory)
-        assert not checked(TableSpec("kv", kind="handled", access=Access(name))).saves
+        assert not checked(TableSpec("kv", kind="custom", access=Access(name))).saves

@@ -126,7 +126,7 @@ class Chain:
         for copy in self.copies[1:]:
             told = copy.stage_told(copy.held, views[0].nbytes // 8)
             Sink(told.views).fill(memoryview(b"".join(views)))
-            copy.write(told) if what == "write" else copy.settle([(None, told)])
+            copy.write(told) if what == "write" else copy.apply_round([(None, told)])
 
     def load(self):
         keys = self.random.choice(60, size=self.random.integers(1, 16), replace=False)

@@ -289,7 +289,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
 
 def closes(job: JobSpec) -> bool:
     """Whether rounds close, so that what a worker does counts everywhere or nowhere."""
-    return strategies[job.strategy].in_step or job.settles == "close"
+    return strategies[job.strategy].in_step or job.apply_at == "round_end"
 
 
 def train(

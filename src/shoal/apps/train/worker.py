@@ -75,7 +75,7 @@ def run_worker(
     kind = strategies[spec.strategy]
     access = Access(spec.optimizer, spec.access_options(updates_of(spec, splits, kind.in_step)))
     strategy = kind(
-        StrategyOptions(access, spec.staleness, spec.settles, batch=float(spec.worker_batch))
+        StrategyOptions(access, spec.staleness, spec.apply_at, batch=float(spec.worker_batch))
     )
     options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
     log = EventLog(paths.events, f"worker-{rank}", started_at)

@@ -80,7 +80,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [

@@ -22,7 +22,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
                of what is there
     parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
                and the learning rate that overrides the table's
-    origins:   the pushes in it: (incarnation, seq, settled_below)
+    origins:   the pushes in it: (incarnation, seq, forget_below)
     round, weight: of the round
     digest:    of a check: of the rows that the head has at that version
     pushed:    the clock of the push in it

@@ -60,7 +60,7 @@ class LeaseLedgers:
                 out.append(Send(node, answer))
         return out
 
-    def settle(self, view: View) -> list[tuple[Member, Span]]:
+    def reclaim(self, view: View) -> list[tuple[Member, Span]]:
         """What those have left undone who are not in this view any more."""
         left = [(each, self.gone(each, each.done_clock)) for each in view.departed]
         return [(member, span) for member, span in left if span is not None]

@@ -4,7 +4,7 @@ The scheduler grants a worker a few batches at a time, and the worker does one o
 its clocks, from the clock on at which it asked. So nobody has to say what is done: who asks again
 has done what it had, and who is gone has done as many as its last clock in the view says. Under BSP
 a worker counts in the rounds below its last clock and in no other, so that each batch counts
-exactly once; where pushes settle on arrival, the one that was under way may count twice.
+exactly once; where pushes are applied on arrival, the one that was under way may count twice.
 
 Grants get smaller towards the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
 1987), so that workers end together.

@@ -156,10 +156,10 @@ def next_view(
     a worker that is gone counts in every round that *any* server saw it finish (it had been
     accepted by all of them before it told one, rule 5), and in every round that any server has
     closed, which may be gone as well, or have forgotten how far the worker was when it took over
-    from one that is. Where nothing settles at the close its clock travels with its pushes, and what
-    it did last may be on some servers only. A new worker's first round is the one after those. A
-    worker that has finished counts in all rounds, and nobody waits for it any more. Each group of
-    workers has rounds of its own.
+    from one that is. Where no table applies pushes at the end of a round, its clock travels with
+    its pushes, and what it did last may be on some servers only. A new worker's first round is the
+    one after those. A worker that has finished counts in all rounds, and nobody waits for it any
+    more. Each group of workers has rounds of its own.
 
     moves:     what may be done to chains
     finished:  of the members, those whose work is done
@@ -168,7 +168,7 @@ def next_view(
     for promise in promises:
         for incarnation, clock in promise.clocks:
             reached.setdefault(incarnation, []).append(clock)
-    closing = {spec.group for spec in tables if spec.consistency.settles == "close"}
+    closing = {spec.group for spec in tables if spec.consistency.apply_at == "round_end"}
 
     def first_clock(group: str) -> int:
         standings = [promise.standing(group) for promise in promises]

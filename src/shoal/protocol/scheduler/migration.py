@@ -58,7 +58,7 @@ class Migration:
             if not movable(spec) and any(
                 member.rank in placement.chain for placement in placements
             ):
-                return f"table {spec.name!r} is handled, and its handler cannot save and load"
+                return f"table {spec.name!r} is custom, and its handler cannot save and load"
         return ""
 
     def gone(self, view: View) -> list[NodeId]:

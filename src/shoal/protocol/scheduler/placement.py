@@ -26,13 +26,13 @@ def replicas_of(spec: TableSpec, replicas: int) -> int:
 
 def movable(spec: TableSpec) -> bool:
     """Whether rows can be on several servers, or go to others."""
-    return spec.kind != "handled" or spec.saves
+    return spec.kind != "custom" or spec.saves
 
 
 def divisible(spec: TableSpec) -> bool:
     """Whether its arcs can be cut: a call names one, and whoever cut it for the view before would
     name two."""
-    return spec.kind != "handled"
+    return spec.kind != "custom"
 
 
 def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Placements:

@@ -52,7 +52,7 @@ def next_arcs(
     return tuple(plan.placements(table) for table in range(len(before.placements)))
 
 
-def settled(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
+def unchanged(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
     """Whether two plans differ in nothing but the numbers of views."""
     return [
         [(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in before

@@ -22,7 +22,7 @@ from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, lost
-from shoal.protocol.scheduler.rebalance import settled
+from shoal.protocol.scheduler.rebalance import unchanged
 from shoal.protocol.scheduler.table_catalog import TableCatalog
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -227,7 +227,7 @@ class ViewChange:
             self.propose("", now, out)  # who came and went is looked up when it is made
         elif self.view is not None and self._may_move():
             planned = self._next((self.term, self._number + 1), drained=True)
-            if not settled(planned.placements, self.view.placements) or self.migration.gone(
+            if not unchanged(planned.placements, self.view.placements) or self.migration.gone(
                 planned
             ):
                 self.propose("rows move", now, out, drain=True)
@@ -290,7 +290,7 @@ class ViewChange:
         for node in gone:
             self._members.remove(node)
         self._members.forget(view, now)
-        for member, left in self.ledgers.settle(view):
+        for member, left in self.ledgers.reclaim(view):
             fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
             out.append(Note("returned", fields))
         self._persist(out)

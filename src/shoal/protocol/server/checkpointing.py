@@ -64,7 +64,12 @@ class Checkpointer:
     def checkpoint_clock(self, spec: TableSpec, clock: int) -> int:
         """The latest marker that is passed at `clock`; 0 where the table has none."""
         rule = spec.consistency
-        if rule.name != "ssp" or rule.settles == "close" or spec.kind == "handled" or spec.group:
+        if (
+            rule.name != "ssp"
+            or rule.apply_at == "round_end"
+            or spec.kind == "custom"
+            or spec.group
+        ):
             return 0
         return self._checkpoint_clocks.latest(clock)
 

@@ -65,8 +65,8 @@ class Executor:
         """Push, advance, pull: what of these it asks, or a refusal."""
         window, below = admitted.window, admitted.request.forget_below
         if below > window.forget_below:
-            window.settle(below)
-            self.wait_queue.settle(window)
+            window.forget(below)
+            self.wait_queue.forget(window)
         for load in admitted.loads:
             problem = load.problem()
             if problem:
@@ -196,14 +196,14 @@ class Executor:
         if not self._admission.replicated:
             return  # each is done when it is answered
         request, window = admitted.request, admitted.window
-        if all(self._shards[n].spec.kind != "handled" for n, _, _ in admitted.footprint.pulls):
+        if all(self._shards[n].spec.kind != "custom" for n, _, _ in admitted.footprint.pulls):
             return
         builder = OperationBuilder(self._replication, self._shards)
         keyed = iter(admitted.loads[len(request.pushes) :])
         for (number, _, keys), part in zip(admitted.footprint.pulls, request.pulls, strict=True):
             staged = next(keyed) if keys >= 0 else None
             shard = self._shards[number]
-            if staged is None or shard.spec.kind != "handled" or window.covers(request.seq, part):
+            if staged is None or shard.spec.kind != "custom" or window.covers(request.seq, part):
                 continue
             builder.about_to(number, staged)
             with suppress(AccessFailed):  # which is its answer
@@ -231,7 +231,7 @@ class Executor:
         """Whether it has a part for a round that is not in it already."""
         request, window = admitted.request, admitted.window
         return not request.assign and any(
-            self._shards[number].spec.consistency.settles == "close"
+            self._shards[number].spec.consistency.apply_at == "round_end"
             and window.covers(request.seq, part) is None
             for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)
         )
@@ -241,7 +241,7 @@ class Executor:
         clocks = self._clocks.of(group)
         before = clocks.minimum
         if clocks.advance(worker, to) and clocks.minimum != before:
-            self.settle(group, out)
+            self.close_rounds(group, out)
             self.look(out)
 
     def _pull(self, admitted: AdmittedRequest, accepted: bool, out: Effects) -> None:
@@ -265,7 +265,7 @@ class Executor:
 
     # ------------------------------------------------------------------ rounds
 
-    def settle(self, group: str, out: Effects) -> None:
+    def close_rounds(self, group: str, out: Effects) -> None:
         """Close every round below a group's slowest clock. `look` is to be called after it."""
         minimum = self._clocks.of(group).minimum
         if minimum < FOREVER:
@@ -291,4 +291,4 @@ class Executor:
             if key not in self.wait_queue.pulls and admitted.window.complete(key[1]):
                 self.wait_queue.leave(key)
                 admitted.window.codes[key[1]] = "applied"
-                self._replies.settled(out, admitted.sender, *key, "applied", "")
+                self._replies.acknowledge(out, admitted.sender, *key, "applied", "")

@@ -284,7 +284,7 @@ class ServerMachine:
             self.clocks.of(group).reset(clock)  # they say where they are once I have what I lack
         self.checkpointer.adopt(view)
         for group in self.clocks.groups():
-            self.executor.settle(group, out)
+            self.executor.close_rounds(group, out)
         self.executor.look(out)
         self._say_learned(out)
 

@@ -71,7 +71,7 @@ class Replies:
             for worker in self._clocks_of(request).behind(waits):
                 out.append(Send(self._workers[worker].id, Nudge(reason)))
 
-    def settled(
+    def acknowledge(
         self, out: Effects, to: NodeId, incarnation: int, seq: int, code: Code, reason: str
     ) -> None:
         """How a push ended that its round has settled."""

@@ -123,7 +123,7 @@ class Window:
         self.parts: dict[int, list[AppliedPart]] = {}
         self.older: set[int] = set()
 
-    def settle(self, below: int) -> None:
+    def forget(self, below: int) -> None:
         """Forget every request below: its worker has settled it, or given it up."""
         codes = self.codes
         if below - self.forget_below == 1:  # as in training, one request after the other

@@ -63,7 +63,7 @@ class RoundCloser:
             self._acknowledge(entry, self._apply(entry, out), out)
 
     def _is_single(self, number: int) -> bool:
-        return self._shards[number].spec.consistency.settles == "now"
+        return self._shards[number].spec.consistency.apply_at == "arrival"
 
     def _made(self) -> OperationBuilder | None:
         return (
@@ -144,4 +144,4 @@ class RoundCloser:
         elif code != "accepted" or self._admission.replicated:
             return  # its pull in the same request answers for both; or others are to have it too
         code = window.codes[entry.seq] = "refused" if problems else "applied"
-        self._replies.settled(out, entry.sender, *key, code, "; ".join(problems))
+        self._replies.acknowledge(out, entry.sender, *key, code, "; ".join(problems))

@@ -1,7 +1,7 @@
-"""Intake: what the gate has let in at a server, and where its payload goes.
+"""Staging: where the payload of an admitted request goes.
 
-Most payloads are staged whole and looked at then. A push of many fragments that settles at once is
-*streamed*: applied while it comes in, because a fragment is what is checked, applied and
+Most payloads are staged whole and checked then. A push of many fragments that is applied on arrival
+is *streamed*: applied while it comes in, because a fragment is what is checked, applied and
 de-duplicated. So a sender that dies half-way has changed the fragments that came in whole and no
 other; and when the request comes again, under the same id, each fragment that is applied already is
 left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
@@ -110,7 +110,7 @@ class RequestStaging:
                 found.append(shard.read_keys(load))
             elif keys >= 0:
                 rows_of = shard.read_keys(next(keyed))
-                if shard.spec.kind == "handled" and len(admitted.footprint.pulls) > 1:
+                if shard.spec.kind == "custom" and len(admitted.footprint.pulls) > 1:
                     found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
                 found.append(rows_of)
             else:
@@ -124,7 +124,7 @@ class RequestStaging:
             return False  # other servers are to have its bytes as well
         for number, rows, keys in footprint.pushes:
             spec, count = self._shards[number].spec, rows.stop - rows.start
-            if keys >= 0 or not count or spec.consistency.settles != "now":
+            if keys >= 0 or not count or spec.consistency.apply_at != "arrival":
                 return False
             several = several or count > spec.fragment_rows
         shards = {number for number, _, _ in footprint.pushes}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.protocol.consistency import Clocks, needed, settles
+from shoal.protocol.consistency import Clocks, apply_clock, needed
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.admission import Admission
@@ -69,7 +69,7 @@ class WaitQueue:
         """
         request = admitted.request
         clock = read_clock(request)
-        need = self._settled_at(admitted) if accepted else 0
+        need = self._applied_at(admitted) if accepted else 0
         for number in self._own_pulls(admitted):
             spec = self._shards[number].spec  # its own pushes may wait for a marker
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
@@ -94,7 +94,7 @@ class WaitQueue:
         """It has gone."""
         self._drop([key for key in (*self.pulls, *self.pushes) if key[0] == worker])
 
-    def settle(self, window: Window) -> None:
+    def forget(self, window: Window) -> None:
         """What its worker has given up is not answered any more."""
         worker, below = window.incarnation, window.forget_below
         keys = (*self.pulls, *self.pushes)
@@ -118,7 +118,7 @@ class WaitQueue:
         if request.assign:
             return 0
         spec = self._shards[number].spec
-        return settles(spec.consistency, request.clock) or self._checkpointer.checkpoint_clock(
+        return apply_clock(spec.consistency, request.clock) or self._checkpointer.checkpoint_clock(
             spec, request.clock
         )
 
@@ -136,7 +136,7 @@ class WaitQueue:
         reached = [self._replication.reached(n, minimum) for n in self._own_pulls(admitted)]
         return min(reached, default=minimum)
 
-    def _settled_at(self, admitted: AdmittedRequest) -> int:
+    def _applied_at(self, admitted: AdmittedRequest) -> int:
         """The clock that is to be reached before all of its push is in the rows."""
         pushes = admitted.footprint.pushes
         return max((self.due(number, admitted.request) for number, _, _ in pushes), default=0)
@@ -173,7 +173,7 @@ class WaitQueue:
             each for each in admitted.window.parts.get(admitted.request.seq, ()) if not each.done
         ]
         if any(each.version < 0 for each in own):
-            clock = max(clock, self._settled_at(admitted))
+            clock = max(clock, self._applied_at(admitted))
         return (
             self._replies.absent(admitted.window.group, clock)
             or self._replication.behind(self._own_pulls(admitted), clock)

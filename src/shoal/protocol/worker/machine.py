@@ -145,7 +145,7 @@ class WorkerMachine:
         for sub_request in pending.sub_requests if pending is not None else ():
             if sub_request.plan.closing and sub_request.clock >= self.clock:
                 return (
-                    f"a push at clock {sub_request.clock} to a table that settles at the close is "
+                    f"a push at clock {sub_request.clock} to a table with apply_at='round_end' is "
                     "acknowledged when its round closes; call advance() before waiting for it"
                 )
         return ""

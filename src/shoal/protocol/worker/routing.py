@@ -91,7 +91,7 @@ class SubRequestPlan(msgspec.Struct, frozen=True):
 
     pushed:    the tables that it pushes to
     pulled:    ... and pulls from
-    closing:   whether one of the pushed settles at the close of its round
+    closing:   whether one of the pushed is applied at the end of its round
     advances:  whether it tells that the clock is finished
     """
 
@@ -168,16 +168,16 @@ class Router:
     def rides(self, ask: Exchange) -> bool:
         """Whether push, advance and pull may travel in one message per server.
 
-        Not where the push settles at the close and there are several servers: they all have to
-        hold it before one of them hears that the round is over. Nor where others answer the pull
-        than take the push.
+        Not where the push is applied at the end of its round and there are several servers: they
+        all have to hold it before one of them hears that the round is over. Nor where others answer
+        the pull than take the push.
         """
         if not ask.pushes or not (ask.advance or ask.pulls):
             return True
         if ask.assign:
             return False
         rules = [self.view.tables[self._number(op.table)].consistency for op in ask.pushes]
-        closing = [rule for rule in rules if rule.settles == "close"]
+        closing = [rule for rule in rules if rule.apply_at == "round_end"]
         if ask.pulls and any(rule.name != "asp" for rule in rules) and self._chained(ask.pushes):
             return False
         alone = len(self.view.servers) == 1
@@ -307,7 +307,7 @@ class Router:
         return Plan(
             pushed,
             tuple(sorted({self._number(op.table) for op in pulls})),
-            any(self.view.tables[each].consistency.settles == "close" for each in pushed),
+            any(self.view.tables[each].consistency.apply_at == "round_end" for each in pushed),
             [servers[at] for at in sorted(servers)],
         )
 
@@ -321,7 +321,7 @@ class Router:
                 f"table {op.table!r} is {spec.kind}: its rows are named by keys, and a call is of "
                 f"words: {KEYS_MAX} at most"
             )
-        if (spec.kind == "handled") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
+        if (spec.kind == "custom") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
             raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
         if isinstance(op, PushOp) and spec.group != self._group and spec.consistency != asp():
             owner = f"group {spec.group!r}" if spec.group else "the first group"
@@ -338,7 +338,7 @@ class Router:
             if not spec.hashed:
                 first = bisect_left(op.keys, rows.start)
                 last = bisect_left(op.keys, rows.stop, first)
-            elif spec.kind == "handled" or len(self.view.placements[number]) == 1:
+            elif spec.kind == "custom" or len(self.view.placements[number]) == 1:
                 first, last = 0, len(op.keys)
             else:
                 first = bisect_left(op.keys, rows.start, key=slot_of)

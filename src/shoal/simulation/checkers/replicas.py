@@ -40,7 +40,7 @@ def check_holdings(
         len(c.placement.in_sync) for m in servers.values() for c in m.replication.replicas.values()
     )
     ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
-    handled: list[list[CustomShard]] = [[] for _ in range(longest)]  # likewise
+    custom: list[list[CustomShard]] = [[] for _ in range(longest)]  # likewise
     for machine in servers.values():
         for replica, shard in _held(machine):
             if replica.group != group:
@@ -49,7 +49,7 @@ def check_holdings(
             at = replica.placement.in_sync.index(machine.session.rank)
             last = at == len(replica.placement.in_sync) - 1
             if isinstance(shard, CustomShard):
-                for each in handled[at : None if last else at + 1]:
+                for each in custom[at : None if last else at + 1]:
                     each.append(shard)
                 continue
             if name == "stamp":
@@ -72,7 +72,7 @@ def check_holdings(
         work.ledger.check_end(ledger)
     check_replicas(servers)
     if work.calls is not None:
-        for shards in handled:
+        for shards in custom:
             work.calls.check_end(shards)
     if work.leased is not None:
         work.leased.check_end(leased, leases, whole)

@@ -1,4 +1,4 @@
-"""Calls of a handled table in a simulated run: each adds 1 to keys of its own, once."""
+"""Calls of a custom table in a simulated run: each adds 1 to keys of its own, once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.tables.custom.calls import Call, What, read_answer
 from shoal.tables.custom.shard import CustomShard
 from shoal.tables.spec import Access, TableSpec
 
-SPEC = TableSpec("calls", kind="handled", access=Access("lists"), saves=True)
+SPEC = TableSpec("calls", kind="custom", access=Access("lists"), saves=True)
 
 
 class Calls:

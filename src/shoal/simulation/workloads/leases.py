@@ -34,7 +34,7 @@ class LeaseWorkload:
             consistency=consistency,
             merge="sum",
         )
-        self._exact = consistency.settles == "close"
+        self._exact = consistency.apply_at == "round_end"
         self.patient = consistency.name == "asp"
         self._held: dict[int, list[int]] = {}  # rows that are still to be done, by incarnation
         self._unsure: set[int] = set()

@@ -2,7 +2,7 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
 `stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
-have a handled table as well (sim.calls), or one of bounded memory (sim.visits), or
+have a custom table as well (sim.calls), or one of bounded memory (sim.visits), or
 lease what they do (sim.harvest).
 """
 
@@ -91,10 +91,10 @@ class Workload:
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
-        handled = [SPEC] if self.calls is not None else []
+        custom = [SPEC] if self.calls is not None else []
         bounded = [self.bounded.spec] if self.bounded is not None else []
         leased = [self.leased.spec] if self.leased is not None else []
-        return [ledger, stamp, *handled, *bounded, *leased]
+        return [ledger, stamp, *custom, *bounded, *leased]
 
     def check_buffers(self, node: NodeId) -> None:
         """Nothing has landed where a pull was given up."""

@@ -1,6 +1,6 @@
-"""Calls: what a handled table's server is asked, and answers, as words of 64 bits.
+"""Calls: what a custom table's server is asked, and answers, as words of 64 bits.
 
-    call     client, number, settled below, what, cmd, keys, bytes | keys | lengths | values
+    call     client, number, forget below, what, cmd, keys, bytes | keys | lengths | values
     answer   lengths, bytes                                        | lengths | values
 
 `client` is an incarnation of a worker, and `number` counts its calls, so that one which comes twice
@@ -77,7 +77,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     client: int
     number: int
-    settled: int
+    forget_below: int
     what: What
     cmd: int
     keys: np.ndarray = _NONE
@@ -90,7 +90,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         lens = len(self.lens)
         words = np.zeros(HEAD + count + lens + -(-nbytes // 8), np.uint64)
         kind, cmd = KINDS.index(self.what), self.cmd % (1 << 64)
-        words[:HEAD] = self.client, self.number, self.settled, kind, cmd, count, nbytes
+        words[:HEAD] = self.client, self.number, self.forget_below, kind, cmd, count, nbytes
         words[HEAD : HEAD + count] = self.keys
         words[HEAD + count : HEAD + count + lens] = self.lens
         words.view(np.uint8)[8 * (HEAD + count + lens) :][:nbytes] = self.values.cast("B")
@@ -104,7 +104,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         """
         if len(words) < HEAD:
             raise ValueError("it is too short")
-        client, number, settled, kind, cmd, count, nbytes = words[:HEAD].tolist()
+        client, number, forget_below, kind, cmd, count, nbytes = words[:HEAD].tolist()
         if kind >= len(KINDS):
             raise ValueError(f"it is of kind {kind}")
         what = KINDS[kind]
@@ -118,7 +118,9 @@ class Call(msgspec.Struct, frozen=True, eq=False):
             raise ValueError("its keys do not increase")
         lengths = words[HEAD + count : HEAD + count + lens].view(np.int64)
         values = words.view(np.uint8)[8 * (HEAD + count + lens) :][:nbytes].data
-        return cls(client, number, settled, what, cmd - (cmd >> 63 << 64), keys, lengths, values)
+        return cls(
+            client, number, forget_below, what, cmd - (cmd >> 63 << 64), keys, lengths, values
+        )
 
 
 def answer_of(lens: np.ndarray, values: memoryview) -> bytes:

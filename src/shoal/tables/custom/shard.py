@@ -1,4 +1,4 @@
-"""Handled tables: a handler of the user's, on each server, is what pushes and pulls mean.
+"""Custom tables: a handler of the user's, on each server, is what pushes and pulls mean.
 
     class Handler:
         def push(self, pairs: Pairs, cmd: int) -> None
@@ -42,7 +42,7 @@ handlers: Registry[Callable[..., Any]] = Registry("handler")
 
 
 def handler(name: str, factory: Callable[..., Any]) -> None:
-    """Name a handler for tables of kind "handled".
+    """Name a handler for tables of kind "custom".
 
     factory:  makes one, on each server, with the options of the table's `Access`
 
@@ -59,7 +59,7 @@ def handler(name: str, factory: Callable[..., Any]) -> None:
     ...         return [self.rows.get(key, ()) for key in keys.tolist()]
     >>> from shoal.tables.spec import Access
     >>> handler("longest", Longest)
-    >>> spec = TableSpec("names", kind="handled", access=Access("longest"))
+    >>> spec = TableSpec("names", kind="custom", access=Access("longest"))
     """
     handlers.add(name, factory, again=True)
 
@@ -159,7 +159,7 @@ class Answered:
         errors = {n: e.message for n, e in self.answers.items() if isinstance(e, AccessFailed)}
         return Told(self.below, answers, errors)
 
-    def settle(self, below: int) -> None:
+    def forget(self, below: int) -> None:
         if below > self.below:
             self.below = below
             for number in [each for each in self.answers if each < below]:
@@ -195,7 +195,7 @@ class CustomShard:
         except ValueError as error:
             raise AccessFailed(f"table {self.spec.name!r}: a malformed call: {error}") from None
         answered = self._answered.setdefault(call.client, Answered())
-        answered.settle(call.settled)
+        answered.forget(call.forget_below)
         if call.number < answered.below:  # a copy that comes late: nobody waits for it
             return memoryview(NOTHING)
         answer = answered.answers.get(call.number)
@@ -255,10 +255,10 @@ class CustomShard:
     def merge(
         self, contributions: Sequence[tuple[float, float | None, StagedCall]]
     ) -> list[Merged]:
-        raise AccessFailed("a handled table has no rounds")
+        raise AccessFailed("a custom table has no rounds")
 
-    def settle(self, updates: Sequence[tuple[float | None, StagedCall]]) -> None:
-        raise AccessFailed("a handled table has no rounds")
+    def apply_round(self, updates: Sequence[tuple[float | None, StagedCall]]) -> None:
+        raise AccessFailed("a custom table has no rounds")
 
     def release(self, staged: StagedCall) -> None:
         """Nothing is pooled."""
@@ -267,13 +267,13 @@ class CustomShard:
 
     def stage_told(self, rows: KeyRange, keys: int) -> StagedCall:
         """Nothing is told but calls, which are staged as they come from clients."""
-        raise InvalidValue("a handled table has no rounds")
+        raise InvalidValue("a custom table has no rounds")
 
     def part_of(self, staged: StagedCall) -> StagedCall:
-        raise InvalidValue("a handled table has no rounds")
+        raise InvalidValue("a custom table has no rounds")
 
     def split(self, ranges: Sequence[KeyRange]) -> Sequence[CustomShard]:
-        raise InvalidValue("a handled table's arcs are not cut")
+        raise InvalidValue("a custom table's arcs are not cut")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
         """All that its handler has, and what was answered: one piece, however large.
@@ -316,10 +316,10 @@ class CustomShard:
         self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        raise InvalidValue("a handled table's copies are not compared")
+        raise InvalidValue("a custom table's copies are not compared")
 
     def digest(self, rows: KeyRange, keys: np.ndarray | None) -> int:
-        raise InvalidValue("a handled table's copies are not compared")
+        raise InvalidValue("a custom table's copies are not compared")
 
     # ------------------------------------------------------------------ disk
 
@@ -372,7 +372,7 @@ def made(spec: TableSpec) -> Any:
         np.dtype(spec.dtype)
     except TypeError:
         raise InvalidValue(
-            f"table {spec.name!r} is handled: its values are numpy's, which has no {spec.dtype}"
+            f"table {spec.name!r} is custom: its values are numpy's, which has no {spec.dtype}"
         ) from None
     try:
         return factory(**spec.access.options)

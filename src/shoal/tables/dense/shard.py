@@ -324,7 +324,7 @@ class DenseShard:
             self.release(staged)
         return side_by_side(applied)
 
-    def settle(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
+    def apply_round(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
         """Apply what another copy has merged: all of it is one update of each fragment."""
         touched: dict[int, None] = {}
         for lr, staged in updates:

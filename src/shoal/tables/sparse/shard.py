@@ -149,7 +149,7 @@ class SparseShard:
             for _, _, staged in contributions:
                 self.release(staged)
 
-    def settle(self, updates: Sequence[tuple[float | None, StagedKeys]]) -> None:
+    def apply_round(self, updates: Sequence[tuple[float | None, StagedKeys]]) -> None:
         """Apply what another copy has merged."""
         for lr, staged in updates:
             self.apply(staged, lr)

@@ -75,7 +75,7 @@ class OperationApplier:
                 replica.closed = max(replica.closed, message.round + 1)
         self._staging.guard.recall()
         builder = OperationBuilder(self._replication, self._shards)
-        settled: dict[int, list[tuple[float | None, Staged]]] = {}
+        by_round: dict[int, list[tuple[float | None, Staged]]] = {}
         fresh = []
         for replica, part, version, lr, staged in zip(
             replicas, message.parts, message.versions, message.rates, loads, strict=True
@@ -88,7 +88,7 @@ class OperationApplier:
             if message.what != "accept":
                 builder.about_to(replica.number, staged)
             if message.what == "round":
-                settled.setdefault(replica.number, []).append((lr, staged))
+                by_round.setdefault(replica.number, []).append((lr, staged))
             elif message.what == "push":
                 if replica.group == message.group:
                     self._checkpointer.before(replica.number, message.round + 1, out)
@@ -101,8 +101,8 @@ class OperationApplier:
                     shard.read_keys(staged)
             else:
                 self._accept(message, replica, staged, lr)
-        for number, updates in settled.items():
-            self._shards[number].settle(updates)
+        for number, updates in by_round.items():
+            self._shards[number].apply_round(updates)
         for replica, part, version, lr, staged in fresh:
             builder.changed(replica.number, part, lr, tuple(staged.views))
             if replica.version != version:
@@ -173,8 +173,8 @@ class OperationApplier:
             if window is None:
                 continue
             if below > window.forget_below:
-                window.settle(below)
-                self._wait_queue.settle(window)
+                window.forget(below)
+                self._wait_queue.forget(window)
             if seq >= window.forget_below:
                 window.parts.setdefault(seq, []).extend(takings)
         if message.what == "round" and message.round >= 0:

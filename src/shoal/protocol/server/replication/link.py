@@ -15,7 +15,7 @@ from shoal.protocol.server.request_log import Replica
 from shoal.protocol.server.shard_store import Loads
 from shoal.protocol.views import NodeId, ViewId
 
-Origin = tuple[int, int, int]  # incarnation, seq, settled_below
+Origin = tuple[int, int, int]  # incarnation, seq, forget_below
 What = Literal["push", "write", "round", "accept", "call", "check"]
 
 

@@ -51,7 +51,7 @@ class OperationBuilder:
             part = Part(replica.table, update.rows.start, update.rows.stop, keys)
             self.changed(number, part, update.lr, views)
         for entry in entries:
-            _settled(entry, replica)
+            _round_applied(entry, replica)
 
     def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
         """... by a part of a push that had to wait."""
@@ -63,7 +63,7 @@ class OperationBuilder:
     def all_applied(self, entry: Contribution) -> None:
         """All parts of it have been."""
         for number, _ in entry.parts:
-            _settled(entry, self._replication.replicas[number])
+            _round_applied(entry, self._replication.replicas[number])
 
     def operation(
         self,
@@ -100,7 +100,7 @@ class OperationBuilder:
             self._shards[number].release(staged)
 
 
-def _settled(entry: Contribution, replica: Replica) -> None:
+def _round_applied(entry: Contribution, replica: Replica) -> None:
     """What waited of a push is in an arc's rows."""
     for taking in entry.window.parts.get(entry.seq, ()):
         if taking.replica is replica and taking.version < 0:

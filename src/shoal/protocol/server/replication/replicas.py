@@ -96,7 +96,7 @@ class Replicas:
                 raise
             moved.unopened[spec.group] = error.message
             self.unopened.add(table)
-        access = Access("lists" if spec.kind == "handled" else "sum")  # rows that nobody uses
+        access = Access("lists" if spec.kind == "custom" else "sum")  # rows that nobody uses
         return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
     def _keep(self, replica: Replica, placement: Placement, rank: int, moved: Moved) -> None:

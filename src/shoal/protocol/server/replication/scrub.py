@@ -56,7 +56,7 @@ class Scrubber:
 
     def _has_rows(self, replica: Replica) -> bool:
         """A handler would have to write down all that it has."""
-        return self._shards[replica.number].spec.kind != "handled"
+        return self._shards[replica.number].spec.kind != "custom"
 
     def _check(self, replica: Replica, nbytes: int, out: Effects) -> None:
         shard = cast(MovableStore, self._shards[replica.number])

@@ -120,4 +120,4 @@ class Takeover:
 
     def _waits_for_marker(self, number: int) -> bool:
         """What is no longer to wait for one was taken out when it was done."""
-        return self._shards[number].spec.consistency.settles == "now"
+        return self._shards[number].spec.consistency.apply_at == "arrival"

@@ -156,7 +156,7 @@ class StateTransfer:
 
     def _take_in(self, seen: SeenRequests, window: Window, replica: Replica) -> None:
         if seen.forget_below > window.forget_below:
-            window.settle(seen.forget_below)
+            window.forget(seen.forget_below)
         for seq, parts in seen.pushes:
             if seq >= window.forget_below and parts:
                 takings = window.parts.setdefault(seq, [])

@@ -68,7 +68,7 @@ class Admission:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
-    drainer:        nothing new is let in before the next view, or until it takes too long
+    draining:        nothing new is let in before the next view, or until it takes too long
     windows:         the view's workers, each with the requests of its that were seen
     left:            workers that are gone, by incarnation, and may have pushes in open rounds
     held:            for each table, the rows of each shard of it that is here, with its number
@@ -78,7 +78,7 @@ class Admission:
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
-        self.drainer = False
+        self.draining = False
         self.windows: dict[NodeId, Window] = {}
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
@@ -96,7 +96,7 @@ class Admission:
     @property
     def closed(self) -> bool:
         """Whether nothing new is let in at present."""
-        return self.frozen or self.drainer
+        return self.frozen or self.draining
 
     def place(
         self,
@@ -165,7 +165,7 @@ class Admission:
     def adopt(self, view: View) -> None:
         """The view is here. Who is still in it keeps the window of its incarnation."""
         self.promise(view.id)
-        self.view, self.drainer = view.id, False
+        self.view, self.draining = view.id, False
         known = {window.incarnation: window for window in self.windows.values()}
         known.update({inc: left.window for inc, left in self.left.items()})
         self.windows = {
@@ -191,7 +191,7 @@ class Admission:
         seq = request.seq
         if seq < window.forget_below:
             return "forgotten"
-        if self.drainer and seq not in window.landed:
+        if self.draining and seq not in window.landed:
             return "frozen"
         if self.replicated and (seq in window.older or _only_copied(window, seq)):
             return self._looked_at_whole(window, request)
@@ -231,7 +231,7 @@ class Admission:
         return (
             view == self.view
             and self.promised <= view
-            and (not self.drainer or request.seq in window.landed)
+            and (not self.draining or request.seq in window.landed)
             and request.seq not in window.codes
             and request.seq >= window.forget_below
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,36 @@ def aligned(nbytes: int) -> np.ndarray:
     memory = np.empty(nbytes + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
     return memory[start : start + nbytes]
+
+
+class Retention:
+    """What a store says to what it has staged, whatever its kind.
+
+    syncing:  the rows are still coming from another replica
+    """
+
+    syncing = False
+
+    def retain(self, staged: Any) -> None:
+        """Keep its memory when it is applied: other servers are to have it as well."""
+        staged.retained = True
+
+    def let_go(self, staged: Any) -> None:
+        """Other servers have it."""
+        staged.retained = False
+        self.release(staged)
+
+    def keep_keys(self, staged: Any) -> None:
+        """Its keys are read once it is applied."""
+        staged.kept = True
+
+    def sync(self, on: bool) -> None:
+        """Rows begin to come from another replica; or all have."""
+        self.syncing = on
+
+    def release(self, staged: Any) -> None:
+        """Give back its memory."""
+        raise NotImplementedError
 
 
 class StagedRows:

@@ -47,7 +47,7 @@ class RequestHandler:
             payload.context if intact and payload is not None else None
         )
         if admitted is None or not self._admission.still_fresh(
-            request, admitted.window, admitted.view
+            request, admitted.log, admitted.view
         ):
             verdict = self._admission.verdict(sender, request)
             footprint = self._admission.footprint(request) if verdict in TAKEN else None
@@ -101,6 +101,6 @@ class RequestHandler:
             self._replies.count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self._admission.windows[sender].codes[request.seq]
+        code = self._admission.logs[sender].outcomes[request.seq]
         waits, reason = self._wait_queue.waits_for(request, code)
         self._replies.state(out, sender, request, code, waits, reason)

@@ -19,7 +19,7 @@ from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
 from shoal.protocol.views import NodeId, ViewId
 
@@ -34,7 +34,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     request: Request
     footprint: Footprint
     loads: Loads
-    window: Window
+    log: RequestLog
     view: ViewId
     streamed: bool
 
@@ -93,10 +93,10 @@ class RequestStaging:
             if keys >= 0:
                 loads.append(self._shards[number].stage_keys(rows, keys))
             elif keys == SAME:
-                _pushed_to(number, rows, footprint, loads).kept = True
-        window = self._admission.windows[sender]
+                self._shards[number].keep_keys(_pushed_to(number, rows, footprint, loads))
+        log = self._admission.logs[sender]
         return AdmittedRequest(
-            sender, request, footprint, loads, window, self._admission.view, streamed
+            sender, request, footprint, loads, log, self._admission.view, streamed
         )
 
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
@@ -142,11 +142,10 @@ class RequestStaging:
         False where it may not be applied, because the view has changed or a copy came first.
         """
         admitted: AdmittedRequest = payload.context
-        request, window = admitted.request, admitted.window
-        if payload.revoked or not self._admission.still_fresh(request, window, admitted.view):
+        request, log = admitted.request, admitted.log
+        if payload.revoked or not self._admission.still_fresh(request, log, admitted.view):
             return False
         self.guard.recall()
-        done = window.landed.setdefault(request.seq, set())
         number = payload.landed - 1
         for (at, _, _), part, load in zip(
             admitted.footprint.pushes, request.pushes, admitted.loads, strict=True
@@ -154,9 +153,8 @@ class RequestStaging:
             if number < len(load.views):
                 shard = cast(RowStore, self._shards[at])
                 place = part.table, shard.first_row(load, number)
-                if place not in done:
+                if log.stream(request.seq, place):
                     shard.apply_piece(load, number, request.lr)
-                    done.add(place)
                 break
             number -= len(load.views)
         return True
@@ -166,7 +164,7 @@ class RequestStaging:
         count = sum(len(load.views) for load in admitted.loads)
         for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
             cast(RowStore, self._shards[at]).end_stream(load)
-        return len(admitted.window.landed.pop(admitted.request.seq)) == count
+        return admitted.log.end_stream(admitted.request.seq) == count
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:

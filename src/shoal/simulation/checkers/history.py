@@ -265,7 +265,7 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
     """`forgotten`: a pull that is said to be parked is parked, with a reason. `visitor`: where all
     that it reads goes by other workers' clocks, it waits for nobody."""
     waiting = machine.waiting()
-    said = sum(list(w.codes.values()).count("waiting") for w in machine.admission.windows.values())
+    said = sum(list(w.outcomes.values()).count("waiting") for w in machine.admission.logs.values())
     if said != len(waiting):
         raise violated("forgotten", f"{node} has {said} waiting pulls and knows of {len(waiting)}")
     for request, reason in waiting:
@@ -274,8 +274,8 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
     copies = machine.replication.replicas
     for taken in (each.admitted for each in machine.wait_queue.pulls.values()):
         groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
-        waits = taken.request.pushes or not taken.window.complete(taken.request.seq)
-        if not waits and taken.window.group not in groups:
+        waits = taken.request.pushes or not taken.log.complete(taken.request.seq)
+        if not waits and taken.log.group not in groups:
             raise violated("visitor", f"{node} has a worker wait that reads others' tables")
 
 

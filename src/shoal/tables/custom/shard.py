@@ -31,7 +31,7 @@ from shoal.registry import Registry
 from shoal.tables.custom.calls import Call, Pairs, answer_of
 from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import Merged
+from shoal.tables.staging import Merged, Retention
 
 SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
 
@@ -166,7 +166,7 @@ class Answered:
                 del self.answers[number]
 
 
-class CustomShard:
+class CustomShard(Retention):
     """One server's handler of a table, and what it has answered."""
 
     evicted = 0
@@ -174,7 +174,6 @@ class CustomShard:
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
         self.held = held
-        self.syncing = False
         self.handler = made(spec)
         self._answered: dict[int, Answered] = {}  # by client
 

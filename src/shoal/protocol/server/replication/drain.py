@@ -32,7 +32,7 @@ class Drainer:
         if self._admission.frozen or message.view <= max(self._admission.promised, self._given_up):
             return  # frozen: the view before this one is still to come, and it is asked again
         if not self._admission.draining:
-            self._admission.draining = True
+            self._admission.drain(True)
             self.until = now + self._replication.options.drain_s
             self._takeover.flush(out)
         self._asked = message
@@ -43,7 +43,7 @@ class Drainer:
             if self._asked is not None:
                 self._given_up = self._asked.view
             self.end()
-            self._admission.draining = False
+            self._admission.drain(False)
 
     def end(self) -> None:
         """A view has come."""

@@ -165,13 +165,13 @@ def test_state_of_a_class_is_written_in_its_module_only():
     [
         "log.forget_below = 3",
         "log.forget_below += 3",
-        "log.codes[3] = 'applied'",
-        "del log.codes[3]",
-        "log.codes.pop(3)",
+        "log.outcomes[3] = 'applied'",
+        "del log.outcomes[3]",
+        "log.outcomes.pop(3)",
         "log.parts.setdefault(3, []).append(None)",
-        "codes = log.codes\n        codes[3] = 'applied'",
-        "codes, n = log.codes, 3\n        codes.clear()",
-        "self._log.codes.clear()",
+        "outcomes = log.outcomes\n        outcomes[3] = 'applied'",
+        "outcomes, n = log.outcomes, 3\n        outcomes.clear()",
+        "self._log.outcomes.clear()",
     ],
 )
 def test_a_planted_write_is_found(planted):

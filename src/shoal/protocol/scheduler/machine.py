@@ -151,7 +151,8 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ time
 
     def _begin(self, now: float, out: Effects) -> None:
-        self._begun, self._views.began_at = True, now
+        self._begun = True
+        self._views.begin(now)
         self._join_by = now + self.options.join_timeout_s
         if self.ended:  # its former self died while it was telling them
             self.ended = False

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, WINDOW
-from shoal.protocol.messages import SAME, Part, Probe, Request
+from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
 from shoal.protocol.server.replica import Cut, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
@@ -38,16 +38,18 @@ Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
 class Footprint(msgspec.Struct, eq=False):
     """What a request's parts name on this server, all of which is here.
 
-    streams: whether such a push may be applied while it comes in; None until that was looked at
-    nbytes:  of the payload that its parts announce; -1 until that was looked at
-    groups:  of workers, who alone may push like this
+    groups:     of workers, who alone may push like this
+    nbytes:     of the payload that its parts announce
+    streams:    whether such a push may be applied while it comes in, and that is worth it
+    immediate:  whether its pushes wait for no clock
     """
 
     pushes: tuple[Named, ...]
     pulls: tuple[Named, ...]
     groups: frozenset[str]
-    streams: bool | None = None
-    nbytes: int = -1
+    nbytes: int
+    streams: bool
+    immediate: bool
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -85,6 +87,7 @@ class Admission:
         self.logs: dict[NodeId, RequestLog] = {}
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
+        self._specs: dict[int, TableSpec] = {}  # of each shard
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # groups, of shards whose pushes go by clocks
@@ -112,6 +115,7 @@ class Admission:
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
+        self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
         for number, replica in replicas.items():
             self.held[replica.table].append((replica.rows, number))
             shut = replica.table in unopened
@@ -250,8 +254,35 @@ class Admission:
             if len(self._footprints) >= FOOTPRINTS_KEPT:
                 self._footprints.clear()
             groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
-            found = self._footprints[key] = Footprint(pushes, pulls, groups)
+            immediate = all(self._specs[at].consistency.name == "asp" for at, _, _ in pushes)
+            found = self._footprints[key] = Footprint(
+                pushes,
+                pulls,
+                groups,
+                self._nbytes(pushes, pulls),
+                self._streams(pushes, pulls),
+                immediate,
+            )
         return found
+
+    def _nbytes(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
+        nbytes = sum(KEY_BYTES * keys for _, _, keys in pulls if keys > 0)
+        for shard, rows, keys in pushes:
+            size = self._specs[shard].row_bytes
+            nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+        return nbytes
+
+    def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:
+        """Where it is of several fragments, no row is named twice, and no other server is to have
+        its bytes as well."""
+        specs = [self._specs[shard] for shard, _, _ in pushes]
+        plain = all(len(rows) and keys < 0 for _, rows, keys in pushes) and not self.replicated
+        plain = plain and all(spec.consistency.apply_at == "arrival" for spec in specs)
+        several = any(
+            len(rows) > spec.fragment_rows for spec, (_, rows, _) in zip(specs, pushes, strict=True)
+        )
+        distinct = len({shard for shard, _, _ in pushes}) == len(pushes)
+        return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
         """The shards that parts of a push are for, or of a pull beside what is `pushed`."""

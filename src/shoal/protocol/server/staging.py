@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
+from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.request_log import RequestLog
@@ -61,27 +61,15 @@ class RequestStaging:
         footprint = self._admission.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
-        if nbytes != self.announced(footprint):  # before there is memory for it
+        if nbytes != footprint.nbytes:  # before there is memory for it
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
         admitted = self.take(sender, message, footprint)
         loads = admitted.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
         return Sink(views, admitted, admitted.streamed)
 
-    def announced(self, footprint: Footprint) -> int:
-        """The bytes that its parts come with."""
-        if footprint.nbytes < 0:
-            nbytes = sum(KEY_BYTES * keys for _, _, keys in footprint.pulls if keys > 0)
-            for shard, rows, keys in footprint.pushes:
-                size = self._shards[shard].spec.row_bytes
-                nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
-            footprint.nbytes = nbytes
-        return footprint.nbytes
-
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
         loads: Loads = []
-        if footprint.streams is None:
-            footprint.streams = self._streams(footprint)
         streamed = footprint.streams and not request.assign and not self._waits(request, footprint)
         for number, rows, keys in footprint.pushes:
             shard = self._shards[number]
@@ -116,20 +104,6 @@ class RequestStaging:
             else:
                 found.append(cast(RowStore, shard).read(rows))
         return tuple(found)
-
-    def _streams(self, footprint: Footprint) -> bool:
-        """Whether a push may be applied while it comes in, and that is worth it."""
-        several = False
-        if self._admission.replicated:
-            return False  # other servers are to have its bytes as well
-        for number, rows, keys in footprint.pushes:
-            spec, count = self._shards[number].spec, rows.stop - rows.start
-            if keys >= 0 or not count or spec.consistency.apply_at != "arrival":
-                return False
-            several = several or count > spec.fragment_rows
-        shards = {number for number, _, _ in footprint.pushes}
-        several = several and len(shards) == len(footprint.pushes)  # no row is named twice
-        return several and all(keys < 0 for _, _, keys in footprint.pulls)
 
     def _waits(self, request: Request, footprint: Footprint) -> bool:
         """Whether its push is not to be applied yet."""

@@ -42,6 +42,11 @@ class WaitReport:
         self._since = 0.0
         self._tell_at = -inf
 
+    @property
+    def active(self) -> bool:
+        """Whether there is something to look at after each event."""
+        return bool(self._late or self._seconds)
+
     def look(self, now: float, out: Effects) -> None:
         """After each event."""
         for worker in self._late:

@@ -41,15 +41,17 @@ class Replication:
 
     replicas: by the number of their shard
     rank:   of this server
-    now:    set before each event
     """
 
     def __init__(
-        self, replicas: dict[int, Replica], options: ReplicationOptions | None = None
+        self,
+        replicas: dict[int, Replica],
+        now: Callable[[], float],
+        options: ReplicationOptions | None = None,
     ) -> None:
         self.options = options or ReplicationOptions()
         self.replicas = replicas
-        self.now = 0.0
+        self._now = now
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of servers, by rank
@@ -82,6 +84,11 @@ class Replication:
         return (
             replica.placement.syncing_since == change.since and replica.placement.tail == self.rank
         )
+
+    @property
+    def now(self) -> float:
+        """When the present event happens."""
+        return self._now()
 
     @property
     def idle(self) -> bool:

@@ -199,4 +199,4 @@ def test_an_orderly_end_is_no_error(joined):
 def test_a_heartbeat_shows_the_scheduler_an_old_view(joined):
     out = []
     joined.session.ask_for_view(out)
-    assert joined.heard(out) == [Heartbeat(11, 0, (1, 1))]
+    assert joined.heard(out) == [Heartbeat(11, joined.session.progress, (1, 1))]

@@ -20,7 +20,8 @@ import numpy as np
 
 import shoal
 from shoal.node.node import Node
-from shoal.protocol.machine import Asked, Outcome, Ticked
+from shoal.protocol.machine import Asked, Effects, Event, Outcome, Ticked
+from shoal.protocol.messages import Message, Replicate, ReplicateAck, Request
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,
@@ -41,6 +42,8 @@ from shoal.transport.base import Connection, Identity
 ROOT = str(Path(shoal.__file__).parent)
 ROWS = 8
 Serve = Callable[[Connection, int], None]
+Handle = Callable[[Event, float], Effects]
+Perform = Callable[[Effects], None]
 
 
 class Cluster:
@@ -106,6 +109,7 @@ class Cluster:
     def _profile(self, node: Node) -> None:
         calls: list[str] = []
         self.calls.append(calls)
+        data: list[Message] = []  # of the present call
 
         def called(frame: FrameType, event: str, arg: object) -> None:
             file = frame.f_code.co_filename
@@ -113,13 +117,29 @@ class Cluster:
                 calls.append(file.removeprefix(ROOT + "/"))
 
         def served(connection: Connection, mask: int, serve: Serve = node._serve) -> None:
+            before = len(calls)
             sys.setprofile(called if self._profiling else None)
             try:
                 serve(connection, mask)
             finally:
                 sys.setprofile(None)
+            if not data:  # a heartbeat's answer and the like
+                del calls[before:]
+            data.clear()
 
-        node._serve = served
+        def handled(event: Event, now: float, handle: Handle = node.machine.handle) -> Effects:
+            message = getattr(event, "message", None)
+            if isinstance(message, Request | Replicate | ReplicateAck):
+                data.append(message)
+            return handle(event, now)
+
+        def performed(effects: Effects, perform: Perform = node.perform) -> None:
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            perform(effects)
+            sys.setprofile(profile)
+
+        node._serve, node.machine.handle, node.perform = served, handled, performed
 
 
 def exchanges() -> Iterator[tuple[str, int, Consistency, Exchange]]:

@@ -82,7 +82,17 @@ class StagedRows:
     values:  (n, width) of the table's dtype
     """
 
-    __slots__ = ("_memory", "kept", "keys", "prepared", "retained", "rows", "values", "views")
+    __slots__ = (
+        "_memory",
+        "kept",
+        "keys",
+        "nbytes",
+        "prepared",
+        "retained",
+        "rows",
+        "values",
+        "views",
+    )
 
     def __init__(
         self,
@@ -98,6 +108,7 @@ class StagedRows:
         self.retained = False  # other servers are to have it too: its memory stays
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
+        self.nbytes = memory.nbytes  # that it keeps
         keys_bytes = 0 if keys < 0 else 8 * keys
         start = -(-keys_bytes // ALIGN) * ALIGN
         self.keys: Tensor | None = None
@@ -111,11 +122,6 @@ class StagedRows:
         if values_bytes:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it keeps."""
-        return self._memory.nbytes
 
     def problem(self) -> str:
         """What is wrong with the keys that came in; empty where nothing is."""

@@ -67,7 +67,7 @@ def test_a_payload_goes_to_staging_memory_and_changes_nothing(server, values):
 
 def test_a_request_whose_payload_was_discarded_is_asked_for_again(server):
     server.handle(Received("worker-0", Request((1, 1), 11, 0, 0, 0, PUSH)))
-    assert server.outcomes("worker-0") == ["missing"]
+    assert server.codes("worker-0") == ["missing"]
     assert server.rows == [0, 0, 0, 0]
 
 
@@ -210,7 +210,7 @@ def test_a_view_older_than_the_promised_one_closes_no_round(synchronous, rigs, v
     assert synchronous.sent() == []
     assert synchronous.machine.session.view_id == (1, 1)
     synchronous.adopt(rigs.view_of(3, workers=1, tables=synchronous.view.tables))
-    assert synchronous.outcomes("worker-0") == ["applied"]
+    assert synchronous.codes("worker-0") == ["applied"]
 
 
 def test_a_pull_that_comes_again_names_what_is_here(server):
@@ -252,7 +252,7 @@ def test_requests_of_another_view_are_stale(server, values):
     assert server.ask(0, 0, values, view=(1, 2), pushes=PUSH) == ["stale"]
     assert server.sent(Heartbeat) != []  # the worker knows more: ask for the view
     server.receive("worker-0", Probe((1, 0), 11, 0))
-    assert server.outcomes("worker-0") == ["stale"]
+    assert server.codes("worker-0") == ["stale"]
 
 
 def test_what_comes_before_what_it_follows_is_early(server, values):
@@ -295,7 +295,7 @@ def test_a_payload_that_spans_a_change_of_view_is_asked_for_again(server, rigs, 
     sink = server.machine.arriving("worker-0", request, 32)
     server.adopt(rigs.view_of(2, tables=server.view.tables))
     server.handle(Received("worker-0", request, sink))
-    assert server.outcomes("worker-0") == ["stale"]
+    assert server.codes("worker-0") == ["stale"]
     assert server.rows == [0, 0, 0, 0]
 
 
@@ -310,8 +310,8 @@ def test_the_dead_count_below_their_last_clock_and_not_from_there_on(
     tables = synchronous.view.tables
     synchronous.adopt(rigs.view_of(2, workers=[0], tables=tables, departed=(gone,)))
     assert synchronous.rows == counted
-    assert synchronous.outcomes("worker-0") == ["applied"]
-    assert synchronous.outcomes("worker-1") == []
+    assert synchronous.codes("worker-0") == ["applied"]
+    assert synchronous.codes("worker-1") == []
 
 
 def test_parked_pulls_of_the_dead_are_forgotten_and_the_others_go_on(rigs):
@@ -323,7 +323,7 @@ def test_parked_pulls_of_the_dead_are_forgotten_and_the_others_go_on(rigs):
         "waits for clock 1 of worker-2 (at 0)"
     ]
     server.adopt(rigs.view_of(3, workers=[0], tables=server.view.tables))
-    assert server.outcomes("worker-0") == ["applied"]
+    assert server.codes("worker-0") == ["applied"]
 
 
 def test_a_worker_that_joins_holds_up_from_its_first_clock(synchronous, rigs):

@@ -119,7 +119,7 @@ class SchedulerMachine:
         elif now > self._due + HELD_UP_S:
             self.members.detector.held_up(now)
         if isinstance(event, Received):
-            self._trace.add(now, event.sender, event.message)
+            self._trace.add((now, event.sender, event.message))
             self._received(event.sender, event.message, now, out)
         elif isinstance(event, PeerLost):
             self.members.detector.cut_off(event.node, now)

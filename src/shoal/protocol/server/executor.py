@@ -66,9 +66,10 @@ class Executor:
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             log.forget(below)
-            self.wait_queue.forget(log)
+            if self.wait_queue.pulls or self.wait_queue.pushes:
+                self.wait_queue.forget(log)
         for load in admitted.loads:
-            problem = load.problem()
+            problem = load.problem() if load.keys is not None else ""
             if problem:
                 self._refuse(admitted, problem, out)
                 return
@@ -105,7 +106,7 @@ class Executor:
             log.admit_again(request.seq)
             self.wait_queue.leave((request.incarnation, request.seq))
         if request.pushes:
-            if request.clock < self._clocks[request.incarnation] and self._comes_late(admitted):
+            if not admitted.footprint.immediate and self._comes_late(admitted):
                 self._close_out(admitted, out)
                 return
             accepted = self._push(admitted, out)
@@ -140,8 +141,10 @@ class Executor:
             if self._admission.replicated
             else None
         )
-        minimum = self._clocks.of(log.group).minimum
-        self._staging.guard.recall()
+        at_once = admitted.footprint.immediate or request.assign
+        minimum = 0 if at_once else self._clocks.of(log.group).minimum
+        if self._staging.guard.borrowers:
+            self._staging.guard.recall()
         try:
             for at, ((number, _, _), staged) in enumerate(
                 zip(admitted.footprint.pushes, admitted.loads, strict=False)
@@ -149,12 +152,12 @@ class Executor:
                 shard = self._shards[number]
                 if builder is not None and log.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif (due := self.wait_queue.due(number, request)) > minimum:
+                elif not at_once and (due := self.wait_queue.due(number, request)) > minimum:
                     kept.setdefault(due, []).append((number, staged))
                     if builder is not None:
                         builder.in_round(number, request.pushes[at])
                 else:
-                    if not request.assign:
+                    if not at_once:
                         self.checkpointer.past(number, request.clock)
                     if builder is not None:
                         builder.about_to(number, staged)
@@ -229,7 +232,8 @@ class Executor:
     def _comes_late(self, admitted: AdmittedRequest) -> bool:
         """Whether it has a part for a round that is not in it already."""
         request, log = admitted.request, admitted.log
-        return not request.assign and any(
+        over = request.clock < self._clocks[request.incarnation]
+        return (over and not request.assign) and any(
             self._shards[number].spec.consistency.apply_at == "round_end"
             and log.covers(request.seq, part) is None
             for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)

@@ -80,7 +80,7 @@ class ServerMachine:
         self.clocks = Clocks()
         self.admission = Admission()
         self._now = 0.0  # of the present event
-        self.replication = Replication(self._replicas.replicas, lambda: self._now, replication)
+        self.replication = Replication(self._replicas.replicas, replication, lambda: self._now)
         self.checkpointer = Checkpointer(
             checkpoint_clocks or CheckpointClocks(), self.shards, self.clocks, self.replication
         )
@@ -172,11 +172,12 @@ class ServerMachine:
 
     def _received(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
-        if event.payload is not None and not event.payload.whole:
-            if self.staging.land(event.payload):
+        payload = event.payload
+        if payload is not None and payload.by_view and not payload.whole:
+            if self.staging.land(payload):
                 out.append(Note("landed", {"request": message}))
             return
-        self._trace.add(now, sender, message)
+        self._trace.add((now, sender, message))
         if isinstance(message, Request):
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):

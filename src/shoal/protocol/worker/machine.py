@@ -92,7 +92,7 @@ class WorkerMachine:
         out: Effects = []
         if isinstance(event, Received):
             message = event.message
-            self._trace.add(now, event.sender, message)
+            self._trace.add((now, event.sender, message))
             if isinstance(message, Reply):
                 self._reply(event.sender, message, event.payload, now, out)
             else:

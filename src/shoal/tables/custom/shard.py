@@ -123,6 +123,8 @@ class StagedCall:
 
     __slots__ = ("kept", "retained", "views", "words")
 
+    keys = ()  # what it names is in its words
+
     def __init__(self, words: int) -> None:
         self.words = np.empty(words, np.uint64)
         self.views: list[memoryview] = [self.words.view(np.uint8).data] if words else []

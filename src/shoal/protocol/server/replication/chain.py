@@ -46,8 +46,8 @@ class Replication:
     def __init__(
         self,
         replicas: dict[int, Replica],
-        now: Callable[[], float],
         options: ReplicationOptions | None = None,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.options = options or ReplicationOptions()
         self.replicas = replicas

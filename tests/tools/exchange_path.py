@@ -74,6 +74,7 @@ class Cluster:
             address,
             resolve=self._outcomes.__setitem__,
         )
+        self._nodes = [*nodes, self._worker]
         for thread in self._threads:
             thread.start()
         self._worker.handle(Ticked())
@@ -104,7 +105,8 @@ class Cluster:
         self.ask(FinishWork())
         for thread in self._threads:
             thread.join()
-        self._worker.close()
+        for node in self._nodes:
+            node.close()
 
     def _profile(self, node: Node) -> None:
         calls: list[str] = []

@@ -200,6 +200,8 @@ class StreamedRows:
 
     __slots__ = ("kept", "pieces", "rows", "views")
 
+    keys = None  # all of its rows
+
     def __init__(
         self, rows: KeyRange, views: list[memoryview], pieces: list[tuple[int, int, Prepared]]
     ) -> None:

@@ -1,0 +1,412 @@
+"""Bugs in what a view change does to each piece of state, planted by replacing one method."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from shoal.protocol.consistency import Clocks
+from shoal.protocol.scheduler import view_change as view_change_module
+from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.scheduler.migration import Migration
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replication.apply import OperationApplier
+from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.replicas import Replicas
+from shoal.protocol.server.replication.takeover import Takeover
+from shoal.protocol.server.replication.transfer import StateTransfer
+from shoal.protocol.server.request_log import RequestLog
+from shoal.protocol.server.rounds import Rounds
+from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.views import FOREVER
+from shoal.protocol.worker import machine as worker_module
+from shoal.protocol.worker.in_flight import InFlight
+from shoal.tables.dense.shard import DenseShard
+
+
+def replaced(owner, name, make):
+    """A context in which `owner.name` is `make(the right one)`."""
+    return patch.object(owner, name, make(getattr(owner, name)))
+
+
+def bug(owner, name, make, doc):
+    """A planted bug: a context manager with a docstring."""
+
+    @contextmanager
+    def planted():
+        with replaced(owner, name, make):
+            yield
+
+    planted.__doc__ = doc
+    return planted
+
+
+# ---------------------------------------------------------------------------- weights and rates
+
+
+def _copied_entries(change):
+    """`Takeover.take_over`, where what other heads had accepted is changed first."""
+
+    def make(right):
+        def take_over(self):
+            for entry in self.copied.entries():
+                change(self, entry)
+            right(self)
+
+        return take_over
+
+    return make
+
+
+weight_lost_in_takeover = bug(
+    Takeover, "take_over", _copied_entries(lambda self, entry: setattr(entry, "weight", 1.0)),
+    "A new head counts what the one before had accepted with weight 1.",
+)  # fmt: skip
+rate_lost_in_takeover = bug(
+    Takeover, "take_over", _copied_entries(lambda self, entry: setattr(entry, "lr", None)),
+    "A new head applies what the one before had accepted at the table's rate.",
+)  # fmt: skip
+
+
+def _keeps_the_dead(right):
+    def drop(self, worker, last_clock):
+        weights = {
+            key: sum(each.weight for each in entries if each.log.incarnation == worker)
+            for key, entries in self.open.items()
+        }
+        right(self, worker, last_clock)
+        for key, weight in weights.items():
+            if weight and key[1] >= last_clock:
+                self._ghosts = {**getattr(self, "_ghosts", {}), key: weight}
+
+    return drop
+
+
+@contextmanager
+def dead_weigh_in_rounds():
+    """A round's weight counts a worker that died in it."""
+    right = Rounds.close
+
+    def close(self, group, clock):
+        entries = right(self, group, clock)
+        ghost = getattr(self, "_ghosts", {}).get((group, clock), 0.0)
+        if ghost:
+            self.weigh(group, clock, self.weight(group, clock) + ghost)
+        return entries
+
+    with replaced(Rounds, "drop", _keeps_the_dead), patch.object(Rounds, "close", close):
+        yield
+
+
+replicas_ignore_rates = bug(
+    OperationApplier, "do",
+    lambda right: lambda self, message, replicas, loads, out: right(
+        self, replace(message, rates=(None,) * len(message.rates))
+        if message.what == "push" else message, replicas, loads, out,
+    ),
+    "Replicas apply a push at the table's rate, whatever it says.",
+)  # fmt: skip
+weights_not_handed_on = bug(
+    Rounds, "weights", lambda right: lambda self, group: (),
+    "A syncing replica does not hear the weights of rounds that have closed.",
+)  # fmt: skip
+slots_not_transferred = bug(
+    DenseShard, "install",
+    lambda right: lambda self, staged: (
+        right(self, staged), [slot.zero_() for slot in self._piece(staged.rows)[1].values()],
+    ) and None,
+    "A syncing replica begins with fresh optimizer state.",
+)  # fmt: skip
+updates_not_transferred = bug(
+    DenseShard, "install",
+    lambda right: lambda self, staged: (
+        right(self, staged), self.updates.__setitem__(slice(None), [0] * len(self.updates)),
+    ) and None,
+    "A syncing replica counts its updates from zero: schedules begin anew.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------- rounds and the dead
+
+dead_stay_in_rounds = bug(
+    Rounds, "drop", lambda right: lambda self, worker, last_clock: None,
+    "A push of a dead worker stays in its round, at or above its last clock.",
+)  # fmt: skip
+new_head_keeps_the_dead = bug(
+    Admission, "counts", lambda right: lambda self, node, log, clock: True,
+    "A new head keeps what the one before had accepted of a worker that is dead.",
+)  # fmt: skip
+departed_are_forgotten = bug(
+    Admission, "adopt",
+    lambda right: lambda self, view: (right(self, view), self.left.clear()) and None,
+    "Who has left with a last clock ahead counts in no round that is still open.",
+)  # fmt: skip
+open_rounds_not_cut = bug(
+    Rounds, "recut", lambda right: lambda self, cut: None,
+    "What waits for a round goes by the shards of before they were cut.",
+)  # fmt: skip
+
+
+def _last_clock_too_low(right):
+    def next_view(*args, **more):
+        view = right(*args, **more)
+        gone = [
+            replace(m, last_clock=m.last_clock - (0 < m.last_clock < FOREVER))
+            for m in view.departed
+        ]
+        return replace(view, departed=tuple(gone))
+
+    return next_view
+
+
+last_clock_too_low = bug(
+    view_change_module, "next_view", _last_clock_too_low,
+    "A dead worker does not count in the last round that it finished.",
+)  # fmt: skip
+
+
+def _first_clock_zero(right):
+    def next_view(number, members, previous, *args, **more):
+        view = right(number, members, previous, *args, **more)
+        known = {m.id for m in previous.workers} if previous else set()
+        workers = [m if m.id in known else replace(m, first_clock=0) for m in view.workers]
+        return replace(view, workers=tuple(workers))
+
+    return next_view
+
+
+joiner_starts_at_zero = bug(
+    view_change_module, "next_view", _first_clock_zero,
+    "A worker that joins begins at clock 0, of which the rounds have closed.",
+)  # fmt: skip
+finished_are_dead = bug(
+    view_change_module, "next_view",
+    lambda right: lambda *args, **more: _finished_departed(right(*args, **more)),
+    "A worker that has finished counts in no round from its view on.",
+)  # fmt: skip
+
+
+def _finished_departed(view):
+    gone = [replace(m, last_clock=0) if m.last_clock == FOREVER else m for m in view.departed]
+    return replace(view, departed=tuple(gone))
+
+
+dead_hold_up_clocks = bug(
+    Clocks, "leave", lambda right: lambda self, worker: None,
+    "The clock of a worker that is gone stays among the others'.",
+)  # fmt: skip
+joiner_enters_late = bug(
+    Clocks, "enter",
+    lambda right: lambda self, worker, clock, group="": right(self, worker, clock + 1, group),
+    "Servers take a new worker to be one clock further than it is.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------- requests
+
+
+def _fresh_logs(right):
+    def adopt(self, view):
+        right(self, view)
+        self.logs = {
+            node: RequestLog(log.incarnation, log.rank, log.group)
+            for node, log in self.logs.items()
+        }
+
+    return adopt
+
+
+request_logs_begin_anew = bug(
+    Admission, "adopt", _fresh_logs,
+    "A server forgets with each view which requests it has seen.",
+)  # fmt: skip
+nothing_is_rechecked = bug(
+    RequestLog, "placements_changed", lambda right: lambda self: None,
+    "A request of before rows moved is taken to be whole where they are now.",
+)  # fmt: skip
+parts_not_cut = bug(
+    RequestLog, "recut", lambda right: lambda self, cut: None,
+    "Parts of pushes belong to shards that have been cut since.",
+)  # fmt: skip
+pulls_wait_on = bug(
+    WaitQueue, "clear", lambda right: lambda self: None,
+    "Pulls wait on at servers that are not asked any more.",
+)  # fmt: skip
+drained_in_mid_push = bug(
+    Admission, "idle", lambda right: property(lambda self: True),
+    "Rows are called drained with a push half streamed.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------- replicas
+
+older_chunk_is_taken = bug(
+    StateTransfer, "install",
+    lambda right: lambda self, message, replica, loads, out: right(
+        self, replace(message, at=replica.at, since=replica.placement.syncing_since),
+        replica, loads, out,
+    ),
+    "A syncing replica takes a chunk whichever it is, of an earlier transfer as well.",
+)  # fmt: skip
+syncing_begins_at_zero = bug(
+    Replica, "begin_syncing", lambda right: lambda self: None,
+    "A syncing replica applies what comes before its first chunk.",
+)  # fmt: skip
+history_without_closed = bug(
+    Replica, "sync_from",
+    lambda right: lambda self, version, closed: right(self, version, 0),
+    "A syncing replica does not know which rounds are in its rows.",
+)  # fmt: skip
+
+
+def _done_stays(right):
+    def move(self, placement, rank):
+        done = self.done
+        right(self, placement, rank)
+        self.done = done
+
+    return move
+
+
+new_tail_waits_for_nobody = bug(
+    Replica, "move", _done_stays,
+    "A server that has become the tail waits for the one after it.",
+)  # fmt: skip
+all_is_done_with_a_view = bug(
+    Replica, "move",
+    lambda right: lambda self, placement, rank: (
+        right(self, placement, rank), setattr(self, "done", max(self.version, 0)),
+    ) and None,
+    "Every server takes what it has for done with each view.",
+)  # fmt: skip
+ended_for_ever = bug(
+    Replica, "move",
+    lambda right: lambda self, placement, rank: _ended_kept(right, self, placement, rank),
+    "A clock that had ended stays so, though other workers came with the view.",
+)  # fmt: skip
+
+
+def _ended_kept(right, self, placement, rank):
+    ended = self.ended
+    right(self, placement, rank)
+    self.ended = ended
+
+
+operations_go_to_nobody = bug(
+    Replication, "adopt",
+    lambda right: lambda self, view, rank, out: (self._log.clear(), right(self, view, rank, out)) and None,
+    "What is not on all servers is not sent again in the next view.",
+)  # fmt: skip
+link_numbers_go_on = bug(
+    Replication, "adopt",
+    lambda right: lambda self, view, rank, out: _keep_incoming(right, self, view, rank, out),
+    "A server expects the numbers of the view before.",
+)  # fmt: skip
+
+
+def _keep_incoming(right, self, view, rank, out):
+    incoming = dict(self._incoming)
+    right(self, view, rank, out)
+    self._incoming.update(incoming)
+
+
+transfer_goes_on_under_another_view = bug(
+    StateTransfer, "adopt",
+    lambda right: lambda self: _keep_transfers(right, self),
+    "A transfer of before goes on where its syncing replica has begun anew.",
+)  # fmt: skip
+
+
+def _keep_transfers(right, self):
+    before = dict(self.sending)
+    right(self)
+    for number in self.sending.keys() & before.keys():
+        before[number].since = self.sending[number].since
+        self.sending[number] = before[number]
+
+
+clocks_of_takeover_ignored = bug(
+    Replicas, "adopt",
+    lambda right: lambda self, view, rank: _without_begin(right(self, view, rank)),
+    "A new head believes that its rows are as far as its clocks.",
+)  # fmt: skip
+
+
+def _without_begin(moved):
+    moved.begin.clear()
+    return moved
+
+
+# ---------------------------------------------------------------------------- the scheduler
+
+departures_not_written_down = bug(
+    Migration, "adopt",
+    lambda right: lambda self, view: _not_left(right, self, view),
+    "Who has left in order is unknown to the next scheduler.",
+)  # fmt: skip
+
+
+def _not_left(right, self, view):
+    before = set(self.left)
+    gone = right(self, view)
+    self.left = before
+    return gone
+
+
+earlier_departures_dropped = bug(
+    view_change_module, "next_view",
+    lambda right: lambda number, members, previous, *args, **more: _only_new_departures(
+        right(number, members, previous, *args, **more), previous
+    ),
+    "A view names only those who left with it, while a server may have their last clock ahead.",
+)  # fmt: skip
+
+
+def _only_new_departures(view, previous):
+    before = {m.incarnation for m in previous.departed} if previous else set()
+    return replace(view, departed=tuple(m for m in view.departed if m.incarnation not in before))
+
+
+synced_is_for_ever = bug(
+    Migration, "_forget_others", lambda right: lambda self, view: None,
+    "A server that had some rows once is taken to have them when it begins anew.",
+)  # fmt: skip
+leases_of_the_dead_are_done = bug(
+    LeaseLedgers, "reclaim", lambda right: lambda self, view: [],
+    "Batches that a dead worker had are not given to anybody.",
+)  # fmt: skip
+checkpoints_begin_anew = bug(
+    Checkpointer, "adopt",
+    lambda right: lambda self, view: (self._taken.clear(), right(self, view)) and None,
+    "A replica forgets with each view which checkpoints it has taken.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------- workers
+
+clock_not_told_again = bug(
+    worker_module, "tell", lambda right: lambda in_flight, router, clock: None,
+    "A worker does not tell new servers its clock.",
+)  # fmt: skip
+rerouted_push_loses_its_rate = bug(
+    InFlight, "reroute",
+    lambda right: lambda self, cut, view: _plain_asks(right, self, cut, view),
+    "A push that is cut anew for other servers has the table's rate and weight 1.",
+)  # fmt: skip
+
+
+def _plain_asks(right, self, cut, view):
+    right(self, cut, view)
+    for sub_request in self.sub_requests.values():
+        if sub_request.plan.pushed:
+            sub_request.ask = replace(sub_request.ask, lr=None, weight=1.0, route=None)
+
+
+reads_of_before_land = bug(
+    worker_module, "moved", lambda right: lambda before, view: False,
+    "A worker keeps to the servers that had the rows.",
+)  # fmt: skip
+
+BUGS = [name for name, value in list(globals().items()) if getattr(value, "__doc__", None) and (
+    callable(value) and getattr(value, "__module__", "") == __name__ and (
+        value.__name__ in ("planted", "dead_weigh_in_rounds")
+    )
+)]  # fmt: skip

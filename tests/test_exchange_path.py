@@ -1,4 +1,4 @@
-"""How many files of a server one exchange goes through: `tests/tools/exchange_path.py` prints it."""
+"""How many files of a server one exchange goes through (`tests/tools/exchange_path.py`)."""
 
 import importlib.util
 from pathlib import Path

@@ -314,6 +314,8 @@ def simulate(
             checker, violation = found.checker, found.message
         except ShoalError as found:  # a machine has no business to raise one
             checker, violation = "invariant", str(found)
+        except Exception as found:
+            checker, violation = "crashed", f"{type(found).__name__}: {found}"
     coverage = Counter({"sums around a ring": 1} if len(worlds) > 1 else {})
     for world in worlds:
         coverage.update(world.coverage)

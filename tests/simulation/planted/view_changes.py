@@ -31,6 +31,37 @@ def replaced(owner, name, make):
     return patch.object(owner, name, make(getattr(owner, name)))
 
 
+def then(after):
+    """The right method, and then `after(self, *its arguments)`."""
+
+    def make(right):
+        def method(self, *args):
+            right(self, *args)
+            after(self, *args)
+
+        return method
+
+    return make
+
+
+def first(before):
+    """`before(self, *its arguments)`, and then the right method."""
+
+    def make(right):
+        def method(self, *args):
+            before(self, *args)
+            right(self, *args)
+
+        return method
+
+    return make
+
+
+def instead(result):
+    """Nothing but a result."""
+    return lambda right: lambda *args, **more: result
+
+
 def bug(owner, name, make, doc):
     """A planted bug: a context manager with a docstring."""
 
@@ -109,41 +140,37 @@ replicas_ignore_rates = bug(
     "Replicas apply a push at the table's rate, whatever it says.",
 )  # fmt: skip
 weights_not_handed_on = bug(
-    Rounds, "weights", lambda right: lambda self, group: (),
+    Rounds, "weights", instead(()),
     "A syncing replica does not hear the weights of rounds that have closed.",
 )  # fmt: skip
 slots_not_transferred = bug(
     DenseShard, "install",
-    lambda right: lambda self, staged: (
-        right(self, staged), [slot.zero_() for slot in self._piece(staged.rows)[1].values()],
-    ) and None,
+    then(lambda self, staged: [slot.zero_() for slot in self._piece(staged.rows)[1].values()]),
     "A syncing replica begins with fresh optimizer state.",
 )  # fmt: skip
 updates_not_transferred = bug(
     DenseShard, "install",
-    lambda right: lambda self, staged: (
-        right(self, staged), self.updates.__setitem__(slice(None), [0] * len(self.updates)),
-    ) and None,
+    then(lambda self, staged: setattr(self, "updates", [0] * len(self.updates))),
     "A syncing replica counts its updates from zero: schedules begin anew.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------- rounds and the dead
 
 dead_stay_in_rounds = bug(
-    Rounds, "drop", lambda right: lambda self, worker, last_clock: None,
+    Rounds, "drop", instead(None),
     "A push of a dead worker stays in its round, at or above its last clock.",
 )  # fmt: skip
 new_head_keeps_the_dead = bug(
-    Admission, "counts", lambda right: lambda self, node, log, clock: True,
+    Admission, "counts", instead(True),
     "A new head keeps what the one before had accepted of a worker that is dead.",
 )  # fmt: skip
 departed_are_forgotten = bug(
     Admission, "adopt",
-    lambda right: lambda self, view: (right(self, view), self.left.clear()) and None,
+    then(lambda self, view: self.left.clear()),
     "Who has left with a last clock ahead counts in no round that is still open.",
 )  # fmt: skip
 open_rounds_not_cut = bug(
-    Rounds, "recut", lambda right: lambda self, cut: None,
+    Rounds, "recut", instead(None),
     "What waits for a round goes by the shards of before they were cut.",
 )  # fmt: skip
 
@@ -193,7 +220,7 @@ def _finished_departed(view):
 
 
 dead_hold_up_clocks = bug(
-    Clocks, "leave", lambda right: lambda self, worker: None,
+    Clocks, "leave", instead(None),
     "The clock of a worker that is gone stays among the others'.",
 )  # fmt: skip
 joiner_enters_late = bug(
@@ -221,15 +248,15 @@ request_logs_begin_anew = bug(
     "A server forgets with each view which requests it has seen.",
 )  # fmt: skip
 nothing_is_rechecked = bug(
-    RequestLog, "placements_changed", lambda right: lambda self: None,
+    RequestLog, "placements_changed", instead(None),
     "A request of before rows moved is taken to be whole where they are now.",
 )  # fmt: skip
 parts_not_cut = bug(
-    RequestLog, "recut", lambda right: lambda self, cut: None,
+    RequestLog, "recut", instead(None),
     "Parts of pushes belong to shards that have been cut since.",
 )  # fmt: skip
 pulls_wait_on = bug(
-    WaitQueue, "clear", lambda right: lambda self: None,
+    WaitQueue, "clear", instead(None),
     "Pulls wait on at servers that are not asked any more.",
 )  # fmt: skip
 drained_in_mid_push = bug(
@@ -248,7 +275,7 @@ older_chunk_is_taken = bug(
     "A syncing replica takes a chunk whichever it is, of an earlier transfer as well.",
 )  # fmt: skip
 syncing_begins_at_zero = bug(
-    Replica, "begin_syncing", lambda right: lambda self: None,
+    Replica, "begin_syncing", instead(None),
     "A syncing replica applies what comes before its first chunk.",
 )  # fmt: skip
 history_without_closed = bug(
@@ -273,9 +300,7 @@ new_tail_waits_for_nobody = bug(
 )  # fmt: skip
 all_is_done_with_a_view = bug(
     Replica, "move",
-    lambda right: lambda self, placement, rank: (
-        right(self, placement, rank), setattr(self, "done", max(self.version, 0)),
-    ) and None,
+    then(lambda self, placement, rank: setattr(self, "done", max(self.version, 0))),
     "Every server takes what it has for done with each view.",
 )  # fmt: skip
 ended_for_ever = bug(
@@ -293,7 +318,7 @@ def _ended_kept(right, self, placement, rank):
 
 operations_go_to_nobody = bug(
     Replication, "adopt",
-    lambda right: lambda self, view, rank, out: (self._log.clear(), right(self, view, rank, out)) and None,
+    first(lambda self, *_: self._log.clear()),
     "What is not on all servers is not sent again in the next view.",
 )  # fmt: skip
 link_numbers_go_on = bug(
@@ -367,23 +392,23 @@ def _only_new_departures(view, previous):
 
 
 synced_is_for_ever = bug(
-    Migration, "_forget_others", lambda right: lambda self, view: None,
+    Migration, "_forget_others", instead(None),
     "A server that had some rows once is taken to have them when it begins anew.",
 )  # fmt: skip
 leases_of_the_dead_are_done = bug(
-    LeaseLedgers, "reclaim", lambda right: lambda self, view: [],
+    LeaseLedgers, "reclaim", instead([]),
     "Batches that a dead worker had are not given to anybody.",
 )  # fmt: skip
 checkpoints_begin_anew = bug(
     Checkpointer, "adopt",
-    lambda right: lambda self, view: (self._taken.clear(), right(self, view)) and None,
+    first(lambda self, view: self._taken.clear()),
     "A replica forgets with each view which checkpoints it has taken.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------- workers
 
 clock_not_told_again = bug(
-    worker_module, "tell", lambda right: lambda in_flight, router, clock: None,
+    worker_module, "tell", instead(None),
     "A worker does not tell new servers its clock.",
 )  # fmt: skip
 rerouted_push_loses_its_rate = bug(
@@ -401,12 +426,12 @@ def _plain_asks(right, self, cut, view):
 
 
 reads_of_before_land = bug(
-    worker_module, "moved", lambda right: lambda before, view: False,
+    worker_module, "moved", instead(False),
     "A worker keeps to the servers that had the rows.",
 )  # fmt: skip
 
-BUGS = [name for name, value in list(globals().items()) if getattr(value, "__doc__", None) and (
-    callable(value) and getattr(value, "__module__", "") == __name__ and (
-        value.__name__ in ("planted", "dead_weigh_in_rounds")
-    )
-)]  # fmt: skip
+BUGS = [
+    name
+    for name, value in list(globals().items())
+    if getattr(value, "__name__", "") in ("planted", "dead_weigh_in_rounds")
+]

@@ -31,6 +31,8 @@ from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
+pytestmark = pytest.mark.real
+
 ROWS = 600
 
 

@@ -24,6 +24,8 @@ from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
 
+pytestmark = pytest.mark.real
+
 ROWS = 600
 
 

@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from shoal.protocol.consistency import VectorClock, admits, apply_clock, needed
-from shoal.protocol.views import FOREVER
+from shoal.protocol.consistency import Clocks, VectorClock, admits, apply_clock, needed
+from shoal.protocol.messages import Part, Reply, Request
+from shoal.protocol.views import FOREVER, Member
 from shoal.tables.spec import asp, bsp, ssp
 
 workers = st.integers(1, 4)
@@ -68,3 +70,49 @@ def test_admits(rule, read_at, slowest_needed):
 )
 def test_apply_clock(rule, when):
     assert apply_clock(rule, 3) == when
+
+
+# ---------------------------------------------------------------------------- worker groups
+
+
+def test_clocks_of_groups_that_have_gone_are_forgotten():
+    clocks = Clocks()
+    clocks.enter(1, 3)
+    clocks.enter(2, 5, "eval")
+    clocks.leave(2)
+    assert 2 not in clocks
+    clocks.keep({"", "more"})
+    assert clocks.groups() == ["", "more"]
+    assert (clocks.of("").minimum, clocks.of("more").minimum) == (3, FOREVER)
+
+
+@pytest.fixture
+def server(rigs):
+    """A server of two workers and a guest, with a table of each kind."""
+    theirs = replace(rigs.table(bsp(), name="eval/w", fragment_rows=4), group="eval")
+    tables = (
+        rigs.table(bsp(), fragment_rows=4),
+        rigs.table(asp(), name="shared", fragment_rows=4),
+        theirs,
+    )
+    view = rigs.view_of(servers=1, tables=tables)
+    there = Member("guest", "worker", 0, 31, group="eval", group_size=1)
+    rig = rigs.ServerRig()
+    rig.adopt(replace(view, number=2, workers=(*view.workers, there)))
+    return rig
+
+
+def ask(rig, seq, table, push=True, **more):
+    """A guest's request."""
+    parts = (Part(table, 0, 4),)
+    asked = {"pushes": parts} if push else {"pulls": parts}
+    payload = (1).to_bytes(8, "little") * 4 if push else b""
+    rig.receive("guest", Request(rig.view.id, 31, seq, 0, 0, **asked, **more), payload)
+    return [(each.code, each.clock_min) for each in rig.sent(Reply)]
+
+
+def test_a_server_lets_guests_push_what_is_theirs_or_asynchronous(server):
+    assert ask(server, 0, 0) == [("refused", 0)]
+    assert ask(server, 1, 1) == [("applied", 0)]
+    assert ask(server, 2, 2, advance=1) == [("applied", -1)]  # nobody else is in its rounds
+    assert ask(server, 3, 0, push=False) == [("applied", 1)]  # and it waits for nobody

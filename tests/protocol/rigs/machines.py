@@ -26,6 +26,7 @@ from shoal.protocol.messages import (
     SCHEDULER,
     Frozen,
     GroupProgress,
+    Heartbeat,
     Join,
     Message,
     NewView,
@@ -194,6 +195,21 @@ class SchedulerRig(Rig[SchedulerMachine]):
             self.receive(name, Join(name, role, "", "here"))
             if self.machine._views._proposal is not None:
                 self.promise()
+
+    def guest(self, name: NodeId, size: int = 1, group: str = "eval") -> None:
+        """A worker of another group asks to join."""
+        self.receive(name, Join(name, "worker", "", "here", group=group, group_size=size))
+
+    def incarnation(self, node: NodeId) -> int:
+        return self.machine.members.by_id[node].incarnation
+
+    def alive(self, now: float) -> None:
+        """Everybody is heard of."""
+        self.now = now
+        for node in list(self.machine.members.by_id):
+            if node not in self.machine.members.finished:
+                assert self.view is not None
+                self.receive(node, Heartbeat(self.incarnation(node), 1, self.view.id))
 
     def promise(self, clocks: tuple[tuple[int, int], ...] = (), open_round: int = 0) -> None:
         """Every server freezes for the view that is proposed."""

@@ -131,19 +131,8 @@ def test_each_batch_is_done_once_whoever_dies_and_whatever_is_written_down(seed)
 # ---------------------------------------------------------------------------- the scheduler
 
 
-@pytest.fixture
-def started(rigs):
-    rig = rigs.SchedulerRig()
-    rig.join("server-0", "worker-0", "worker-1")
-    return rig
-
-
-def incarnation(rig, name):
-    return rig.machine.members.by_id[name].incarnation
-
-
 def test_a_lease_is_on_disk_before_it_is_told(started):
-    mine = incarnation(started, "worker-0")
+    mine = started.incarnation("worker-0")
     started.receive("worker-0", lease(mine, 0))
     told = started.told(Leased)["worker-0"]
     assert told == Leased(0, 0, 0, 5, False)
@@ -154,13 +143,13 @@ def test_a_lease_is_on_disk_before_it_is_told(started):
 
 
 def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     started.receive("worker-0", lease(mine, 0))
     started.receive("worker-1", lease(other, 0))
     started.handle(PeerLost("worker-0"))
     for node in ("worker-1", "server-0"):
         started.now = 2.2
-        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
     started.at(2.5)
     assert not started.notes("returned")
     started.promise(((mine, 2), (other, 3)))
@@ -174,7 +163,7 @@ def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
 
 
 def test_who_has_finished_has_done_what_it_had(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
@@ -184,7 +173,7 @@ def test_who_has_finished_has_done_what_it_had(started):
 
 
 def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
@@ -198,14 +187,14 @@ def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
 
 
 def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
     started.handle(PeerLost("worker-1"))
     started.now = 2.2
     for node in ("worker-0", "server-0"):
-        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
     started.at(2.5)
     assert "worker-1" not in started.machine.members.by_id
     started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told

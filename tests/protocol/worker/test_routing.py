@@ -1,14 +1,17 @@
 """Cutting exchanges along the servers' rows, against a dictionary of single rows."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange
+from shoal.keys import SLOTS, KeyRange, slot_of
+from shoal.protocol.messages import SAME
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.worker import routing
 from shoal.protocol.worker.routing import PLANS_KEPT, Router
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
 
 @pytest.fixture
@@ -140,3 +143,86 @@ def test_plans_are_kept_and_bounded(router, rigs):
             router._plans[(start, table)] = None
     cut(4)
     assert len(router._plans) == 1
+
+
+def test_who_may_push_what(rigs):
+    tables = (rigs.table(bsp()), rigs.table(asp(), name="shared"))
+    view = rigs.view_of(servers=1, tables=tables)
+    router, rows = Router(view, "eval"), KeyRange(0, 4)
+    with pytest.raises(InvalidValue, match="table 'w' is bsp and goes by the clocks of the first"):
+        router.sub_requests(Exchange((PushOp("w", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+    assert router.sub_requests(Exchange((PushOp("shared", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+    out = memoryview(bytearray(32))
+    assert router.sub_requests(Exchange(pulls=(PullOp("w", rows, out),)))
+    assert Router(view).sub_requests(Exchange(pulls=(PullOp("/w", rows, out),)))  # as others say it
+
+
+# ---------------------------------------------------------------------------- sparse tables
+
+ALL = KeyRange(0, SLOTS)
+
+
+def sparse_table(consistency=None):
+    rule = consistency or asp()
+    return TableSpec("e", kind="sparse", access=Access("sum"), merge="sum", consistency=rule).cut(1)
+
+
+def ordered(*keys):
+    return np.array(sorted(keys, key=slot_of), np.uint64).data
+
+
+def values(*numbers):
+    return np.array(numbers, np.float32).view(np.uint8).data
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_key_goes_to_the_server_of_its_slot(rigs, servers):
+    router = Router(rigs.view_of(servers=servers, tables=(sparse_table(),)))
+    keys = ordered(*range(100))
+    push = PushOp("e", ALL, values(*keys), keys)
+    seen = []
+    for at, share in enumerate(router.cut((push,), (), False)[1]):
+        [part], held = share.pushes, rigs.held_by(router.view, at)
+        sent = np.frombuffer(share.buffers[0], np.uint64)
+        assert (part.start, part.stop, part.keys) == (held.start, held.stop, len(sent))
+        assert all(slot_of(int(key)) in held for key in sent)
+        assert np.frombuffer(share.buffers[1], np.float32).tolist() == sent.tolist()
+        seen += sent.tolist()
+    assert sorted(seen) == list(range(100))
+
+
+def test_keys_that_are_pushed_and_pulled_travel_once(rigs):
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
+    keys, out = ordered(*range(50)), values(*[0] * 50)
+    push, pull = PushOp("e", ALL, values(*range(50)), keys), PullOp("e", ALL, out, keys)
+    for share in router.cut((push,), (pull,), False)[1]:
+        assert [part.keys for part in share.pulls] == [SAME]
+        assert len(share.buffers) == 2
+        again = share.without_push()  # its rows were lost, the push was not
+        assert [part.keys for part in again.pulls] == [share.pushes[0].keys]
+        assert again.buffers == share.buffers[:1]
+        assert not again.pushes
+        assert again.nbytes == share.nbytes  # the credit that it took
+
+
+@pytest.mark.parametrize("why", ["other memory", "two pushes", "another leg"])
+def test_keys_travel_again_where_they_are_not_the_same(rigs, why):
+    rule = bsp() if why == "another leg" else asp()
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(rule),)))
+    keys = ordered(1, 2, 3)
+    push = PushOp("e", ALL, values(1, 2, 3), keys)
+    pushes = (push, push) if why == "two pushes" else (push,)
+    pulled = ordered(1, 2, 3) if why == "other memory" else keys
+    pull = PullOp("e", ALL, values(0, 0, 0), pulled)
+    for sub_request in router.sub_requests(Exchange(pushes, True, (pull,))):
+        for share in sub_request.server_parts:
+            assert all(part.keys >= 0 for part in share.pulls)
+
+
+@pytest.mark.parametrize("keys", [None, "many"])
+def test_what_cannot_be_cut(rigs, keys, monkeypatch):
+    monkeypatch.setattr(routing, "KEYS_MAX", 2)
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
+    chosen = None if keys is None else ordered(1, 2, 3)
+    with pytest.raises(InvalidValue, match="sparse"):
+        router.cut((), (PullOp("e", ALL, values(0, 0, 0), chosen),), False)

@@ -1,10 +1,7 @@
-"""Messages as a person reads them, and views as members ask them."""
+"""Messages as a person reads them."""
 
 import pytest
 
-from shoal.errors import InvariantBroken
-from shoal.keys import KeyRange
-from shoal.protocol.machine import EventTrace, Sink
 from shoal.protocol.messages import (
     MESSAGES,
     Frozen,
@@ -16,7 +13,7 @@ from shoal.protocol.messages import (
     Request,
 )
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.views import FOREVER, Placement
+from shoal.protocol.views import FOREVER
 
 
 @pytest.mark.parametrize(
@@ -48,32 +45,3 @@ def test_describe_a_view(rigs):
 def test_every_message_has_a_line():
     assert describe(Join("worker-0", "worker", "tcp://x", "x")).startswith("Join worker")
     assert len({message.__name__ for message in MESSAGES}) == len(MESSAGES)
-
-
-def test_a_view_knows_its_members_and_tables(rigs):
-    view = rigs.view_of(tables=(rigs.table(), rigs.table(name="v")))
-    assert view.member("worker-1").incarnation == 12
-    assert view.member("worker-9") is None
-    assert (view.named("v"), view.named("u")) == (1, None)
-    assert view.placements_of("v") == (Placement(KeyRange(0, 4), (0,)),)
-
-
-def test_a_revoked_sink_takes_nothing():
-    buffer = bytearray(8)
-    sink = Sink([memoryview(buffer)])
-    sink.revoke()
-    assert (sink.revoked, sink.views, sink.nbytes) == (True, [], 8)
-
-
-def test_a_story_keeps_the_latest_and_goes_with_errors():
-    trace = EventTrace(length=2)
-    for number in range(3):
-        trace.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))
-    error = trace.broken("it went wrong")
-    assert isinstance(error, InvariantBroken)
-    assert str(error).splitlines() == [
-        "it went wrong",
-        "  the last events:",
-        "    0.500000 worker-0: Probe #1",
-        "    1.000000 worker-0: Probe #2",
-    ]

@@ -16,7 +16,7 @@ steps = st.lists(st.tuples(st.sampled_from(["enter", "leave", "advance"]), worke
 
 
 @given(steps)
-def test_a_vector_clock_is_a_dictionary_with_a_minimum(history):
+def test_a_vector_clock_equals_a_dictionary_with_a_minimum(history):
     clock, oracle = VectorClock(), {}
     for what, worker, to in history:
         if what == "enter" and worker not in oracle:
@@ -34,7 +34,7 @@ def test_a_vector_clock_is_a_dictionary_with_a_minimum(history):
             assert clock.behind(limit) == sorted(w for w, at in oracle.items() if at < limit)
 
 
-def test_the_minimum_of_nobody_is_for_ever():
+def test_an_empty_vector_clock_has_an_infinite_minimum():
     assert VectorClock().minimum == FOREVER
     assert 1 not in VectorClock()
 
@@ -51,7 +51,9 @@ def test_the_minimum_of_nobody_is_for_ever():
         (asp(), 5, 0),
     ],
 )
-def test_admits(rule, read_at, slowest_needed):
+def test_a_read_is_admitted_once_the_slowest_worker_is_within_the_bound(
+    rule, read_at, slowest_needed
+):
     assert needed(rule, read_at) == slowest_needed
     assert admits(rule, read_at, slowest_needed)
     assert not admits(rule, read_at, slowest_needed - 1)
@@ -68,14 +70,14 @@ def test_admits(rule, read_at, slowest_needed):
         (asp(), 0),
     ],
 )
-def test_apply_clock(rule, when):
+def test_a_push_is_applied_on_arrival_or_at_its_rounds_end(rule, when):
     assert apply_clock(rule, 3) == when
 
 
 # ---------------------------------------------------------------------------- worker groups
 
 
-def test_clocks_of_groups_that_have_gone_are_forgotten():
+def test_clocks_of_a_departed_group_are_forgotten():
     clocks = Clocks()
     clocks.enter(1, 3)
     clocks.enter(2, 5, "eval")
@@ -111,7 +113,7 @@ def ask(rig, seq, table, push=True, **more):
     return [(each.code, each.clock_min) for each in rig.sent(Reply)]
 
 
-def test_a_server_lets_guests_push_what_is_theirs_or_asynchronous(server):
+def test_a_server_takes_another_groups_push_only_to_its_own_or_asynchronous_tables(server):
     assert ask(server, 0, 0) == [("refused", 0)]
     assert ask(server, 1, 1) == [("applied", 0)]
     assert ask(server, 2, 2, advance=1) == [("applied", -1)]  # nobody else is in its rounds

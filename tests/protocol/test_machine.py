@@ -5,14 +5,14 @@ from shoal.protocol.machine import EventTrace, Sink
 from shoal.protocol.messages import Probe
 
 
-def test_a_revoked_sink_takes_nothing():
+def test_a_revoked_sink_has_no_views():
     buffer = bytearray(8)
     sink = Sink([memoryview(buffer)])
     sink.revoke()
     assert (sink.revoked, sink.views, sink.nbytes) == (True, [], 8)
 
 
-def test_a_story_keeps_the_latest_and_goes_with_errors():
+def test_an_event_trace_keeps_the_latest_events_for_errors():
     trace = EventTrace(length=2)
     for number in range(3):
         trace.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))

@@ -11,13 +11,13 @@ from shoal.protocol.views import valid_group
     name=st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1),
     space=st.text("ab1-_", max_size=3),
 )
-def test_names_are_what_they_were_taken_back(name, space):
+def test_a_local_name_qualifies_back_to_the_full_name(name, space):
     full = name.lstrip("/") or "w"
     assert qualified(local(full, space), space) == full
     assert valid_group(space)
 
 
-def test_a_view_has_the_names_that_a_worker_says(rigs):
+def test_a_view_seen_from_a_namespace_has_local_table_names(rigs):
     tables = tuple(rigs.table(name=name) for name in ("w", "eval/w", "evaluation/w"))
     view = rigs.view_of(servers=1, tables=tables)
     assert seen_from(view, "") is view

@@ -66,7 +66,7 @@ class Server:
 KEYS = bytes(ordered(7, 8))
 
 
-def test_a_push_and_a_pull_of_its_keys():
+def test_a_push_with_a_pull_of_its_keys_returns_the_updated_rows():
     server = Server()
     both = server.request((Part(0, 0, SLOTS, 2),), (Part(0, 0, SLOTS, SAME),))
     assert server.ask(both, KEYS + bytes(values(1, 2))) == ("applied", [[1, 2]])
@@ -74,7 +74,7 @@ def test_a_push_and_a_pull_of_its_keys():
     assert server.ask(pull, KEYS) == ("applied", [[1, 2]])
 
 
-def test_a_pull_of_pushed_keys_may_wait_for_its_round():
+def test_a_pull_of_pushed_keys_under_bsp_returns_the_rows_after_the_round():
     server = Server(bsp())
     both = server.request((Part(0, 0, SLOTS, 2),), (Part(0, 0, SLOTS, SAME),), advance=1)
     code, rows = server.ask(both, KEYS + bytes(values(1, 2)))
@@ -96,14 +96,14 @@ def test_a_pull_of_pushed_keys_may_wait_for_its_round():
         ((Part(0, 0, SLOTS, 1),), (Part(0, 5, 1, SAME),)),
     ],
 )
-def test_requests_that_name_no_keys_of_this_table(pushes, pulls):
+def test_a_request_with_impossible_keys_is_refused_and_changes_nothing(pushes, pulls):
     server = Server()
     code, _ = server.ask(server.request(pushes, pulls))
     assert code == "refused"
     assert len(server.machine.shards[0]) == 0
 
 
-def test_no_memory_is_taken_for_a_payload_that_does_not_come():
+def test_no_memory_is_kept_for_a_payload_of_another_size():
     server = Server()
     huge = server.request((Part(0, 0, SLOTS, KEYS_MAX),))
     assert "announced" in server.ask(huge, b"12345678")[0]
@@ -111,7 +111,7 @@ def test_no_memory_is_taken_for_a_payload_that_does_not_come():
     assert not any(server.machine.shards[0]._staging._free.values())
 
 
-def test_a_key_in_the_wrong_slots_is_refused_and_named():
+def test_a_key_outside_the_named_slots_is_refused():
     server = Server()
     key = next(key for key in range(100) if slot_of(key) >= 16)
     push = server.request((Part(0, 0, 16, 1),))

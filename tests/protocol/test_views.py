@@ -4,7 +4,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.views import Placement
 
 
-def test_a_view_knows_its_members_and_tables(rigs):
+def test_a_view_finds_members_and_tables_by_name(rigs):
     view = rigs.view_of(tables=(rigs.table(), rigs.table(name="v")))
     assert view.member("worker-1").incarnation == 12
     assert view.member("worker-9") is None

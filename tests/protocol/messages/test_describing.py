@@ -33,15 +33,15 @@ from shoal.protocol.views import FOREVER
         (Frozen((2, 7), ()), "Frozen for 2.7"),
     ],
 )
-def test_describe(message, line):
+def test_a_message_is_described_in_one_line(message, line):
     assert describe(message) == line
 
 
-def test_describe_a_view(rigs):
+def test_a_view_is_described_by_members_and_reason(rigs):
     view = rigs.view_of(3, reason="worker-1 joined")
     assert describe(NewView(view)) == "NewView 1.3: server-0 worker-0 worker-1 (worker-1 joined)"
 
 
-def test_every_message_has_a_line():
+def test_every_message_type_has_a_name_of_its_own():
     assert describe(Join("worker-0", "worker", "tcp://x", "x")).startswith("Join worker")
     assert len({message.__name__ for message in MESSAGES}) == len(MESSAGES)

@@ -6,7 +6,7 @@ from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Lea
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_replaced(rigs, elastic):
+def test_a_dead_groups_leases_go_to_the_next_of_its_name_in_an_elastic_run_only(rigs, elastic):
     rig = rigs.SchedulerRig(elastic=elastic)
     rig.join("server-0", "worker-0", "worker-1")
     rig.guest("guest-0", size=2)
@@ -28,7 +28,7 @@ def test_of_a_group_that_has_died_the_next_takes_over_what_who_dies_may_be_repla
     assert rig.told(Leased)["guest-2"].count == (1 if elastic else 2)
 
 
-def test_barriers_of_a_name_are_one_in_each_group(attached):
+def test_barriers_of_one_name_are_separate_in_each_group(attached):
     attached.receive(
         "guest-0", BarrierArrival(attached.incarnation("guest-0"), "epoch", 0, ("workers",))
     )
@@ -39,7 +39,7 @@ def test_barriers_of_a_name_are_one_in_each_group(attached):
     assert set(attached.told(BarrierReleased)) == {"worker-0", "worker-1"}
 
 
-def test_the_next_group_of_a_name_begins_anew(attached):
+def test_a_group_of_a_finished_groups_name_begins_with_new_barriers_and_leases(attached):
     def life(node):
         inc = attached.incarnation(node)
         attached.receive(node, BarrierArrival(inc, "epoch", 0, ("workers",)))
@@ -57,7 +57,7 @@ def test_the_next_group_of_a_name_begins_anew(attached):
     life("guest-1")
 
 
-def test_a_scheduler_that_restarts_knows_the_groups(attached, rigs):
+def test_a_restarted_scheduler_keeps_the_groups_barriers_and_leases(attached, rigs):
     inc = attached.incarnation("guest-0")
     attached.receive("guest-0", Lease(inc, 0, 1, 4))
     attached.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))

@@ -23,7 +23,7 @@ from shoal.protocol.scheduler.membership import next_view
 from shoal.protocol.views import FOREVER, Member
 
 
-def test_a_group_begins_when_as_many_are_there_as_it_has(started):
+def test_a_group_enters_the_view_when_all_its_workers_have_joined(started):
     started.guest("guest-0", size=2)
     assert started.told(Joined)["guest-0"].rank == 0
     assert started.machine._views._proposal is None
@@ -35,7 +35,7 @@ def test_a_group_begins_when_as_many_are_there_as_it_has(started):
     assert started.view.groups() == {"", "eval"}
 
 
-def test_who_dies_before_the_group_begins_is_waited_for(started):
+def test_a_worker_that_dies_before_its_group_begins_is_replaced(started):
     started.guest("guest-0", size=2)
     started.handle(PeerLost("guest-0"))
     alive_at = started.now + 1.9
@@ -60,12 +60,12 @@ def test_who_dies_before_the_group_begins_is_waited_for(started):
         (Join("x", "worker", "", ""), "too late: the run has started with all its 2 workers"),
     ],
 )
-def test_who_cannot_join(attached, asked, reason):
+def test_a_join_that_does_not_fit_its_group_is_refused(attached, asked, reason):
     attached.receive("x", asked)
     assert reason in attached.told(NotJoined)["x"].reason
 
 
-def test_a_group_that_has_begun_takes_another_only_where_workers_may_come_and_go(started, rigs):
+def test_a_group_that_has_begun_takes_more_workers_only_if_the_run_is_elastic(started, rigs):
     started.guest("guest-0", size=2)
     started.guest("guest-1", size=2)
     started.promise()
@@ -82,7 +82,7 @@ def test_a_group_that_has_begun_takes_another_only_where_workers_may_come_and_go
     assert [member.first_clock for member in rig.view.workers] == [0, 0, 0, 6]
 
 
-def test_when_a_group_has_finished_the_others_are_told_and_go_on(attached):
+def test_a_finished_group_leaves_the_view_and_the_run_goes_on(attached):
     for node in ("worker-0", "worker-1"):
         attached.receive(node, Finish(attached.incarnation(node)))
     assert not attached.sent(End)
@@ -94,7 +94,7 @@ def test_when_a_group_has_finished_the_others_are_told_and_go_on(attached):
     assert attached.told(End)["server-0"] == End()
 
 
-def test_a_group_without_any_end_is_not_the_runs(attached):
+def test_an_aborted_group_ends_alone_unless_it_is_the_first(attached):
     attached.receive("guest-0", Abort("it broke"))
     assert attached.told(End) == {"guest-0": End("eval/worker-0: it broke")}
     attached.promise()
@@ -103,7 +103,7 @@ def test_a_group_without_any_end_is_not_the_runs(attached):
     assert attached.told(End)["server-0"] == End("worker-0: as well")
 
 
-def test_who_has_finished_long_ago_is_forgotten(attached):
+def test_a_finished_worker_is_forgotten_after_a_while(attached):
     attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
     attached.promise()
     assert "guest-0" in attached.machine.members.by_id  # its answer may be lost
@@ -116,7 +116,7 @@ def test_who_has_finished_long_ago_is_forgotten(attached):
     assert not attached.machine.members.finished
 
 
-def test_who_has_left_is_named_while_rounds_of_its_group_wait(rigs):
+def test_a_departed_worker_stays_in_the_view_while_rounds_of_its_group_wait(rigs):
     """A worker that has finished could be in any of them."""
 
     def departed(waits):
@@ -130,7 +130,7 @@ def test_who_has_left_is_named_while_rounds_of_its_group_wait(rigs):
     assert departed(waits=False) == ()
 
 
-def test_a_group_begins_anew_whole_also_while_the_one_before_is_in_the_view(attached):
+def test_a_group_of_an_aborted_groups_name_waits_for_all_its_workers(attached):
     attached.receive("guest-0", Abort("it broke"))
     attached.guest("guest-1", size=2)  # no view is without guest-0 yet
     attached.promise()
@@ -140,7 +140,7 @@ def test_a_group_begins_anew_whole_also_while_the_one_before_is_in_the_view(atta
     assert len(attached.view.group("eval")) == 2
 
 
-def test_who_has_finished_can_end_nothing(attached):
+def test_messages_of_a_finished_worker_have_no_effect(attached):
     inc = attached.incarnation("guest-0")
     attached.receive("guest-0", Finish(inc))
     attached.promise()
@@ -153,7 +153,7 @@ def test_who_has_finished_can_end_nothing(attached):
     assert [member.id for member in attached.view.group("eval")] == ["guest-1"]
 
 
-def test_a_run_does_not_wait_for_who_waits_for_others(attached):
+def test_a_run_ends_without_waiting_for_an_incomplete_group(attached):
     attached.guest("guest-1", size=1000, group="many")
     for node in ("worker-0", "worker-1", "guest-0"):
         attached.receive(node, Finish(attached.incarnation(node)))

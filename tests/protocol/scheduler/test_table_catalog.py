@@ -18,7 +18,7 @@ from shoal.tables.spec import asp, bsp
         ("eval/", asp(), None),
     ],
 )
-def test_whose_clocks_a_table_goes_by_follows_from_its_name(attached, rigs, name, rule, owner):
+def test_a_tables_name_decides_which_groups_clocks_it_follows(attached, rigs, name, rule, owner):
     spec = replace(rigs.table(rule, name=name), group="somebody's")
     attached.receive("guest-0", Declare(attached.incarnation("guest-0"), spec))
     if owner is None:
@@ -28,7 +28,7 @@ def test_whose_clocks_a_table_goes_by_follows_from_its_name(attached, rigs, name
     assert [(each.name, each.group) for each in attached.view.tables] == [(name, owner)]
 
 
-def test_another_group_may_declare_what_is_there(attached, rigs):
+def test_another_group_may_declare_an_existing_table(attached, rigs):
     attached.receive("worker-0", Declare(2, rigs.table(bsp())))
     attached.promise()
     attached.receive("guest-0", Declare(attached.incarnation("guest-0"), rigs.table(bsp())))

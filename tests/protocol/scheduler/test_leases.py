@@ -31,7 +31,7 @@ def span(answer):
 # ---------------------------------------------------------------------------- the ledger
 
 
-def test_leases_cover_all_batches_in_order_and_get_smaller():
+def test_grants_follow_each_other_and_get_smaller():
     leases = Leases(LedgerRecord())
     spans = []
     while not (answer := asked(leases, 7, sum(count for *_, count in spans))).over:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,9 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture
-def cluster() -> Iterator[Callable[..., Started]]:
-    """A function that starts a cluster and returns (its engine, its clients)."""
+@contextmanager
+def clusters() -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
     def start(servers: int = 1, workers: int = 1, **options: Any) -> Started:
@@ -53,3 +53,17 @@ def cluster() -> Iterator[Callable[..., Started]]:
         for client in clients:
             client.close()
         engine.finish()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Callable[..., Started]]:
+    """A function that starts a cluster and returns (its engine, its clients)."""
+    with clusters() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Callable[..., Started]]:
+    """The same for all tests of a module, which are to be of one xdist_group."""
+    with clusters() as start:
+        yield start

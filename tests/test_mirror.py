@@ -1,4 +1,4 @@
-"""Tests stand where their modules do: src/shoal/a/b.py or a folder b/ has them in tests/a/test_b.py."""
+"""Tests mirror the modules: src/shoal/a/b.py, or a folder b/ there, has tests/a/test_b.py."""
 
 from pathlib import Path
 

@@ -126,9 +126,7 @@ def test_what_is_tested_or_predicted_takes_no_place_of_what_was_learnt(tmp_path)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "options", [(), ("--max-rows", 300), ("--model", "fm"), ("--model", "deepfm")], ids=str
-)
+@pytest.mark.parametrize("options", [(), ("--max-rows", 300), ("--model", "deepfm")], ids=str)
 def test_a_run_goes_on_from_its_checkpoint_as_it_would_have(tmp_path, options):
     settings = ["--strategy", "sync", "--epochs", 2, "--checkpoint-every", 20, *options]
     whole = summary_of(shoal(*settings, "--servers", 2, "--json", folder=tmp_path))

@@ -9,15 +9,16 @@ from shoal.errors import InvalidValue, NotFinite, UsageError
 from shoal.pytorch import embedding as module
 from shoal.tables.spec import Access, Init, bsp
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("embeddings")]
 
 ROWS, DIM = 30, 4
 ADAGRAD = Access("adagrad", {"lr": 0.3})
 
 
-@pytest.fixture
-def context(cluster):
-    _, [client] = cluster(2)
+@pytest.fixture(scope="module")
+def context(shared_cluster):
+    """Of one worker and two servers for all tests: each module has a table of its own name."""
+    _, [client] = shared_cluster(2)
     return Context(0, 1, client)
 
 

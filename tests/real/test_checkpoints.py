@@ -10,7 +10,7 @@ from shoal.cli import main
 from shoal.reports.events import load_run
 from shoal.storage.shards import SavedShards
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("checkpoints")]  # they share a run
 
 
 def train(*arguments):
@@ -46,7 +46,7 @@ def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_pat
 
 
 def test_checkpoints_by_the_clock_on_the_wall_are_cuts_as_well(tmp_path):
-    more = ["--lr", "0.01", "--epochs", "60", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
+    more = ["--lr", "0.01", "--epochs", "30", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
     whole = train("digits", "--servers", 2, "--replicas", 2, *more, "--out", tmp_path)
     clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
     assert len(clocks) > 2

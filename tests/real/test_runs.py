@@ -114,9 +114,9 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     _assert_nothing_left(run.pid)
 
 
-@pytest.mark.parametrize("strategy", ["sync", "ssp", "asgd"])
+@pytest.mark.parametrize("strategy", ["sync", "asgd"])
 def test_a_run_goes_on_without_a_server_whose_rows_have_replicas(strategy, tmp_path):
-    words = "--workers 2 --servers 3 --replicas 2 --epochs 60 --batch-size 16 --json"
+    words = "--workers 2 --servers 3 --replicas 2 --epochs 40 --batch-size 16 --json"
     with training(tmp_path, f"{words} --strategy {strategy}") as run:
         os.kill(_pid_in_training(tmp_path, "server-1", run), signal.SIGKILL)
         answer, errors = run.communicate(timeout=60)
@@ -169,7 +169,7 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
 
 
 def test_what_died_with_its_server_goes_on_from_the_last_checkpoint(tmp_path):
-    words = "--workers 2 --servers 2 --epochs 100 --batch-size 16 --checkpoint-every 20"
+    words = "--workers 2 --servers 2 --epochs 50 --batch-size 16 --checkpoint-every 20"
     with training(tmp_path, words) as run:
         pid = _pid_in_training(tmp_path, "server-1", run)
         [folder] = tmp_path.glob("shoal-runs/*")
@@ -219,7 +219,7 @@ def _pid_in_training(folder: Path, name: str, run: subprocess.Popen[str]) -> int
 
 def _assert_nothing_left(parent: int) -> None:
     left = subprocess.run(
-        ["pgrep", "-f", f"shoal.engines.launcher.*{parent}"], capture_output=True, text=True
+        ["pgrep", "-f", f"shoal.engines.launcher.*/shoal-{parent}-"], capture_output=True, text=True
     )
     assert left.stdout == ""
     assert not list(Path("/tmp").glob(f"shoal-{parent}-*"))

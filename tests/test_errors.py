@@ -55,7 +55,7 @@ def test_an_unknown_error_name_gives_shoal_error(name):
     assert by_name(name) is ShoalError
 
 
-def test_an_errors_event_trace_is_printed_below_its_message():
+def test_the_trace_is_shown_below_the_message():
     assert str(ShoalError("it broke")) == "it broke"
     assert str(ShoalError("it broke", iter(["a", "b"]))) == (
         "it broke\n  the last events:\n    a\n    b"

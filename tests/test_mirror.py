@@ -10,6 +10,7 @@ TESTS, SOURCE = Path(__file__).parent, Path(shoal.__file__).parent
 # About more than one module: the tree's shape, real processes, and what several modules agree on.
 CROSS_CUTTING = {
     "apps/test_ctr_runs.py",
+    "cli/test_options.py",
     "docs",
     "protocol/server",
     "protocol/test_sparse.py",
@@ -40,7 +41,7 @@ def test_a_test_file_has_its_module(path):
 
 
 def test_the_list_of_cross_cutting_tests_has_no_stale_entry():
-    coming = {"docs", "test_one_writer.py"}  # of other branches
+    coming = {"cli/test_options.py", "docs", "test_one_writer.py"}  # of other branches
     assert not {each for each in CROSS_CUTTING - coming if not (TESTS / each).exists()}
 
 

@@ -119,7 +119,7 @@ shoal.handler("unmovable", Counter)
 """
 
 
-def test_a_server_with_rows_that_cannot_be_moved_stays(tmp_path):
+def test_a_server_with_an_immovable_table_does_not_leave(tmp_path):
     (tmp_path / "unmovable.py").write_text(HANDLER)
     module = importable(str(tmp_path / "unmovable.py"))
     folder = RunFolder.create(tmp_path, "run")
@@ -238,7 +238,7 @@ def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_pat
         watching.join()
 
 
-def test_whoever_has_started_a_process_knows_when_it_has_ended(tmp_path):
+def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
     """Over TCP a connection that breaks proves nothing for 3 s: one that the engine has does."""
     folder = RunFolder.create(tmp_path, "run")
     listen = f"tcp://127.0.0.1:{free_port()}"
@@ -260,7 +260,7 @@ def free_port():
         return one.getsockname()[1]
 
 
-def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
+def test_a_job_resumes_after_all_replicas_of_a_shard_were_killed(tmp_path):
     arguments = ["chaos", "digits", "--kills", "20", "--menu", "kill-server", "--early"]
     result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output

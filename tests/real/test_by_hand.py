@@ -49,7 +49,7 @@ def until(true, what, limit_s=40.0):
         time.sleep(0.02)  # polls other processes: there is no event to wait for
 
 
-def test_a_stopped_sole_replica_survives_the_failure_timeout(by_hand):
+def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 1, "--silence-s", 3)
     server = by_hand("server")
     with Client(by_hand.address) as client:

@@ -260,7 +260,7 @@ def free_port():
         return one.getsockname()[1]
 
 
-def test_a_job_resumes_after_all_replicas_of_a_shard_were_killed(tmp_path):
+def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
     arguments = ["chaos", "digits", "--kills", "20", "--menu", "kill-server", "--early"]
     result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output

@@ -282,7 +282,7 @@ def test_an_error_in_the_first_group_ends_the_run(run):
     guest = shoal.connect(str(folder.path), group="eval")
     first.abort("it is enough")
     with pytest.raises(RunAborted, match="it is enough"):
-        guest.blocking.pull("/w")
+        until(lambda: guest.blocking.pull("/w") is None, "the end has not reached the guest")
     guest.close()
 
 

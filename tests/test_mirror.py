@@ -41,7 +41,7 @@ def test_a_test_file_has_its_module(path):
 
 
 def test_the_list_of_cross_cutting_tests_has_no_stale_entry():
-    coming = {"cli/test_options.py", "docs", "test_one_writer.py"}  # of other branches
+    coming = {"cli/test_options.py", "docs"}  # of other branches
     assert not {each for each in CROSS_CUTTING - coming if not (TESTS / each).exists()}
 
 

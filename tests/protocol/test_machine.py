@@ -15,7 +15,7 @@ def test_a_revoked_sink_has_no_views():
 def test_an_event_trace_keeps_the_latest_events_for_errors():
     trace = EventTrace(length=2)
     for number in range(3):
-        trace.add(0.5 * number, "worker-0", Probe((1, 1), 11, number))
+        trace.add((0.5 * number, "worker-0", Probe((1, 1), 11, number)))
     error = trace.broken("it went wrong")
     assert isinstance(error, InvariantBroken)
     assert str(error).splitlines() == [

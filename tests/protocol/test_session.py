@@ -199,4 +199,4 @@ def test_an_orderly_end_stops_the_member_without_an_error(joined):
 def test_asking_for_a_view_sends_a_heartbeat_with_the_present_view(joined):
     out = []
     joined.session.ask_for_view(out)
-    assert joined.heard(out) == [Heartbeat(11, 0, (1, 1))]
+    assert joined.heard(out) == [Heartbeat(11, joined.session.progress, (1, 1))]

@@ -48,7 +48,6 @@ class CollectiveWorker(WorkerMachine):
         if isinstance(event, Received) and isinstance(event.message, RINGS):
             out: Effects = []
             self.ring.handle(event, now, out)
-            self.session.progress += 1
             return out
         if isinstance(event, Asked) and isinstance(event.request, Reduce):
             if not self.session.ended:

@@ -95,6 +95,8 @@ class VectorClock:
 class Clocks:
     """The clocks of all workers. Each group of workers goes by a vector of its own.
 
+    by_worker:  the vector that a worker is in
+
     >>> clocks = Clocks()
     >>> clocks.enter(1, 0); clocks.enter(2, 5, "eval")
     >>> clocks.of("").minimum, clocks.of("eval").minimum, clocks.group(2), clocks[2]
@@ -104,6 +106,7 @@ class Clocks:
     def __init__(self) -> None:
         self._vectors: dict[str, VectorClock] = {"": VectorClock()}
         self._groups: dict[int, str] = {}
+        self.by_worker: dict[int, VectorClock] = {}
 
     def of(self, group: str) -> VectorClock:
         """A group's."""
@@ -132,6 +135,7 @@ class Clocks:
     def enter(self, worker: int, clock: int, group: str = "") -> None:
         """A worker whose first round is `clock`."""
         self._groups[worker] = group
+        self.by_worker[worker] = self.of(group)
         self.of(group).enter(worker, clock)
 
     def keep(self, groups: Collection[str]) -> None:
@@ -140,7 +144,8 @@ class Clocks:
 
     def leave(self, worker: int) -> None:
         """Forget a worker."""
-        self._vectors[self._groups.pop(worker)].leave(worker)
+        self._groups.pop(worker)
+        self.by_worker.pop(worker).leave(worker)
 
 
 def admits(rule: Consistency, read_clock: int, minimum: int) -> bool:

@@ -66,22 +66,22 @@ class CopyOnWriteGuard:
     recalled; most have left by then, and nothing is copied.
     """
 
-    __slots__ = ("_borrowers",)
+    __slots__ = ("borrowers",)
 
     def __init__(self) -> None:
-        self._borrowers: list[Callable[[], None]] = []
+        self.borrowers: list[Callable[[], None]] = []
 
     def keep(self, copy: Callable[[], None]) -> None:
         """Some are kept: call `copy` before they change."""
-        if copy not in self._borrowers:
-            self._borrowers.append(copy)
+        if copy not in self.borrowers:
+            self.borrowers.append(copy)
 
     def recall(self) -> None:
         """They are about to change."""
-        if self._borrowers:
-            for copy in self._borrowers:
+        if self.borrowers:
+            for copy in self.borrowers:
                 copy()
-            self._borrowers.clear()
+            self.borrowers.clear()
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -252,13 +252,11 @@ class Machine(Protocol):
 class EventTrace:
     """The last events of a machine in a fixed ring; formatted only when an error needs them."""
 
-    __slots__ = ("_ring",)
+    __slots__ = ("_ring", "add")
 
     def __init__(self, length: int = 24) -> None:
         self._ring: deque[tuple[float, str, Any]] = deque(maxlen=length)
-
-    def add(self, now: float, who: str, what: Any) -> None:
-        self._ring.append((now, who, what))
+        self.add = self._ring.append  # (now, who, what)
 
     def lines(self) -> tuple[str, ...]:
         return tuple(f"{now:.6f} {who}: {_show(what)}" for now, who, what in self._ring)

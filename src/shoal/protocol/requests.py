@@ -33,6 +33,10 @@ class Answer:
     def __init__(self) -> None:
         self.data = memoryview(b"")
 
+    def take(self, data: memoryview) -> None:
+        """It has come."""
+        self.data = data
+
 
 class PullOp(msgspec.Struct, frozen=True):
     """Rows of a table into `out` (bytes).

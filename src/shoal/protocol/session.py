@@ -246,6 +246,7 @@ class Session:
             return
         if "finish" in self._waiting and now >= self._heard_at + self.options.farewell_s:
             self.answered("finish", out)
+        self.progress += 1
         if now >= self._again_at:
             if self.view is None:
                 self._again_at = now + self.options.resend_s

@@ -18,7 +18,7 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
-from shoal.simulation.workloads.programs import INCARNATIONS, Workload
+from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
 
@@ -51,7 +51,7 @@ class SimulatedCluster:
             silence_most_s=12.0,
             broken_s=1.8,
             alone_s=ALONE_S,
-            elastic=True,
+            elastic=plan.elastic,
             replicas=plan.replicas,
             drain_s=0.5,
             pause_s=0.5,
@@ -88,7 +88,7 @@ class SimulatedCluster:
             self.guests[node] = None
             group, size = GUESTS, self._plan.guests
             options = replace(options, group=group, group_size=size, namespace=group)
-        session = Session(node, "worker", options=options, process=self._made)
+        session = Session(node, "worker", "", self._host(), options=options, process=self._made)
         machine = WorkerMachine(session, WORKER)
         self._world.add(node, machine, self._works[group].program(node, machine))
         return node
@@ -99,11 +99,15 @@ class SimulatedCluster:
             return None
         node = f"server-{self._servers_made}"
         self._servers_made += 1
-        session = Session(node, "server", options=SESSION, process=self._made)
+        session = Session(node, "server", "", self._host(), options=SESSION, process=self._made)
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         self.servers[node] = ServerMachine(session, open_shard, REPLICATION, checkpoint_clocks)
         self._world.add(node, self.servers[node])
         return node
+
+    def _host(self) -> str:
+        """By turns, where members say on which they are."""
+        return f"host-{self._made % self._plan.hosts}" if self._plan.hosts else ""
 
     @property
     def _made(self) -> int:
@@ -111,7 +115,7 @@ class SimulatedCluster:
 
     def full(self) -> bool:
         """Whether no more members may come."""
-        return self._made >= INCARNATIONS - 4
+        return self._made >= self._plan.incarnations - 4
 
     def send_away(self, server: NodeId) -> None:
         """Somebody wants a server to go."""

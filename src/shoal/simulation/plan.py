@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -18,8 +19,12 @@ SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
 CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
 PROVEN = 0.3  # in which deaths are seen by who started the process
 LEASED, BATCH_BYTES = 0.25, 60
+MODEL_BYTES = 200  # what requests are longer by where there is a table with an optimizer
 GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4
+LARGE, RIGID, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # of the seeds
+INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # of members, in all
+HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
 SESSION = SessionOptions(
     join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
 )
@@ -38,7 +43,15 @@ REPLICATION = ReplicationOptions(
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a seed stands for."""
+    """What a seed stands for.
+
+    incarnations:  members that there may be, in all
+    hosts:         how many the members are on; 0 where nobody says
+    elastic:       whether workers may come while the run goes on
+    heal_at_s:     until then things go wrong
+    relentless:    faults go on for as long, overlap, and are longer than silence
+    sums:          whether workers that sum around a ring are simulated as well
+    """
 
     seed: int
     servers: int
@@ -57,6 +70,12 @@ class Plan(msgspec.Struct, frozen=True):
     guests: int
     guests_rule: Consistency
     guests_leased: bool
+    incarnations: int = INCARNATIONS
+    hosts: int = 0
+    elastic: bool = True
+    heal_at_s: float = HEAL_AT_S
+    relentless: bool = False
+    sums: bool = False
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -71,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
         leased = Random(seed * 37 + 5).random() < LEASED
         aside = Random(seed * 43 + 11)  # what draws from it shifts nothing else
         guests = aside.randint(1, 2) * (aside.random() < VISITED)
-        return Plan(
+        plan = Plan(
             seed,
             servers,
             workers,
@@ -83,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True):
                 stall=random.choice([0.0, 0.02]),
                 jitter_s=random.choice([0.0005, 0.002, 0.01]),
                 link_bytes=random.choice([4600, 4600, 4600, 6000])
+                + MODEL_BYTES
                 + bounded * VISITS_BYTES
                 + leased * BATCH_BYTES,
             ),
@@ -99,10 +119,31 @@ class Plan(msgspec.Struct, frozen=True):
             guests_rule=aside.choice(rules),
             guests_leased=aside.random() < LEASED,
         )
+        return plan._varied(Random(seed * 61 + 29))
+
+    def _varied(self, random: Random) -> Plan:
+        """Larger clusters, on several hosts, of a fixed size, and with faults to the end."""
+        more: dict[str, Any] = {"hosts": random.choice([0, 0, 2, 3])}
+        more["sums"] = random.random() < SUMMING
+        if random.random() < RELENTLESS:
+            more |= {"relentless": True, "heal_at_s": HEAL_LATE_S}
+        if random.random() < RIGID:
+            more |= {"elastic": False, "guests": 0}
+        if random.random() < LARGE:
+            servers = random.randint(4, 8)
+            more |= {
+                "servers": servers,
+                "workers": random.randint(5, 16),
+                "replicas": random.choice([1, 2, 3, 4]),
+                "clocks": random.randint(8, 11),
+                "incarnations": LARGE_INCARNATIONS,
+            }
+        return msgspec.structs.replace(self, **more)
 
     def for_menu(self) -> Plan:
         """The same, where nothing else goes wrong and one server may die without a loss."""
-        more = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
+        more: dict[str, Any] = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
+        more |= {"relentless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
 
     def phases(self) -> tuple[str, ...]:

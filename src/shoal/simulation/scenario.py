@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
@@ -27,19 +28,20 @@ from shoal.simulation.checkers.history import (
     check_served,
     violated,
 )
-from shoal.simulation.checkers.replicas import check_holdings, made_room
+from shoal.simulation.checkers.replicas import check_holdings, check_remaining, made_room
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.injector import Faults
 from shoal.simulation.faults.schedule import Fault, Served
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
+from shoal.simulation.workloads.all_reduce import RingScenario
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 
-HEAL_AT_S = 6.0
 LIMIT_S = 120.0
 REPAIR_S = 12.0  # after the last fault
-MOST_EVENTS = 60_000  # of a seed; of a menu, whose faults come one after the other, more
+EVERY_WORKER_DIED = "every worker has died"
+MOST_EVENTS = 120_000  # of a seed; of a menu, whose faults come one after the other, more
 
 
 class Report(msgspec.Struct):
@@ -66,22 +68,38 @@ class Scenario:
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
         self.work = Workload(
-            self.world, seed, plan.consistency, plan.clocks, plan.bounded, plan.leased
+            self.world,
+            seed,
+            plan.consistency,
+            plan.clocks,
+            plan.bounded,
+            plan.leased,
+            plan.incarnations,
         )
-        if self.work.sparse:
-            self.world.coverage["sparse ledger"] += 1
-        if self.work.bounded is not None:
-            self.world.coverage["bounded table"] += 1
-        if self.work.leased is not None:
-            self.world.coverage["leased batches"] += 1
-        if self.work.calls is not None:
-            self.world.coverage["custom table"] += 1
+        kinds = {
+            "sparse ledger": self.work.sparse,
+            "bounded table": self.work.bounded is not None,
+            "leased batches": self.work.leased is not None,
+            "custom table": self.work.calls is not None,
+            "optimizer table": self.work.optimizer is not None,
+            "large cluster": plan.servers > 3,
+            "several hosts": plan.hosts > 1,
+            "fixed size": not plan.elastic,
+        }
+        self.world.coverage.update(kind for kind, here in kinds.items() if here)
         self.works = {"": self.work}
         if plan.guests:
             self.world.coverage["guests"] += 1
             rule, clocks = plan.guests_rule, plan.clocks // 2
             self.works[GUESTS] = Workload(
-                self.world, seed * 47 + 1, rule, clocks, False, plan.guests_leased, self.work
+                self.world,
+                seed * 47 + 1,
+                rule,
+                clocks,
+                False,
+                plan.guests_leased,
+                plan.incarnations,
+                self.work,
             )
         for work in self.works.values():
             work.may_end = self._may_end
@@ -103,7 +121,10 @@ class Scenario:
         self.cluster.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
-        self.world.at(HEAL_AT_S, self.faults.heal)
+        if plan.relentless:
+            self.world.coverage["relentless"] += 1
+            self.faults.go_on(plan.phases(), plan.heal_at_s)
+        self.world.at(plan.heal_at_s, self.faults.heal)
 
     # ------------------------------------------------------------------ what happens
 
@@ -182,7 +203,7 @@ class Scenario:
         """`short`: once nothing goes wrong any more, chains grow back to what they are to be."""
         if self.cluster.repaired():
             return True
-        if self.world.now > HEAL_AT_S + REPAIR_S:
+        if self.world.now > self.plan.heal_at_s + REPAIR_S:
             raise violated("short", f"rows are on fewer servers than wanted: {self._waiting()}")
         return False
 
@@ -200,36 +221,45 @@ class Scenario:
         ]
         view = self.cluster.view
         if view is None and gone and ended:
+            self.world.coverage["end before the first view"] += 1
             return  # it was never complete
+        servers = {
+            node: machine
+            for node, machine in self.cluster.servers.items()
+            if node not in gone and view is not None and view.member(node) is not None
+        }
         if view is not None and gone:
             ranks = {member.rank for member in view.servers if member.id not in gone}
             bereft = bool(lost(view.tables, view.placements, ranks))
             if any(self.cluster.servers[node].session.name in ended for node in gone):
                 if not bereft and ranks:
                     raise violated("named death", f"without {gone} the run ended with {ended!r}")
+                self._check_remaining(servers, "end without all rows")
                 return
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
+        if ended == EVERY_WORKER_DIED and not self.plan.elastic:
+            self._check_remaining(servers, "end without workers")
+            return
         for node, sim in self.world.nodes.items():
             expected = node in self.cluster.lost or self._never_in(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
-        servers = {
-            node: machine
-            for node, machine in self.cluster.servers.items()
-            if node not in gone and view is not None and view.member(node) is not None
-        }
         if len({machine.session.view_id for machine in servers.values()}) > 1:
-            self.world.coverage["end in a view change"] += 1
+            self._check_remaining(servers, "end in a view change")
             return
         # what was accepted by a head dies with it; its worker sends it again, if it lives
         whole = not (gone and self.work.ledger.crashed)
         self._check_cuts(self.plan.consistency.apply_at == "round_end", whole)
         self.world.coverage["copies made room"] += made_room(servers)
         for group, work in self.works.items():
-            closes = work.ledger.consistency.apply_at == "round_end"
             leases = self.cluster.scheduler.ledgers.of(group).record()
-            check_holdings(servers, work, group, leases, one_round=closes and whole, whole=whole)
+            check_holdings(servers, work, group, leases, self._views.departed, whole)
+
+    def _check_remaining(self, servers: Mapping[NodeId, ServerMachine], how: str) -> None:
+        self.world.coverage[how] += 1
+        for group, work in self.works.items():
+            check_remaining(servers, work, group)
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
         if self.plan.consistency.name == "asp":
@@ -271,22 +301,31 @@ def simulate(
     checker = violation = ""
     with planted():
         scenario = Scenario(seed, keep_lines, fault_schedule)
-        world = scenario.world
+        worlds = [scenario.world]
         try:
-            world.run(until=LIMIT_S, most_events=MOST_EVENTS * (4 if fault_schedule else 1))
+            most = MOST_EVENTS * (4 if fault_schedule else 1)
+            scenario.world.run(until=LIMIT_S, most_events=most)
             scenario.check_end()
+            if scenario.plan.sums and not fault_schedule:
+                ring = RingScenario(seed, keep_lines)
+                worlds.append(ring.world)
+                ring.run()
         except Violation as found:
             checker, violation = found.checker, found.message
         except ShoalError as found:  # a machine has no business to raise one
             checker, violation = "invariant", str(found)
+    coverage = Counter({"sums around a ring": 1} if len(worlds) > 1 else {})
+    for world in worlds:
+        coverage.update(world.coverage)
+    hits = [sum(world.network.hits.values()) for world in worlds]
     return Report(
         seed=seed,
-        events=world.events,
-        faults=sum(scenario.faults.counts.values()) + sum(world.network.hits.values()),
-        trace_hash=world.trace_hash,
-        coverage=dict(sorted(world.coverage.items())),
-        virtual_s=world.now,
+        events=sum(world.events for world in worlds),
+        faults=sum(scenario.faults.counts.values()) + sum(hits),
+        trace_hash="-".join(world.trace_hash for world in worlds),
+        coverage=dict(sorted(coverage.items())),
+        virtual_s=worlds[0].now,
         checker=checker,
         violation=violation,
-        lines=world.lines or [],
+        lines=[line for world in worlds for line in world.lines or ()],
     )

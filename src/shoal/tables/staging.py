@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,36 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
+class Retention:
+    """What a store says to what it has staged, whatever its kind.
+
+    syncing:  the rows are still coming from another replica
+    """
+
+    syncing = False
+
+    def retain(self, staged: Any) -> None:
+        """Keep its memory when it is applied: other servers are to have it as well."""
+        staged.retained = True
+
+    def let_go(self, staged: Any) -> None:
+        """Other servers have it."""
+        staged.retained = False
+        self.release(staged)
+
+    def keep_keys(self, staged: Any) -> None:
+        """Its keys are read once it is applied."""
+        staged.kept = True
+
+    def sync(self, on: bool) -> None:
+        """Rows begin to come from another replica; or all have."""
+        self.syncing = on
+
+    def release(self, staged: Any) -> None:
+        """Give back its memory."""
+        raise NotImplementedError
+
+
 class StagedRows:
     """Values of a push (or the keys of a pull) as they come in: `views` are where to put them.
 
@@ -51,7 +82,17 @@ class StagedRows:
     values:  (n, width) of the table's dtype
     """
 
-    __slots__ = ("_memory", "kept", "keys", "prepared", "retained", "rows", "values", "views")
+    __slots__ = (
+        "_memory",
+        "kept",
+        "keys",
+        "nbytes",
+        "prepared",
+        "retained",
+        "rows",
+        "values",
+        "views",
+    )
 
     def __init__(
         self,
@@ -67,6 +108,7 @@ class StagedRows:
         self.retained = False  # other servers are to have it too: its memory stays
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
+        self.nbytes = memory.nbytes  # that it keeps
         keys_bytes = 0 if keys < 0 else 8 * keys
         start = -(-keys_bytes // ALIGN) * ALIGN
         self.keys: Tensor | None = None
@@ -80,11 +122,6 @@ class StagedRows:
         if values_bytes:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it keeps."""
-        return self._memory.nbytes
 
     def problem(self) -> str:
         """What is wrong with the keys that came in; empty where nothing is."""

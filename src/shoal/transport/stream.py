@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
-from shoal.protocol.machine import CopyOnWriteGuard
+from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
 from shoal.transport import handshake
 from shoal.transport.base import (
@@ -222,7 +222,11 @@ class StreamConnection(Connection):
             if not payload_bytes:
                 deliver(self.peer, message, None)
                 continue
-            sink = sink_for(arriving(self.peer, message, payload_bytes), payload_bytes)
+            arrival = arriving(self.peer, message, payload_bytes)
+            if isinstance(arrival, Sink) and arrival.nbytes == payload_bytes:
+                sink: Sink | None = arrival
+            else:
+                sink = sink_for(arrival, payload_bytes)
             if kind == SHARED:
                 payload.begin(self.peer, message, sink, payload_bytes, True)
                 continue

@@ -6,8 +6,8 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.request_log import Replica
 from shoal.protocol.views import Placement
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp

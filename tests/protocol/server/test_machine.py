@@ -172,7 +172,7 @@ def test_the_window_moves_with_what_is_settled(server):
 def test_a_window_is_bounded(server):
     for seq in range(3 * WINDOW):
         assert server.ask(0, seq, forget_below=seq, pulls=PULL) == ["applied"]
-    assert len(server.machine.admission.windows["worker-0"].codes) == 1
+    assert len(server.machine.admission.logs["worker-0"].outcomes) == 1
 
 
 # ---------------------------------------------------------------------------- views

@@ -101,7 +101,7 @@ def test_what_a_sender_left_half_done_is_finished_by_its_resend():
     first()
     assert server.push(server.request(0), ones()) == ["applied"]
     assert server.rows() == [1] * ROWS
-    assert server.machine.admission.windows["w"].landed == {}
+    assert server.machine.admission.logs["w"].streamed == {}
 
 
 def test_two_copies_at_once_are_applied_once():
@@ -153,10 +153,10 @@ def test_nothing_is_applied_under_a_later_view(landed):
 def test_what_its_worker_gave_up_is_forgotten():
     server = Server(table())
     server.begin(server.request(0), ones())()
-    window = server.machine.admission.windows["w"]
-    assert window.landed
+    log = server.machine.admission.logs["w"]
+    assert log.streamed
     server.push(Request(server.view, 2, 1, 1, 0, (Part(0, 0, ROWS),)), ones())
-    assert window.landed == {}
+    assert log.streamed == {}
 
 
 def test_an_answer_comes_after_all_of_the_push():
@@ -224,7 +224,7 @@ def test_an_acknowledgement_without_a_fragment_is_a_bug_that_is_named():
     land = server.begin(server.request(0), ones())
     land()
     land()
-    server.machine.admission.windows["w"].landed[0].clear()
+    server.machine.admission.logs["w"].streamed[0].clear()
     with pytest.raises(InvariantBroken, match="not applied"):
         land()
 

@@ -13,12 +13,13 @@ from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.server.admission import Admission, Ends
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.replica import AppliedPart
 from shoal.protocol.server.replication.apply import OperationApplier
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Check, Link
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.request_log import AppliedPart, Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import machine as worker_module
@@ -32,7 +33,7 @@ from shoal.tables.sparse.shard import SparseShard
 @contextmanager
 def acknowledged_at_the_head():
     """The head answers before the others have it."""
-    with patch.object(Window, "complete", lambda self, seq: True):
+    with patch.object(RequestLog, "complete", lambda self, seq: True):
         yield
 
 
@@ -175,9 +176,9 @@ def zombie_accepted():
     right = Admission.adopt
 
     def adopt(self, view):
-        former = dict(self.windows)
+        former = dict(self.logs)
         right(self, view)
-        self.windows = {**former, **self.windows}
+        self.logs = {**former, **self.logs}
 
     with patch.object(Admission, "adopt", adopt):
         yield
@@ -200,7 +201,7 @@ def requests_outlive_their_view():
             for key, each in list(waiting.items()):
                 taken = each.admitted
                 if any(number not in shards for number, _, _ in taken.footprint.pulls):
-                    taken.window.codes[key[1]] = "accepted"
+                    taken.log.outcomes[key[1]] = "accepted"
                     del waiting[key]
 
     with patch.object(WaitQueue, "clear", forget):
@@ -220,7 +221,7 @@ def death_ends_the_run():
 @contextmanager
 def learner_knows_no_past():
     """A learner is not told which pushes are in the rows that it is sent."""
-    with patch.object(StateTransfer, "_take_in", lambda self, seen, window, replica: None):
+    with patch.object(StateTransfer, "_take_in", lambda self, seen, log, replica: None):
         yield
 
 
@@ -369,7 +370,7 @@ def call_answered_at_its_head():
 
     def carry(self, taken, made, out, what):
         if what == "call":
-            made.takings.clear()
+            made.parts_of_push.clear()
         right(self, taken, made, out, what)
 
     with patch.object(Executor, "_carry", carry):

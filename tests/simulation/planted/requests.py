@@ -34,8 +34,8 @@ def duplicate_applied_twice():
 
     def verdict(self, sender, request):
         found = right(self, sender, request)
-        window = self.windows.get(sender)
-        applied = window is not None and window.codes.get(request.seq) == "applied"
+        log = self.logs.get(sender)
+        applied = log is not None and log.outcomes.get(request.seq) == "applied"
         return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
 
     with patch.object(Admission, "verdict", verdict):
@@ -131,7 +131,7 @@ def fragment_applied_twice():
     right = RequestStaging.take
 
     def take(self, sender, request, footprint):
-        self._admission.windows[sender].landed.pop(request.seq, None)
+        self._admission.logs[sender].streamed.pop(request.seq, None)
         return right(self, sender, request, footprint)
 
     with patch.object(RequestStaging, "take", take):

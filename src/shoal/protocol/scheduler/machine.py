@@ -119,7 +119,7 @@ class SchedulerMachine:
         elif now > self._due + HELD_UP_S:
             self.members.detector.held_up(now)
         if isinstance(event, Received):
-            self._trace.add(now, event.sender, event.message)
+            self._trace.add((now, event.sender, event.message))
             self._received(event.sender, event.message, now, out)
         elif isinstance(event, PeerLost):
             self.members.detector.cut_off(event.node, now)
@@ -151,7 +151,8 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ time
 
     def _begin(self, now: float, out: Effects) -> None:
-        self._begun, self._views.began_at = True, now
+        self._begun = True
+        self._views.begin(now)
         self._join_by = now + self.options.join_timeout_s
         if self.ended:  # its former self died while it was telling them
             self.ended = False

@@ -8,6 +8,7 @@ from shoal.protocol.machine import EventTrace
 from shoal.protocol.messages import Join
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
+from shoal.protocol.scheduler.membership import closed_up
 from shoal.protocol.views import Member, NodeId, Role, View
 
 FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
@@ -16,7 +17,7 @@ FORGET_S = 60.0  # after a member has finished: nothing of its own is under way 
 class Members:
     """The scheduler's members, in a view or on their way into one.
 
-    members:           by node
+    by_id:             members by node
     finished:          of the members, those whose work is done; nobody waits to hear of them
     next_incarnation:  what the next one to come is granted; none is granted twice
     """
@@ -27,6 +28,10 @@ class Members:
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
         self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
+
+    def close_up(self) -> None:
+        """Before the first view: ranks from 0 on, without holes."""
+        self.by_id = closed_up(self.by_id.values())
 
     def admit(self, node: NodeId, asked: Join) -> Member:
         """A new member, with the rank that it asks for or the first that is free."""

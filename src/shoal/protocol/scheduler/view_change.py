@@ -19,7 +19,7 @@ from shoal.protocol.messages import Drain, Drained, End, Freeze, Frozen, NewView
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
-from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
+from shoal.protocol.scheduler.membership import decide_view, missing, next_view
 from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, lost
 from shoal.protocol.scheduler.rebalance import unchanged
@@ -134,6 +134,10 @@ class ViewChange:
         self._crowded: list[str] = []
         self._mark_at = inf  # when a view for a checkpoint is due
         self._to_mark = False  # ... and is being made
+
+    def begin(self, now: float) -> None:
+        """Its scheduler is here."""
+        self.began_at = now
 
     def end(self) -> None:
         """No more are made."""
@@ -265,7 +269,7 @@ class ViewChange:
         if self.view is None and not due:
             return  # somebody was lost again before the first view
         if self.view is None:
-            self._members.by_id = closed_up(self._members.by_id.values())
+            self._members.close_up()
         if due or not reason:
             reason = f"{reason}, {changes}" if reason else changes
         before = self.view.servers if self.view is not None else ()

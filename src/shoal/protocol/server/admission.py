@@ -10,8 +10,9 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, WINDOW
-from shoal.protocol.messages import SAME, Part, Probe, Request
-from shoal.protocol.server.request_log import Cut, Replica, Window
+from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
+from shoal.protocol.server.replica import Cut, Replica
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -37,16 +38,18 @@ Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
 class Footprint(msgspec.Struct, eq=False):
     """What a request's parts name on this server, all of which is here.
 
-    streams: whether such a push may be applied while it comes in; None until that was looked at
-    nbytes:  of the payload that its parts announce; -1 until that was looked at
-    groups:  of workers, who alone may push like this
+    groups:     of workers, who alone may push like this
+    nbytes:     of the payload that its parts announce
+    streams:    whether such a push may be applied while it comes in, and that is worth it
+    immediate:  whether its pushes wait for no clock
     """
 
     pushes: tuple[Named, ...]
     pulls: tuple[Named, ...]
     groups: frozenset[str]
-    streams: bool | None = None
-    nbytes: int = -1
+    nbytes: int
+    streams: bool
+    immediate: bool
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class WorkerLeft(msgspec.Struct, frozen=True, eq=False):
     """A worker that is gone, and counts in the rounds below its last clock."""
 
     node: NodeId
-    window: Window
+    log: RequestLog
     last_clock: int
 
 
@@ -68,8 +71,9 @@ class Admission:
     """What a server knows of views, workers and rows, as far as that decides who may come in.
 
     view, promised:  the view that it is in, and the newest that it has promised to be in
-    drainer:        nothing new is let in before the next view, or until it takes too long
-    windows:         the view's workers, each with the requests of its that were seen
+    frozen:          between the promise of a view and the view nothing is applied or answered
+    draining:        nothing new is let in before the next view, or until it takes too long
+    logs:         the view's workers, each with the requests of its that were seen
     left:            workers that are gone, by incarnation, and may have pushes in open rounds
     held:            for each table, the rows of each shard of it that is here, with its number
     replicated:      whether other servers have any of these rows, or have had
@@ -78,10 +82,12 @@ class Admission:
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
-        self.drainer = False
-        self.windows: dict[NodeId, Window] = {}
+        self.frozen = False
+        self.draining = False
+        self.logs: dict[NodeId, RequestLog] = {}
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
+        self._specs: dict[int, TableSpec] = {}  # of each shard
         self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # groups, of shards whose pushes go by clocks
@@ -89,14 +95,9 @@ class Admission:
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
-    def frozen(self) -> bool:
-        """Between the promise of a view and the view itself, nothing is applied or answered."""
-        return self.promised > self.view
-
-    @property
     def closed(self) -> bool:
         """Whether nothing new is let in at present."""
-        return self.frozen or self.drainer
+        return self.frozen or self.draining
 
     def place(
         self,
@@ -114,6 +115,7 @@ class Admission:
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
+        self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
         for number, replica in replicas.items():
             self.held[replica.table].append((replica.rows, number))
             shut = replica.table in unopened
@@ -127,55 +129,59 @@ class Admission:
                 self._owners[number] = replica.group
         self._footprints.clear()
         if changed:
-            for window in self.windows.values():
-                window.older = {*window.codes, *window.parts}
+            for log in self.logs.values():
+                log.placements_changed()
 
     def recut(self, cut: Cut) -> None:
         """Copies are in pieces: what was taken of pushes is in those that are still here."""
-        for window in self.windows.values():
-            for seq, takings in window.parts.items():
-                window.parts[seq] = [
-                    piece
-                    for each in takings
-                    for piece in (each.cut(cut) if each.replica.number in cut else [each])
-                ]
+        for log in self.logs.values():
+            log.recut(cut)
 
-    def counts(self, node: NodeId, window: Window, clock: int) -> bool:
+    def counts(self, node: NodeId, log: RequestLog, clock: int) -> bool:
         """Whether a worker's push counts in that round."""
-        left = self.left.get(window.incarnation)
-        return self.windows.get(node) is window or (left is not None and clock < left.last_clock)
+        left = self.left.get(log.incarnation)
+        return self.logs.get(node) is log or (left is not None and clock < left.last_clock)
 
-    def window_of(self, incarnation: int) -> tuple[NodeId, Window] | None:
+    def log_of(self, incarnation: int) -> tuple[NodeId, RequestLog] | None:
         """Of a worker that is here, or has left."""
-        for node, window in self.windows.items():
-            if window.incarnation == incarnation:
-                return node, window
+        for node, log in self.logs.items():
+            if log.incarnation == incarnation:
+                return node, log
         left = self.left.get(incarnation)
-        return (left.node, left.window) if left is not None else None
+        return (left.node, left.log) if left is not None else None
 
     @property
     def idle(self) -> bool:
         """Whether no push is half applied."""
-        return not any(window.landed for window in self.windows.values())
+        return not any(log.streamed for log in self.logs.values())
 
     def promise(self, view: ViewId) -> None:
         """From now on nothing is done in an earlier view."""
         self.promised = max(self.promised, view)
+        self.frozen = self.promised > self.view
+
+    def drain(self, on: bool) -> None:
+        """Let in nothing new; or let it in again."""
+        self.draining = on
+
+    def replicate(self) -> None:
+        """Other servers have some of these rows from now on, or have had them."""
+        self.replicated = True
 
     def adopt(self, view: View) -> None:
         """The view is here. Who is still in it keeps the window of its incarnation."""
+        self.view, self.draining = view.id, False
         self.promise(view.id)
-        self.view, self.drainer = view.id, False
-        known = {window.incarnation: window for window in self.windows.values()}
-        known.update({inc: left.window for inc, left in self.left.items()})
-        self.windows = {
-            m.id: known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group)
+        known = {log.incarnation: log for log in self.logs.values()}
+        known.update({inc: left.log for inc, left in self.left.items()})
+        self.logs = {
+            m.id: known.get(m.incarnation) or RequestLog(m.incarnation, m.rank, m.group)
             for m in view.workers
         }
         self.left = {
             m.incarnation: WorkerLeft(
                 m.id,
-                known.get(m.incarnation) or Window(m.incarnation, m.rank, m.group),
+                known.get(m.incarnation) or RequestLog(m.incarnation, m.rank, m.group),
                 m.last_clock,
             )
             for m in view.departed
@@ -183,57 +189,57 @@ class Admission:
 
     def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
         """Changes nothing: the payload may never come, or a copy of it may come first."""
-        if self.promised > self.view:
+        if self.frozen:
             return "frozen"
-        window = self.windows.get(sender)
-        if window is None or window.incarnation != request.incarnation:
+        log = self.logs.get(sender)
+        if log is None or log.incarnation != request.incarnation:
             return "stranger"
         seq = request.seq
-        if seq < window.forget_below:
+        if seq < log.forget_below:
             return "forgotten"
-        if self.drainer and seq not in window.landed:
+        if self.draining and seq not in log.streamed:
             return "frozen"
-        if self.replicated and (seq in window.older or _only_copied(window, seq)):
-            return self._looked_at_whole(window, request)
-        if seq in window.codes:
-            if isinstance(request, Probe) or request.pushes or window.codes[seq] != "applied":
+        if self.replicated and (seq in log.recheck or _only_copied(log, seq)):
+            return self._looked_at_whole(log, request)
+        if seq in log.outcomes:
+            if isinstance(request, Probe) or request.pushes or log.outcomes[seq] != "applied":
                 return "seen"
             if request.view == self.view:
-                return "again" if self._fits(request, window) else "misfit"  # its rows were lost
+                return "again" if self._fits(request, log) else "misfit"  # its rows were lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
-            if seq - WINDOW >= window.forget_below and seq - WINDOW >= request.forget_below:
+            if seq - WINDOW >= log.forget_below and seq - WINDOW >= request.forget_below:
                 return "too many"
-            if _lacks(window, request.follows):
+            if _lacks(log, request.follows):
                 return "out_of_order"
-            if not 0 < request.weight < inf or not self._fits(request, window):
+            if not 0 < request.weight < inf or not self._fits(request, log):
                 return "misfit"
         return "fresh"
 
-    def _looked_at_whole(self, window: Window, request: Request | Probe) -> Verdict:
+    def _looked_at_whole(self, log: RequestLog, request: Request | Probe) -> Verdict:
         """Some of it may be here and some not: it comes again, and what is here is left out."""
         if request.view != self.view:
             return "stale"
         if isinstance(request, Probe):
             return "fresh"
-        if _lacks(window, request.follows):
+        if _lacks(log, request.follows):
             return "out_of_order"
-        return "again" if self._fits(request, window) else "misfit"
+        return "again" if self._fits(request, log) else "misfit"
 
-    def _fits(self, request: Request, window: Window) -> bool:
+    def _fits(self, request: Request, log: RequestLog) -> bool:
         """Whether all that it names is here, and its worker's to push to."""
         footprint = self.footprint(request)
-        return footprint is not None and footprint.groups <= {window.group}
+        return footprint is not None and footprint.groups <= {log.group}
 
-    def still_fresh(self, request: Request, window: Window, view: ViewId) -> bool:
+    def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
         """Whether what was fresh in `view` is so now: no new view, and no copy overtook it."""
         return (
             view == self.view
-            and self.promised <= view
-            and (not self.drainer or request.seq in window.landed)
-            and request.seq not in window.codes
-            and request.seq >= window.forget_below
+            and not self.frozen
+            and (not self.draining or request.seq in log.streamed)
+            and request.seq not in log.outcomes
+            and request.seq >= log.forget_below
         )
 
     def footprint(self, request: Request) -> Footprint | None:
@@ -248,8 +254,35 @@ class Admission:
             if len(self._footprints) >= FOOTPRINTS_KEPT:
                 self._footprints.clear()
             groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
-            found = self._footprints[key] = Footprint(pushes, pulls, groups)
+            immediate = all(self._specs[at].consistency.name == "asp" for at, _, _ in pushes)
+            found = self._footprints[key] = Footprint(
+                pushes,
+                pulls,
+                groups,
+                self._nbytes(pushes, pulls),
+                self._streams(pushes, pulls),
+                immediate,
+            )
         return found
+
+    def _nbytes(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
+        nbytes = sum(KEY_BYTES * keys for _, _, keys in pulls if keys > 0)
+        for shard, rows, keys in pushes:
+            size = self._specs[shard].row_bytes
+            nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+        return nbytes
+
+    def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:
+        """Where it is of several fragments, no row is named twice, and no other server is to have
+        its bytes as well."""
+        specs = [self._specs[shard] for shard, _, _ in pushes]
+        plain = all(len(rows) and keys < 0 for _, rows, keys in pushes) and not self.replicated
+        plain = plain and all(spec.consistency.apply_at == "arrival" for spec in specs)
+        several = any(
+            len(rows) > spec.fragment_rows for spec, (_, rows, _) in zip(specs, pushes, strict=True)
+        )
+        distinct = len({shard for shard, _, _ in pushes}) == len(pushes)
+        return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
         """The shards that parts of a push are for, or of a pull beside what is `pushed`."""
@@ -280,15 +313,15 @@ class Admission:
         return tuple(named)
 
 
-def _only_copied(window: Window, seq: int) -> bool:
+def _only_copied(log: RequestLog, seq: int) -> bool:
     """Whether all that is known of a request has come from other servers."""
-    return seq in window.parts and seq not in window.codes
+    return seq in log.parts and seq not in log.outcomes
 
 
-def _lacks(window: Window, follows: Sequence[int]) -> bool:
+def _lacks(log: RequestLog, follows: Sequence[int]) -> bool:
     """Whether one of these has not been taken yet, in this view."""
     for seq in follows:
-        if seq >= window.forget_below and (seq not in window.codes or seq in window.older):
+        if seq >= log.forget_below and (seq not in log.outcomes or seq in log.recheck):
             return True
     return False
 

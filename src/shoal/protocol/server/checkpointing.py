@@ -86,7 +86,7 @@ class Checkpointer:
         one; it may be named later."""
         replica, rule = self._replication.replicas[number], self._shards[number].spec.consistency
         if rule.name == "ssp":
-            replica.closed = max(replica.closed, clock + 1)
+            replica.close(clock + 1)
 
     def before(self, number: int, clock: int, out: Effects) -> None:
         """All rounds below `clock` are in a shard's rows, and it may be changed next.

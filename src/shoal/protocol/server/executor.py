@@ -63,12 +63,13 @@ class Executor:
 
     def carry_out(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Push, advance, pull: what of these it asks, or a refusal."""
-        window, below = admitted.window, admitted.request.forget_below
-        if below > window.forget_below:
-            window.forget(below)
-            self.wait_queue.forget(window)
+        log, below = admitted.log, admitted.request.forget_below
+        if below > log.forget_below:
+            log.forget(below)
+            if self.wait_queue.pulls or self.wait_queue.pushes:
+                self.wait_queue.forget(log)
         for load in admitted.loads:
-            problem = load.problem()
+            problem = load.problem() if load.keys is not None else ""
             if problem:
                 self._refuse(admitted, problem, out)
                 return
@@ -93,19 +94,19 @@ class Executor:
     # ------------------------------------------------------------------ requests
 
     def _refuse(self, admitted: AdmittedRequest, reason: str, out: Effects) -> None:
-        admitted.window.codes[admitted.request.seq] = "refused"
+        admitted.log.record(admitted.request.seq, "refused")
         self._replies.reply(out, admitted.sender, admitted.request, "refused", reason)
 
     def _do(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Push, advance, pull: what of these it asks, in this order."""
-        request, codes, accepted = admitted.request, admitted.window.codes, False
+        request, log, accepted = admitted.request, admitted.log, False
         if (
             self._admission.replicated
         ):  # it may come again, and others than the last time wait for it
-            admitted.window.older.discard(request.seq)
+            log.admit_again(request.seq)
             self.wait_queue.leave((request.incarnation, request.seq))
         if request.pushes:
-            if request.clock < self._clocks[request.incarnation] and self._comes_late(admitted):
+            if not admitted.footprint.immediate and self._comes_late(admitted):
                 self._close_out(admitted, out)
                 return
             accepted = self._push(admitted, out)
@@ -114,47 +115,49 @@ class Executor:
         if request.pulls:
             self._call(admitted, out)
             self._pull(admitted, accepted, out)
-        elif not accepted and admitted.window.complete(request.seq):
-            codes[request.seq] = "applied"
+        elif not accepted and log.complete(request.seq):
+            log.record(request.seq, "applied")
             self._replies.reply(out, admitted.sender, request, "applied")
         elif not accepted:
-            codes[request.seq] = "accepted"
+            log.record(request.seq, "accepted")
             self.wait_queue.add_push(admitted)
-        elif codes[request.seq] == "accepted":  # and its own advance did not close it
+        elif log.outcomes[request.seq] == "accepted":  # and its own advance did not close it
             self._replies.reply(out, admitted.sender, request, "accepted")
 
     def _close_out(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Refuse a push for a round that takes no more from this worker."""
         request = admitted.request
         reached = self._clocks[request.incarnation]
-        admitted.window.codes[request.seq] = "round_closed"
+        admitted.log.record(request.seq, "round_closed")
         reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
         self._replies.reply(out, admitted.sender, request, "round_closed", reason)
 
     def _push(self, admitted: AdmittedRequest, out: Effects) -> bool:
         """Apply the push parts, or put them into their round: then True, *accepted*."""
-        request, window = admitted.request, admitted.window
+        request, log = admitted.request, admitted.log
         kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock that is to be reached
         builder = (
             OperationBuilder(self._replication, self._shards)
             if self._admission.replicated
             else None
         )
-        minimum = self._clocks.of(window.group).minimum
-        self._staging.guard.recall()
+        at_once = admitted.footprint.immediate or request.assign
+        minimum = 0 if at_once else self._clocks.of(log.group).minimum
+        if self._staging.guard.borrowers:
+            self._staging.guard.recall()
         try:
             for at, ((number, _, _), staged) in enumerate(
                 zip(admitted.footprint.pushes, admitted.loads, strict=False)
             ):
                 shard = self._shards[number]
-                if builder is not None and window.covers(request.seq, request.pushes[at]):
+                if builder is not None and log.covers(request.seq, request.pushes[at]):
                     shard.release(staged)
-                elif (due := self.wait_queue.due(number, request)) > minimum:
+                elif not at_once and (due := self.wait_queue.due(number, request)) > minimum:
                     kept.setdefault(due, []).append((number, staged))
                     if builder is not None:
                         builder.in_round(number, request.pushes[at])
                 else:
-                    if not request.assign:
+                    if not at_once:
                         self.checkpointer.past(number, request.clock)
                     if builder is not None:
                         builder.about_to(number, staged)
@@ -167,17 +170,17 @@ class Executor:
         finally:
             if builder is not None:
                 self._carry(admitted, builder, out, "write" if request.assign else "push")
-        accepted = bool(kept) or any(each.version < 0 for each in window.parts.get(request.seq, ()))
+        accepted = bool(kept) or log.is_open(request.seq)
         code: Code = "accepted" if accepted else "applied"
         if request.pulls:
             code = "waiting"  # the answer with the rows acknowledges the push as well
-        window.codes[request.seq] = code
+        log.record(request.seq, code)
         out.append(Note("pushed", {"request": request, "code": code}))
         for due, parts in kept.items():
             weight = request.weight if due > request.clock else 0.0
             entry = Contribution(
                 admitted.sender,
-                window,
+                log,
                 request.seq,
                 due - 1,
                 weight,
@@ -195,7 +198,7 @@ class Executor:
         remembered, and said when all have done it."""
         if not self._admission.replicated:
             return  # each is done when it is answered
-        request, window = admitted.request, admitted.window
+        request, log = admitted.request, admitted.log
         if all(self._shards[n].spec.kind != "custom" for n, _, _ in admitted.footprint.pulls):
             return
         builder = OperationBuilder(self._replication, self._shards)
@@ -203,7 +206,7 @@ class Executor:
         for (number, _, keys), part in zip(admitted.footprint.pulls, request.pulls, strict=True):
             staged = next(keyed) if keys >= 0 else None
             shard = self._shards[number]
-            if staged is None or shard.spec.kind != "custom" or window.covers(request.seq, part):
+            if staged is None or shard.spec.kind != "custom" or log.covers(request.seq, part):
                 continue
             builder.about_to(number, staged)
             with suppress(AccessFailed):  # which is its answer
@@ -215,24 +218,24 @@ class Executor:
         self, admitted: AdmittedRequest, builder: OperationBuilder, out: Effects, what: What
     ) -> None:
         """What a push or a call has done here is to be done on other servers as well."""
-        request, window = admitted.request, admitted.window
-        if builder.takings:
-            window.parts.setdefault(request.seq, []).extend(builder.takings)
+        request, log = admitted.request, admitted.log
+        log.add_parts(request.seq, builder.parts_of_push)
         if builder.changes:
-            origin = request.incarnation, request.seq, window.forget_below
-            clock = self._clocks.of(window.group).minimum
+            origin = request.incarnation, request.seq, log.forget_below
+            clock = self._clocks.of(log.group).minimum
             before = self.checkpointer.latest(clock) - 1
             operation = builder.operation(
-                what, window.group, clock, (origin,), before, pushed=request.clock
+                what, log.group, clock, (origin,), before, pushed=request.clock
             )
             self._replication.carry(operation, out)
 
     def _comes_late(self, admitted: AdmittedRequest) -> bool:
         """Whether it has a part for a round that is not in it already."""
-        request, window = admitted.request, admitted.window
-        return not request.assign and any(
+        request, log = admitted.request, admitted.log
+        over = request.clock < self._clocks[request.incarnation]
+        return (over and not request.assign) and any(
             self._shards[number].spec.consistency.apply_at == "round_end"
-            and window.covers(request.seq, part) is None
+            and log.covers(request.seq, part) is None
             for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)
         )
 
@@ -250,7 +253,7 @@ class Executor:
         if self.wait_queue.ready(pull):
             self._serve(admitted, out)
             return
-        admitted.window.codes[request.seq] = "waiting"
+        admitted.log.record(request.seq, "waiting")
         self.wait_queue.add_pull(pull)
         reason = self.wait_queue.reason(pull)
         out.append(Note("waiting", {"worker": request.incarnation, "reason": reason}))
@@ -259,8 +262,8 @@ class Executor:
         request, buffers = admitted.request, self._staging.read(admitted)
         if self._admission.replicated:
             out.append(Note("served", {"copies": [n for n, _, _ in admitted.footprint.pulls]}))
-        admitted.window.codes[request.seq] = "applied"
-        weight = self.rounds.weight(admitted.window.group, read_clock(request) - 1)
+        admitted.log.record(request.seq, "applied")
+        weight = self.rounds.weight(admitted.log.group, read_clock(request) - 1)
         self._replies.reply(out, admitted.sender, request, "applied", "", buffers, weight)
 
     # ------------------------------------------------------------------ rounds
@@ -288,7 +291,7 @@ class Executor:
                     self._refuse(pull.admitted, error.message, out)
         for key, push in list(self.wait_queue.pushes.items()):
             admitted = push.admitted
-            if key not in self.wait_queue.pulls and admitted.window.complete(key[1]):
+            if key not in self.wait_queue.pulls and admitted.log.complete(key[1]):
                 self.wait_queue.leave(key)
-                admitted.window.codes[key[1]] = "applied"
+                admitted.log.record(key[1], "applied")
                 self._replies.acknowledge(out, admitted.sender, *key, "applied", "")

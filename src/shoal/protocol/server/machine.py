@@ -55,7 +55,7 @@ from shoal.protocol.server.replication.transfer import StateTransfer
 from shoal.protocol.server.replies import Replies
 from shoal.protocol.server.request_handler import RequestHandler
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
-from shoal.protocol.server.staging import RequestStaging
+from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
@@ -79,7 +79,8 @@ class ServerMachine:
         self.shards = self._replicas.shards
         self.clocks = Clocks()
         self.admission = Admission()
-        self.replication = Replication(self._replicas.replicas, replication)
+        self._now = 0.0  # of the present event
+        self.replication = Replication(self._replicas.replicas, replication, lambda: self._now)
         self.checkpointer = Checkpointer(
             checkpoint_clocks or CheckpointClocks(), self.shards, self.clocks, self.replication
         )
@@ -130,9 +131,12 @@ class ServerMachine:
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        self.replication.now = now
+        self._now = now
         if isinstance(event, Received):
             self._received(event, now, out)
+            if isinstance(event.message, Request):
+                self._after_request(now, out)
+                return out
         elif isinstance(event, Ticked):
             self.session.tick(now, out)
             if not self.frozen and now >= self.replication.wakes_at():
@@ -148,8 +152,14 @@ class ServerMachine:
             self._scrubber.go_on(now, out)
             self.drainer.say(out)
         self.waits.look(now, out)
-        self.session.progress += 1
         return out
+
+    def _after_request(self, now: float, out: Effects) -> None:
+        """Of what is done after other events, what a request may have made due."""
+        if self.admission.draining and not self.frozen:
+            self.drainer.say(out)
+        if self.wait_queue.pulls or self.waits.active:
+            self.waits.look(now, out)
 
     def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
         """What the shell of this server wants: to go, or to wait at a barrier."""
@@ -162,13 +172,14 @@ class ServerMachine:
 
     def _received(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
-        if event.payload is not None and not event.payload.whole:
-            if self.staging.land(event.payload):
+        payload = event.payload
+        if payload is not None and payload.by_view and not payload.whole:
+            if self.staging.land(payload):
                 out.append(Note("landed", {"request": message}))
             return
-        self._trace.add(now, sender, message)
+        self._trace.add((now, sender, message))
         if isinstance(message, Request):
-            self._request_handler.request(sender, message, event.payload, out)
+            self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._request_handler.probe(sender, message, out)
         elif isinstance(message, StatusRequest):
@@ -187,6 +198,23 @@ class ServerMachine:
             view = self.session.handle(message, now, out)
             if view is not None:
                 self._adopt(view, out)
+
+    def _request(
+        self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
+    ) -> None:
+        """A request has come whole: carry it out where it is still admitted."""
+        admitted: AdmittedRequest | None = None
+        if payload is not None and not payload.revoked:
+            admitted = payload.context
+        fresh = admitted is not None and self.admission.still_fresh(
+            request, admitted.log, admitted.view
+        )
+        if admitted is None or not fresh:
+            admitted = self._request_handler.admit_again(sender, request, admitted, out)
+        elif admitted.streamed and payload is not None:
+            self._request_handler.end_stream(admitted, payload, out)
+        if admitted is not None:
+            self.executor.carry_out(admitted, out)
 
     def deadline(self) -> float | None:
         at = self.session.deadline()
@@ -259,11 +287,11 @@ class ServerMachine:
         try:
             moved = self._replicas.adopt(view, rank)
         except ShoalError as error:  # the client checks first; this is for one that did not
-            self._request_handler.unopened = error.message
+            self._request_handler.refuse_all(error.message)
             self.session.abort(error.message, out)
             return
         if moved.unopened:
-            self._request_handler.unopened = "; ".join(moved.unopened.values())
+            self._request_handler.refuse_all("; ".join(moved.unopened.values()))
         for group, reason in moved.unopened.items():
             self.session.abort(reason, out, group)
         if moved.cut:
@@ -274,7 +302,7 @@ class ServerMachine:
         self.admission.place(view.tables, self.replication.replicas, rank, moved.chains, shut)
         self.replication.adopt(view, rank, out)
         self.state_transfer.adopt()
-        self._scrubber.adopt(self.replication.now)
+        self._scrubber.adopt(self._now)
         self.replication.greet(out)
         if moved.chains:
             self.wait_queue.clear()
@@ -309,10 +337,10 @@ class ServerMachine:
         synced = self.state_transfer.synced()
         if synced != self._learned:
             self._learned = synced
-            self.session.answered("learned", out)
+            self.session.answered("synced", out)
             if synced:
                 question = Synced(self.session.incarnation, synced)
-                self.session.ask("learned", 0, question, self.replication.now, out)
+                self.session.ask("synced", 0, question, self._now, out)
 
     # ------------------------------------------------------------------ other servers
 

@@ -38,6 +38,9 @@ class Replies:
         buffers: tuple[memoryview, ...] = (),
         round_weight: float = -1.0,
     ) -> None:
+        clocks = self._clocks.by_worker.get(request.incarnation)
+        if clocks is None:
+            clocks = self._clocks.of("")
         nbytes = 0
         for buffer in buffers:
             nbytes += buffer.nbytes
@@ -47,7 +50,7 @@ class Replies:
             self._session.view_id,
             code,
             reason,
-            self._clocks_of(request).minimum,
+            clocks.minimum,
             round_weight,
             nbytes,
         )

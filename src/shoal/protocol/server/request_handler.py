@@ -1,4 +1,4 @@
-"""Reception: which of workers' requests are carried out, and what is said to the others."""
+"""Requests that were not admitted when they arrived: admitted after all, or declined."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from shoal.protocol.views import NodeId
 
 
 class RequestHandler:
-    """Goes by what the gate says of each.
-
-    unopened: why a table of the view is not here; whose group is being aborted
-    """
+    """Admits requests again, declines them, and answers probes."""
 
     def __init__(
         self,
@@ -31,7 +28,7 @@ class RequestHandler:
         replies: Replies,
         trace: EventTrace,
     ) -> None:
-        self.unopened = ""
+        self._unopened = ""
         self._session = session
         self._admission = admission
         self._staging = staging
@@ -40,34 +37,37 @@ class RequestHandler:
         self._replies = replies
         self._trace = trace
 
-    def request(self, sender: NodeId, request: Request, payload: Sink | None, out: Effects) -> None:
-        """It has come whole."""
-        intact = payload is not None and not payload.revoked
-        admitted: AdmittedRequest | None = (
-            payload.context if intact and payload is not None else None
-        )
-        if admitted is None or not self._admission.still_fresh(
-            request, admitted.window, admitted.view
-        ):
-            verdict = self._admission.verdict(sender, request)
-            footprint = self._admission.footprint(request) if verdict in TAKEN else None
-            if footprint is None:
-                self._decline(sender, request, verdict, out)
-                return
-            loads = admitted.loads if admitted is not None and not admitted.streamed else None
-            if loads is None and self._staging.announced(footprint):
-                # Its payload was discarded on arrival, for a reason that has passed since.
-                self._replies.reply(out, sender, request, "missing")
-                return
-            admitted = self._staging.take(sender, request, footprint)
-            if loads is not None:
-                admitted = msgspec.structs.replace(admitted, loads=loads)
-        elif admitted.streamed and payload is not None:
-            self._staging.land(payload)
-            out.append(Note("landed", {"request": request}))
-            if not self._staging.end_stream(admitted):
-                raise self._trace.broken(f"fragments of {describe(request)} were not applied")
-        self._executor.carry_out(admitted, out)
+    def refuse_all(self, reason: str) -> None:
+        """A table could not be opened: what names it is refused for that reason."""
+        self._unopened = reason
+
+    def admit_again(
+        self, sender: NodeId, request: Request, admitted: AdmittedRequest | None, out: Effects
+    ) -> AdmittedRequest | None:
+        """A request was not admitted when it arrived, or is not any more: admit it, or decline.
+
+        Where its payload was discarded on arrival, for a reason that has passed since, it is asked
+        for again.
+        """
+        verdict = self._admission.verdict(sender, request)
+        footprint = self._admission.footprint(request) if verdict in TAKEN else None
+        if footprint is None:
+            self._decline(sender, request, verdict, out)
+            return None
+        loads = admitted.loads if admitted is not None and not admitted.streamed else None
+        if loads is None and footprint.nbytes:
+            self._replies.reply(out, sender, request, "missing")
+            return None
+        again = self._staging.take(sender, request, footprint)
+        return again if loads is None else msgspec.structs.replace(again, loads=loads)
+
+    def end_stream(self, admitted: AdmittedRequest, payload: Sink, out: Effects) -> None:
+        """The last fragment of a streamed push has come in."""
+        self._staging.land(payload)
+        out.append(Note("landed", {"request": admitted.request}))
+        if not self._staging.end_stream(admitted):
+            text = f"fragments of {describe(admitted.request)} were not applied"
+            raise self._trace.broken(text)
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         self._replies.count(out, verdict, sender, describe(request))
@@ -83,7 +83,7 @@ class RequestHandler:
             reason = (
                 f"more than {WINDOW} requests in flight"
                 if verdict == "too many"
-                else self.unopened
+                else self._unopened
                 or "it names rows or a table that this server does not hold, or has no weight"
             )
             self._replies.reply(out, sender, request, "refused", reason)
@@ -101,6 +101,6 @@ class RequestHandler:
             self._replies.count(out, verdict, sender, describe(probe))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
-        code = self._admission.windows[sender].codes[request.seq]
+        code = self._admission.logs[sender].outcomes[request.seq]
         waits, reason = self._wait_queue.waits_for(request, code)
         self._replies.state(out, sender, request, code, waits, reason)

@@ -85,7 +85,7 @@ class RoundCloser:
                 if number == shard
             ]
             self._checkpointer.before(shard, clock, out)
-            self._replication.replicas[shard].closed = clock + 1
+            self._replication.replicas[shard].close(clock + 1)
             if builder is not None:
                 builder.about_to(shard, *(staged for _, _, staged in parts))
             try:
@@ -98,7 +98,7 @@ class RoundCloser:
         out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
         if builder is not None:
             origins = tuple(
-                (each.window.incarnation, each.seq, each.window.forget_below) for each in entries
+                (each.log.incarnation, each.seq, each.log.forget_below) for each in entries
             )
             weight = self._rounds.weight(group, clock)
             operation = builder.operation("round", group, reached, origins, clock, weight)
@@ -122,8 +122,8 @@ class RoundCloser:
                 builder.applied(entry, number, staged)
         if builder is not None:
             builder.all_applied(entry)  # or refused
-            origin = entry.window.incarnation, entry.seq, entry.window.forget_below
-            group, clock = entry.window.group, entry.clock
+            origin = entry.log.incarnation, entry.seq, entry.log.forget_below
+            group, clock = entry.log.group, entry.clock
             operation = builder.operation(
                 "push", group, clock, (origin,), clock, pushed=entry.pushed
             )
@@ -132,16 +132,17 @@ class RoundCloser:
 
     def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
         """Say of a push what became of it, where nothing else does."""
-        window, code = entry.window, entry.window.codes.get(entry.seq)
-        if self._admission.windows.get(entry.sender) is not window:
+        log, code = entry.log, entry.log.outcomes.get(entry.seq)
+        if self._admission.logs.get(entry.sender) is not log:
             return  # it has left
-        key = window.incarnation, entry.seq
+        key = log.incarnation, entry.seq
         open_ = self._rounds.entries()
-        if any(each.window is window and each.seq == entry.seq for each in open_) and not problems:
+        if any(each.log is log and each.seq == entry.seq for each in open_) and not problems:
             return  # other parts of it still wait
         if problems:
             self._wait_queue.leave(key)
         elif code != "accepted" or self._admission.replicated:
             return  # its pull in the same request answers for both; or others are to have it too
-        code = window.codes[entry.seq] = "refused" if problems else "applied"
+        code = "refused" if problems else "applied"
+        log.record(entry.seq, code)
         self._replies.acknowledge(out, entry.sender, *key, code, "; ".join(problems))

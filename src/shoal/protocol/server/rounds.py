@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from shoal.protocol.limits import WINDOW
-from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.views import NodeId
 
@@ -21,7 +21,7 @@ class Contribution(msgspec.Struct, eq=False):
     """
 
     sender: NodeId
-    window: Window
+    log: RequestLog
     seq: int
     clock: int
     weight: float
@@ -54,9 +54,9 @@ class Rounds:
 
     def add(self, entry: Contribution) -> None:
         """Another push; or more of one, of which some is here."""
-        entries = self._open.setdefault((entry.window.group, entry.clock), [])
+        entries = self._open.setdefault((entry.log.group, entry.clock), [])
         for known in entries:
-            if known.window is entry.window and known.seq == entry.seq:
+            if known.log is entry.log and known.seq == entry.seq:
                 new = {number for number, _ in entry.parts}
                 known.parts = [p for p in known.parts if p[0] not in new] + entry.parts
                 return
@@ -84,7 +84,7 @@ class Rounds:
     def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
         """What of a push was for these shards waits no longer."""
         for entry in self.entries():
-            if entry.window.incarnation == worker and entry.seq == seq:
+            if entry.log.incarnation == worker and entry.seq == seq:
                 entry.parts = [part for part in entry.parts if part[0] not in numbers]
 
     def take(self) -> list[Contribution]:
@@ -102,7 +102,7 @@ class Rounds:
         entries = self._open.pop((group, clock))
         self.reach(group, clock + 1)
         self.weigh(group, clock, sum(entry.weight for entry in entries))
-        return sorted(entries, key=lambda entry: (entry.window.rank, entry.seq))
+        return sorted(entries, key=lambda entry: (entry.log.rank, entry.seq))
 
     def weigh(self, group: str, clock: int, weight: float) -> None:
         """A round that has closed had pushes of this weight: here, or at the head of an arc."""
@@ -121,5 +121,5 @@ class Rounds:
     def drop(self, worker: int, last_clock: int) -> None:
         """A dead worker counts in the rounds below its last clock and in no others (rule 5)."""
         for key in [each for each in self._open if each[1] >= last_clock]:
-            kept = [each for each in self._open[key] if each.window.incarnation != worker]
+            kept = [each for each in self._open[key] if each.log.incarnation != worker]
             self._open[key] = kept

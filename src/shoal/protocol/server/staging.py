@@ -16,10 +16,10 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Message, Request
+from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
 from shoal.protocol.views import NodeId, ViewId
 
@@ -34,7 +34,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     request: Request
     footprint: Footprint
     loads: Loads
-    window: Window
+    log: RequestLog
     view: ViewId
     streamed: bool
 
@@ -61,27 +61,15 @@ class RequestStaging:
         footprint = self._admission.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
-        if nbytes != self.announced(footprint):  # before there is memory for it
+        if nbytes != footprint.nbytes:  # before there is memory for it
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
         admitted = self.take(sender, message, footprint)
         loads = admitted.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
         return Sink(views, admitted, admitted.streamed)
 
-    def announced(self, footprint: Footprint) -> int:
-        """The bytes that its parts come with."""
-        if footprint.nbytes < 0:
-            nbytes = sum(KEY_BYTES * keys for _, _, keys in footprint.pulls if keys > 0)
-            for shard, rows, keys in footprint.pushes:
-                size = self._shards[shard].spec.row_bytes
-                nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
-            footprint.nbytes = nbytes
-        return footprint.nbytes
-
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
         loads: Loads = []
-        if footprint.streams is None:
-            footprint.streams = self._streams(footprint)
         streamed = footprint.streams and not request.assign and not self._waits(request, footprint)
         for number, rows, keys in footprint.pushes:
             shard = self._shards[number]
@@ -93,10 +81,10 @@ class RequestStaging:
             if keys >= 0:
                 loads.append(self._shards[number].stage_keys(rows, keys))
             elif keys == SAME:
-                _pushed_to(number, rows, footprint, loads).kept = True
-        window = self._admission.windows[sender]
+                self._shards[number].keep_keys(_pushed_to(number, rows, footprint, loads))
+        log = self._admission.logs[sender]
         return AdmittedRequest(
-            sender, request, footprint, loads, window, self._admission.view, streamed
+            sender, request, footprint, loads, log, self._admission.view, streamed
         )
 
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
@@ -117,20 +105,6 @@ class RequestStaging:
                 found.append(cast(RowStore, shard).read(rows))
         return tuple(found)
 
-    def _streams(self, footprint: Footprint) -> bool:
-        """Whether a push may be applied while it comes in, and that is worth it."""
-        several = False
-        if self._admission.replicated:
-            return False  # other servers are to have its bytes as well
-        for number, rows, keys in footprint.pushes:
-            spec, count = self._shards[number].spec, rows.stop - rows.start
-            if keys >= 0 or not count or spec.consistency.apply_at != "arrival":
-                return False
-            several = several or count > spec.fragment_rows
-        shards = {number for number, _, _ in footprint.pushes}
-        several = several and len(shards) == len(footprint.pushes)  # no row is named twice
-        return several and all(keys < 0 for _, _, keys in footprint.pulls)
-
     def _waits(self, request: Request, footprint: Footprint) -> bool:
         """Whether its push is not to be applied yet."""
         specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
@@ -142,11 +116,10 @@ class RequestStaging:
         False where it may not be applied, because the view has changed or a copy came first.
         """
         admitted: AdmittedRequest = payload.context
-        request, window = admitted.request, admitted.window
-        if payload.revoked or not self._admission.still_fresh(request, window, admitted.view):
+        request, log = admitted.request, admitted.log
+        if payload.revoked or not self._admission.still_fresh(request, log, admitted.view):
             return False
         self.guard.recall()
-        done = window.landed.setdefault(request.seq, set())
         number = payload.landed - 1
         for (at, _, _), part, load in zip(
             admitted.footprint.pushes, request.pushes, admitted.loads, strict=True
@@ -154,9 +127,8 @@ class RequestStaging:
             if number < len(load.views):
                 shard = cast(RowStore, self._shards[at])
                 place = part.table, shard.first_row(load, number)
-                if place not in done:
+                if log.stream(request.seq, place):
                     shard.apply_piece(load, number, request.lr)
-                    done.add(place)
                 break
             number -= len(load.views)
         return True
@@ -166,7 +138,7 @@ class RequestStaging:
         count = sum(len(load.views) for load in admitted.loads)
         for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
             cast(RowStore, self._shards[at]).end_stream(load)
-        return len(admitted.window.landed.pop(admitted.request.seq)) == count
+        return admitted.log.end_stream(admitted.request.seq) == count
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:

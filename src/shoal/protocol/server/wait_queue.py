@@ -13,7 +13,7 @@ from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replies import Replies
-from shoal.protocol.server.request_log import Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.server.staging import AdmittedRequest
 
@@ -94,16 +94,16 @@ class WaitQueue:
         """It has gone."""
         self._drop([key for key in (*self.pulls, *self.pushes) if key[0] == worker])
 
-    def forget(self, window: Window) -> None:
+    def forget(self, log: RequestLog) -> None:
         """What its worker has given up is not answered any more."""
-        worker, below = window.incarnation, window.forget_below
+        worker, below = log.incarnation, log.forget_below
         keys = (*self.pulls, *self.pushes)
         self._drop([key for key in keys if key[0] == worker and key[1] < below])
 
     def clear(self) -> None:
         """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
         for (_, seq), parked in self.pulls.items():
-            parked.admitted.window.codes[seq] = "accepted"
+            parked.admitted.log.record(seq, "accepted")
         self.pulls.clear()
         self.pushes.clear()
 
@@ -126,11 +126,11 @@ class WaitQueue:
         """Whether it can be answered."""
         if pull.clock > self._reached(pull.admitted):
             return False
-        return pull.admitted.window.complete(pull.admitted.request.seq)
+        return pull.admitted.log.complete(pull.admitted.request.seq)
 
     def _reached(self, admitted: AdmittedRequest) -> int:
         """The clock that the rows which a request pulls have come to."""
-        minimum = self._clocks.of(admitted.window.group).minimum
+        minimum = self._clocks.of(admitted.log.group).minimum
         if not self._admission.replicated:
             return minimum
         reached = [self._replication.reached(n, minimum) for n in self._own_pulls(admitted)]
@@ -145,7 +145,7 @@ class WaitQueue:
         """The shards that it pulls from which go by its worker's clocks: of others it takes what
         there is."""
         pulls, replicas = admitted.footprint.pulls, self._replication.replicas
-        return [n for n, _, _ in pulls if replicas[n].group == admitted.window.group]
+        return [n for n, _, _ in pulls if replicas[n].group == admitted.log.group]
 
     # ------------------------------------------------------------------ for whom
 
@@ -169,13 +169,11 @@ class WaitQueue:
     def reason(self, parked: WaitingRequest) -> str:
         """Who keeps it from being answered."""
         admitted, clock = parked.admitted, parked.clock
-        own = [
-            each for each in admitted.window.parts.get(admitted.request.seq, ()) if not each.done
-        ]
+        own = [each for each in admitted.log.parts.get(admitted.request.seq, ()) if not each.done]
         if any(each.version < 0 for each in own):
             clock = max(clock, self._applied_at(admitted))
         return (
-            self._replies.absent(admitted.window.group, clock)
+            self._replies.absent(admitted.log.group, clock)
             or self._replication.behind(self._own_pulls(admitted), clock)
             or self._replication.waits_for(own)
         )

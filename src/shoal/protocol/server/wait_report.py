@@ -22,6 +22,8 @@ class WaitReport:
 
     A worker is waited for while a request of its group waits and it is one of those that are
     furthest back, unless these are more than half of all, or nobody is let in at present.
+
+    active: whether there is something to look at after each event
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class WaitReport:
         self._clocks = clocks
         self._admission = admission
         self._wait_queue = wait_queue
+        self.active = False
         self._seconds: dict[int, float] = {}
         self._late: Sequence[int] = ()
         self._since = 0.0
@@ -48,6 +51,7 @@ class WaitReport:
             self._seconds[worker] = self._seconds.get(worker, 0.0) + now - self._since
         self._since = now
         self._late = self._latest() if self._wait_queue.pulls and not self._admission.closed else ()
+        self.active = bool(self._late or self._seconds)
         if self._seconds and now >= self._tell_at and not self._session.ended:
             self._tell_at = now + TELL_S
             self._seconds = {w: s for w, s in self._seconds.items() if w in self._workers}

@@ -9,6 +9,7 @@ before all of them hold its pushes, so that its death cannot split the round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from math import inf
 
 import msgspec
@@ -21,7 +22,12 @@ from shoal.protocol.worker.routing import ServerPart, SubRequestPlan
 
 
 class SubRequestPart(msgspec.Struct, eq=False):
-    """One server's share of a leg. Invariant: `done` implies `accepted`."""
+    """One server's part of a sub-request. Invariant: `done` implies `accepted`.
+
+    again_at:  when its server is asked about it; wait_s doubles from one time to the next
+    reason:    what its server said last
+    sink:      where the answer is coming in
+    """
 
     server_part: ServerPart
     again_at: float = inf
@@ -30,6 +36,30 @@ class SubRequestPart(msgspec.Struct, eq=False):
     done: bool = False
     reason: str = "no answer"
     sink: Sink | None = None
+
+    def receive(self, nbytes: int) -> Sink:
+        """Where an answer of so many bytes goes; what came before it goes to scratch."""
+        self.revoke()
+        self.sink = Sink(self.server_part.destination(nbytes))
+        return self.sink
+
+    def ask_at(self, at: float, wait_s: float | None = None) -> None:
+        """Its server is to be asked about it then, and after `wait_s` more each time."""
+        self.again_at = at
+        if wait_s is not None:
+            self.wait_s = wait_s
+
+    def heard(self, reason: str) -> None:
+        """What its server says."""
+        self.reason = reason
+
+    def pull_again(self) -> None:
+        """Its push is taken; its rows were lost on their way."""
+        self.server_part = self.server_part.without_push()
+
+    def finish(self) -> None:
+        """Its server has said its last word on it."""
+        self.done = True
 
     def revoke(self) -> None:
         """What still arrives for it goes to scratch."""
@@ -64,6 +94,13 @@ class SubRequest(msgspec.Struct, eq=False):
     sent: bool = False
     begun: bool = False
     since: ViewId = NO_VIEW
+
+    def split_off(self, push: SubRequestPlan, rest: SubRequestPlan) -> SubRequest:
+        """Go on as the push alone; returns what else it was, which comes after it."""
+        following = copy(self)
+        following.plan = rest
+        self.plan, self.advance = push, -1
+        return following
 
     def open_parts(self) -> list[SubRequestPart]:
         return [part for part in self.parts.values() if not part.done]
@@ -224,6 +261,10 @@ class InFlight:
             if before and nbytes and before + nbytes > self._credit_bytes:
                 return True
         return False
+
+    def gate(self, on: bool) -> None:
+        """Whether pulls wait for earlier pushes, because other servers answer them."""
+        self.gated = on
 
     def leave(self, sub_request: SubRequest) -> None:
         """The leg is being sent."""

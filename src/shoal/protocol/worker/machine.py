@@ -86,16 +86,13 @@ class WorkerMachine:
         part = self._part(self._leg_of(message), sender, message)
         if part is None or part.done or part.server_part.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
-        if part.sink is not None:
-            part.revoke()
-        part.sink = Sink(part.server_part.destination(nbytes))
-        return part.sink
+        return part.receive(nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         if isinstance(event, Received):
             message = event.message
-            self._trace.add(now, event.sender, message)
+            self._trace.add((now, event.sender, message))
             if isinstance(message, Reply):
                 self._reply(event.sender, message, event.payload, now, out)
             else:
@@ -106,7 +103,7 @@ class WorkerMachine:
             self.session.tick(now, out)
             if now >= self._sender.wakes_at:
                 self._tick(now, out)
-                self._sender.wakes_at = min(self._requests.wakes_at(), self._in_flight.wakes_at())
+                self._sender.wake_at(min(self._requests.wakes_at(), self._in_flight.wakes_at()))
         else:
             self.session.peer_lost(event.node, now)
             self._in_flight.peer_lost(event.node, now + self.options.behind_s)
@@ -164,7 +161,6 @@ class WorkerMachine:
     # ------------------------------------------------------------------ asking
 
     def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
-        self.session.progress += 1
         if self.session.ended:
             error = Refused("this worker's run has ended")
             out.append(Resolve(request_id, Outcome(error=error)))
@@ -192,7 +188,7 @@ class WorkerMachine:
         pending = self._requests.open(request_id, now, timeout_s, ask.after)
         for plan in plans:
             told = advance if plan.advances else -1
-            pending.sub_requests.append(self._in_flight.add(request_id, ask, plan, clock, told))
+            pending.add(self._in_flight.add(request_id, ask, plan, clock, told))
         self._sender.wake(pending.expires_at)
         self._pump(now, out)
 
@@ -215,8 +211,7 @@ class WorkerMachine:
         self._sender.probe_due(now, out)
         for request_id, pending in self._requests.expired(now):
             if not pending.nudged:
-                pending.nudged = True
-                pending.expires_at = now + pending.timeout_s
+                pending.nudge(now)
                 for sub_request in pending.sub_requests:
                     self._sender.probe(sub_request, now, out, urgent=True)
             else:
@@ -256,12 +251,12 @@ class WorkerMachine:
         if sub_request is None or part is None or part.done:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
-        part.reason = reply.reason or reply.code
+        part.heard(reply.reason or reply.code)
         match reply.code:
             case "applied":
                 self._applied(sub_request, part, reply, payload, now, out)
             case "accepted" | "waiting":  # its pull is parked; the push with it has been taken
-                part.again_at = now + part.wait_s
+                part.ask_at(now + part.wait_s)
                 if reply.code == "waiting" or sub_request.plan.closing or not self._in_flight.gated:
                     self._in_flight.land(
                         sub_request, part
@@ -289,14 +284,14 @@ class WorkerMachine:
         out: Effects,
     ) -> None:
         if payload is None and part.server_part.nbytes_out:  # the rows were lost: the push was not
-            part.server_part = part.server_part.without_push()
+            part.pull_again()
             self._sender.send_again(sub_request, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
         self._in_flight.land(sub_request, part)
-        part.done = True
+        part.finish()
         if payload is not None:
             self.bytes_pulled += payload.nbytes
             part.server_part.answered(payload.views)
@@ -316,7 +311,7 @@ class WorkerMachine:
             f"{who} refused {describe(self._sender.message(sub_request, part))}: {reply.reason}"
         )
         self._in_flight.land(sub_request, part)
-        part.done = True  # this server has said its last word on it
+        part.finish()
         if sub_request.request_id:
             self._resolve(sub_request.request_id, error, out)
         elif sub_request.done:
@@ -327,8 +322,7 @@ class WorkerMachine:
         pending = self._requests.get(sub_request.request_id)
         if pending is None:
             return
-        pending.sub_requests.remove(sub_request)
-        if not pending.sub_requests:
+        if pending.done(sub_request):
             self._resolve(sub_request.request_id, None, out)
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
@@ -373,7 +367,7 @@ class WorkerMachine:
         space = self.session.options.namespace
         before, router = self._router, Router(view, self.session.group, space)
         self._router = router
-        self._in_flight.gated = chained(view)
+        self._in_flight.gate(chained(view))
         if before is not None and moved(before.view, view):
             for sub_request in reroute(self._in_flight, before.view, router, self.clock):
                 self._requests.also(sub_request)

@@ -29,6 +29,19 @@ class PendingRequest(msgspec.Struct, eq=False):
     round_weight: float = -1.0
     nudged: bool = False
 
+    def add(self, sub_request: SubRequest) -> None:
+        """It is resolved once this is done as well."""
+        self.sub_requests.append(sub_request)
+
+    def done(self, sub_request: SubRequest) -> bool:
+        """One is; whether all are."""
+        self.sub_requests.remove(sub_request)
+        return not self.sub_requests
+
+    def nudge(self, now: float) -> None:
+        """Its time is over for the first time: it has as much again."""
+        self.nudged, self.expires_at = True, now + self.timeout_s
+
     def heard(self, reply: Reply) -> None:
         """A server has answered its part."""
         if reply.clock_min < self.clock_min:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from copy import copy
 
 from msgspec.structs import replace
 
@@ -53,12 +52,10 @@ def reroute(in_flight: InFlight, before: View, router: Router, clock: int) -> li
             and (sub_request.plan.pulled or sub_request.advance >= 0)
             and not router.rides(sub_request.ask)
         ):
-            parted.append(copy(sub_request))
-            parted[-1].plan = _rest(
-                sub_request, _cut(server_parts, before, router, "pulls", sub_request.advance >= 0)
-            )
-            sub_request.plan = replace(sub_request.plan, pulled=(), advances=False)
-            sub_request.advance = -1
+            advances = sub_request.advance >= 0
+            rest = _rest(sub_request, _cut(server_parts, before, router, "pulls", advances))
+            push = replace(sub_request.plan, pulled=(), advances=False)
+            parted.append(sub_request.split_off(push, rest))
             return _cut(server_parts, before, router, "pushes", False)
         return _cut(server_parts, before, router, "all", sub_request.advance >= 0)
 

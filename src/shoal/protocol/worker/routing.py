@@ -72,7 +72,8 @@ class ServerPart(msgspec.Struct, frozen=True):
             if several:
                 start += SIZE_BYTES
                 stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
-            answer.data, start = views[0][start:stop], stop
+            answer.take(views[0][start:stop])
+            start = stop
 
     def emptied(self) -> ServerPart:
         """A message to the same server that pushes and pulls nothing."""

@@ -28,7 +28,12 @@ class Sender:
         self._probe_s = probe_s
         self._probe_max_s = probe_max_s
 
+    def wake_at(self, at: float) -> None:
+        """Nothing is to be asked before."""
+        self.wakes_at = at
+
     def wake(self, at: float) -> None:
+        """Something may be to be asked then."""
         if at < self.wakes_at:
             self.wakes_at = at
 
@@ -37,8 +42,7 @@ class Sender:
         again_at = now + self._probe_s
         self.wake(again_at)
         for part in sub_request.parts.values():
-            part.wait_s = self._probe_s
-            part.again_at = again_at
+            part.ask_at(again_at, self._probe_s)
             self.bytes_pushed += part.server_part.nbytes
             out.append(
                 Send(
@@ -51,7 +55,7 @@ class Sender:
     def send_again(
         self, sub_request: SubRequest, part: SubRequestPart, now: float, out: Effects
     ) -> None:
-        part.again_at = now + part.wait_s
+        part.ask_at(now + part.wait_s)
         self.wake(part.again_at)
         out.append(
             Send(
@@ -84,7 +88,7 @@ class Sender:
     def probe_due(self, now: float, out: Effects) -> None:
         """Those that have waited long enough, and ever longer."""
         for sub_request, part in self._in_flight.due(now):
-            part.wait_s = min(2 * part.wait_s, self._probe_max_s)
+            part.ask_at(now, min(2 * part.wait_s, self._probe_max_s))
             self._probe(sub_request, part, now, out)
 
     def probe(
@@ -100,7 +104,7 @@ class Sender:
 
     def probe_at(self, part: SubRequestPart, at: float) -> None:
         """Its server could not take it yet: ask again then."""
-        part.again_at = at
+        part.ask_at(at)
         self.wake(at)
 
     def probe_ahead(
@@ -118,7 +122,7 @@ class Sender:
         out: Effects,
         urgent: bool = False,
     ) -> None:
-        part.again_at = now + part.wait_s
+        part.ask_at(now + part.wait_s)
         self.wake(part.again_at)
         probe = Probe(self._session.view_id, self._session.incarnation, sub_request.seq, urgent)
         out.append(Send(part.server_part.server, probe))

@@ -127,12 +127,26 @@ class Ledger:
             if key in known and not value:
                 raise violated("freshness", f"a visitor misses the acknowledged push {key}")
 
+    def check_departed(self, values: np.ndarray, departed: Mapping[int, int]) -> None:
+        """`departed`: a worker that is gone counts in the rounds below its last clock only.
+
+        departed: the last clock of each incarnation that views called departed
+        """
+        for incarnation, last in departed.items():
+            for key in range(self.key(incarnation, 0), self.key(incarnation + 1, 0)):
+                if values[key] > 0 and self.intended.get(key, -1) >= last:
+                    text = f"push {key} at clock {self.intended[key]}, last clock {last}"
+                    raise violated("departed", f"the rows have a dead worker's {text}")
+
     def check_end(self, values: np.ndarray) -> None:
         """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
 
-        `vanished`: what was read is there; but under `asp` a head answers alone.
+        `vanished`: what was read is there; but under `asp` a head answers alone. NaN: rows of
+        which no replica is left.
         """
         for key, value in enumerate(values.tolist()):
+            if value != value:
+                continue
             if key in self.seen and value == 0 and self.consistency.name != "asp":
                 raise violated("vanished", f"key {key} was read as 1 and reads 0 at the end")
             if key in self.acknowledged and value != 1:
@@ -168,9 +182,13 @@ def check_groups(before: View | None, view: View) -> None:
 
 
 class Views:
-    """`view` and `old view`: what servers do under which view, and what they have promised."""
+    """`view` and `old view`: what servers do under which view, and what they have promised.
+
+    departed: the last clock of each incarnation of a worker that was in a view and is gone
+    """
 
     def __init__(self) -> None:
+        self.departed: dict[int, int] = {}
         self._latest: View | None = None
         self._promised: dict[NodeId, ViewId] = {}
         self._acknowledged: dict[NodeId, ViewId] = {}
@@ -180,6 +198,8 @@ class Views:
         check_tiling(view)
         check_groups(self._latest, view)
         self._latest = view
+        for member in view.departed:
+            self.departed.setdefault(member.incarnation, member.last_clock)
 
     def sent(self, node: NodeId, message: Message) -> None:
         """No server answers under an old view after it did under a newer one, or promised one."""
@@ -233,8 +253,7 @@ class Durability:
                     for g in ledger.granted
                 )
             case End():
-                out = all(member.id != target for member in record.members)
-                written = record.ended or out or bool(message.error)
+                written = record.ended or target in record.left or bool(message.error)
             case _:
                 return
         if not written:
@@ -246,7 +265,7 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
     """`forgotten`: a pull that is said to be parked is parked, with a reason. `visitor`: where all
     that it reads goes by other workers' clocks, it waits for nobody."""
     waiting = machine.waiting()
-    said = sum(list(w.codes.values()).count("waiting") for w in machine.admission.windows.values())
+    said = sum(list(w.outcomes.values()).count("waiting") for w in machine.admission.logs.values())
     if said != len(waiting):
         raise violated("forgotten", f"{node} has {said} waiting pulls and knows of {len(waiting)}")
     for request, reason in waiting:
@@ -255,8 +274,8 @@ def check_parked(node: NodeId, machine: ServerMachine) -> None:
     copies = machine.replication.replicas
     for taken in (each.admitted for each in machine.wait_queue.pulls.values()):
         groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
-        waits = taken.request.pushes or not taken.window.complete(taken.request.seq)
-        if not waits and taken.window.group not in groups:
+        waits = taken.request.pushes or not taken.log.complete(taken.request.seq)
+        if not waits and taken.log.group not in groups:
             raise violated("visitor", f"{node} has a worker wait that reads others' tables")
 
 

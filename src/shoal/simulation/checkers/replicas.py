@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shoal.keys import slot_of
 from shoal.protocol.namespaces import local
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.request_log import Replica
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
 from shoal.simulation.workloads.leases import BATCHES, EPOCHS
-from shoal.simulation.workloads.programs import INCARNATIONS, STAMP_FRAGMENT, Workload
+from shoal.simulation.workloads.programs import STAMP_FRAGMENT, Workload
 from shoal.tables.custom.shard import CustomShard
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.sparse.bounded_shard import BoundedShard
@@ -26,48 +27,48 @@ def check_holdings(
     work: Workload,
     group: str,
     leases: LedgerRecord,
-    one_round: bool,
+    departed: Mapping[int, int],
     whole: bool,
 ) -> None:
-    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, and `replicas`.
+    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, `order`, `weights`
+    and `replicas`.
 
-    group:  of workers, whose work it is
+    group:     of workers, whose work it is
+    departed:  last clocks of workers that are gone, by incarnation
+    whole:     whether all that was accepted is in the rows
     """
-    keys = INCARNATIONS * work.clocks
-    stamps = []
+    closes = work.ledger.consistency.apply_at == "round_end"
+    stamps: list[np.ndarray] = []
     leased = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(
         len(c.placement.in_sync) for m in servers.values() for c in m.replication.replicas.values()
     )
-    ledgers = [np.zeros(keys, np.float32) for _ in range(longest)]  # by the place in the chain
-    custom: list[list[CustomShard]] = [[] for _ in range(longest)]  # likewise
+    # by the place in the chain; the tail stands in for chains that are shorter
+    ledgers = [np.zeros(work.keys, np.float32) for _ in range(longest)]
+    custom: list[list[CustomShard]] = [[] for _ in range(longest)]
+    model: dict[int, tuple[np.ndarray, int]] = {}
     for machine in servers.values():
         for replica, shard in _held(machine):
             if replica.group != group:
                 continue
-            name = local(shard.spec.name, group)
             at = replica.placement.in_sync.index(machine.session.rank)
             last = at == len(replica.placement.in_sync) - 1
-            if isinstance(shard, CustomShard):
-                for each in custom[at : None if last else at + 1]:
-                    each.append(shard)
-                continue
-            if name == "stamp":
-                assert isinstance(shard, DenseShard)
-                rows = shard.rows.numpy()
-                check_untorn(rows.ravel(), STAMP_FRAGMENT)
-                if last:
-                    stamps.append(rows)
-                continue
-            if name == "visits":
-                continue
-            if name == "harvest":
-                assert isinstance(shard, DenseShard)
-                if replica.placement.tail == machine.session.rank:
+            places = slice(at, None if last else at + 1)
+            match local(shard.spec.name, group), shard:
+                case _, CustomShard():
+                    for each in custom[places]:
+                        each.append(shard)
+                case "ledger", _:
+                    for ledger in ledgers[places]:
+                        _add(ledger, shard)
+                case "stamp", DenseShard():
+                    rows = shard.rows.numpy()
+                    check_untorn(rows.ravel(), STAMP_FRAGMENT)
+                    stamps += [rows] if last else []
+                case "harvest", DenseShard() if last:
                     leased[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
-                continue
-            for ledger in ledgers[at : None if last else at + 1]:
-                _add(ledger, shard)
+                case "model", DenseShard() if last:
+                    model |= _by_fragment(shard)
     for ledger in ledgers:
         work.ledger.check_end(ledger)
     check_replicas(servers)
@@ -76,8 +77,46 @@ def check_holdings(
             work.calls.check_end(shards)
     if work.leased is not None:
         work.leased.check_end(leased, leases, whole)
-    if one_round:
+    if closes:
+        work.ledger.check_departed(ledgers[0], departed)
+    if closes and whole:
         check_one_round(stamps)
+    if work.optimizer is not None:
+        work.optimizer.check_end(model, np.flatnonzero(ledgers[0]).tolist(), whole)
+
+
+def check_remaining(servers: Mapping[NodeId, ServerMachine], work: Workload, group: str) -> None:
+    """`lost`, `exactly once` and `replicas`, of the rows that are left where a run ended in the
+    middle of a view change, or because others were lost.
+
+    Each row is read where it is newest: an acknowledged push is on every replica of its chain.
+    """
+    check_replicas(servers)
+    rows = np.full(work.keys, np.nan, np.float32)
+    held = [
+        (machine.session.view_id, replica.version, shard)
+        for machine in servers.values()
+        for replica, shard in _held(machine)
+        if replica.group == group and local(shard.spec.name, group) == "ledger"
+    ]
+    for _, _, shard in sorted(held, key=lambda each: each[:2]):
+        keys = np.arange(len(rows))
+        if isinstance(shard, SparseShard):
+            keys = np.array([key for key in keys.tolist() if slot_of(key) in shard.held])
+        else:
+            keys = keys[shard.held.start : shard.held.stop]
+        if len(keys):
+            rows[keys] = 0
+            _add(rows, shard)
+    work.ledger.check_end(rows)
+
+
+def _by_fragment(shard: DenseShard) -> dict[int, tuple[np.ndarray, int]]:
+    """Rows and number of updates of each fragment, by its first row."""
+    return {
+        part.start: (np.frombuffer(shard.read(part), np.float64), updates)
+        for part, updates in zip(shard.fragments, shard.updates, strict=True)
+    }
 
 
 def made_room(servers: Mapping[NodeId, ServerMachine]) -> int:
@@ -121,7 +160,9 @@ def _content(shard: ShardStore) -> bytes:
         order = changed[np.argsort(shard.keys[: len(shard)][changed])]
         return shard.keys[order].tobytes() + records[order].tobytes()
     assert isinstance(shard, DenseShard)
-    return shard.rows.numpy().tobytes()
+    tensors = [shard.rows, *(slot for _, slot in sorted(shard.slots.items()))]
+    counts = f"{shard.updates} {shard.versions}".encode()
+    return counts + b"".join(tensor.numpy().tobytes() for tensor in tensors)
 
 
 def _add(ledger: np.ndarray, shard: ShardStore) -> None:

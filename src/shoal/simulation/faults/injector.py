@@ -12,9 +12,10 @@ from random import Random
 import msgspec
 
 from shoal.protocol.machine import Persist, Send
-from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Reply, Request
+from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Request
 from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
@@ -35,10 +36,10 @@ MENU = (
     "join server",
     "leave server",
 )
-ABOUT_TO = ("", "replicate", "replicated", "answer")  # what a server is, when it is killed
-UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
+LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
+EVERY_S = 1.2  # at most, from one fault to the next where they go on
+STOPS_APART_S = 9.0  # sole replicas are given up after as long
 UNANSWERED = 0.3  # of those that join or leave
-REPAIRING = ("statechunk", "synced")  # ... when it sends rows, or has them
 PATIENCE_S = 2.0  # how long a fault waits for its phase
 DEAD_S = 3.2  # for as long somebody is kept away who is to be taken for dead
 
@@ -61,11 +62,14 @@ class Faults:
         self._cluster = cluster
         self._random = random
         self._aside = Random(str(random.getstate()))  # what draws from it shifts nothing else
+        self._relentless = Random(str(self._aside.getstate()))
+        self._replicated = False
+        self._stopped_at = -STOPS_APART_S  # when a server was last stopped for long
         self._armed: list[Armed] = []
         self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
         self._in_payload = False  # a worker is to die in the middle of a payload of its
         self._in_advance = False  # ... when it has told one server of its clock and another not
-        self._doomed: tuple[NodeId, str] | None = None  # a server, and what it is not to say
+        self._deaths = ServerDeaths(world, cluster, random, self.count)
         self._told: tuple[NodeId, int] | None = None  # the latest advance, by worker and request
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
@@ -79,6 +83,7 @@ class Faults:
     ) -> None:
         """Schedule `number` faults, the phases drawn from those that this cluster has."""
         random = self._random
+        self._replicated = replicated
         for _ in range(number):
             armed = Armed(random.choice(MENU), random.choice(phases), 0.0)
             spread = 0.02 if armed.phase == "joining" else 1.5
@@ -89,14 +94,25 @@ class Faults:
         if kill_server is not None:
             least = 500 + random.randrange(300)
             about_to = random.choice(ABOUT_TO) if replicated else ""
-            self._world.at(0.1, lambda: self._kill_server(kill_server, least, about_to))
+            self._world.at(0.1, lambda: self._deaths.kill(kill_server, least, about_to))
+
+    def go_on(self, phases: tuple[str, ...], until: float) -> None:
+        """Faults one after the other, which overlap, until then or until the run is over."""
+        random = self._relentless
+        if self.healed or self._cluster.over():
+            return
+        what = random.choice((*MENU, *LASTING))
+        self._arm(Armed(what, random.choice(phases), 0.0))
+        pause = EVERY_S * random.random()
+        if self._world.now + pause < until:
+            self._world.at(self._world.now + pause, lambda: self.go_on(phases, until))
 
     def heal(self) -> None:
         """No faults from here on."""
         self.healed = True
         self._armed.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
-        self._doomed = None
+        self._deaths.heal()
         self._world.network.heal()
 
     def look(self) -> None:
@@ -165,6 +181,11 @@ class Faults:
                     self.count(what)
             case "stop worker" | "stop server" | "stop scheduler":
                 self._stop(what, [name for name in names if name.startswith(what.split()[1])])
+            case "stop worker for long" | "stop server for long" | "stop scheduler for long":
+                self._stop_for_long(what, [n for n in names if n.startswith(what.split()[1])])
+            case "kill server":
+                if self._replicated:
+                    self._deaths.kill_another(True, random.choice(ABOUT_TO))
             case "join":
                 if self._cluster.add_worker() is not None:
                     self.count(what)
@@ -187,6 +208,18 @@ class Faults:
             self.count(what + (" for long" if seconds > DEAD_S else ""))
             self._world.pause(self._aside.choice(names), self._world.now + seconds)
 
+    def _stop_for_long(self, what: str, names: list[NodeId]) -> None:
+        """SIGSTOP for longer than silence: a worker is taken for dead, and goes on as one."""
+        random, now = self._relentless, self._world.now
+        if what == "stop server for long" and now < self._stopped_at + STOPS_APART_S:
+            return
+        if what == "stop worker for long":
+            names = [name for name in names if self._may_lose(name)]
+        if names:
+            self.count(what)
+            self._stopped_at = max(self._stopped_at, now * (what == "stop server for long"))
+            self._world.pause(random.choice(names), now + DEAD_S + 3 * random.random())
+
     def _may_lose(self, worker: NodeId) -> bool:
         """Whether its group goes on."""
         guests, nodes = self._cluster.guests, self._world.nodes.items()
@@ -206,7 +239,7 @@ class Faults:
         if role == "worker":
             self._cluster.will_crash(node)
         self._world.crash(node)
-        come = {"worker": self.replace_worker, "server": self._replace_server}
+        come = {"worker": self.replace_worker, "server": self._deaths.replace}
         again = come.get(role, self._cluster.restart_scheduler)
         self._world.at(self._world.now + 0.05 + self._random.random(), again)
 
@@ -228,7 +261,7 @@ class Faults:
                 self._answers_come_late()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
-            return self._struck_down(sim, effect)
+            return self._deaths.struck_down(sim, effect)
         if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
             return False
         if self._at_persist == "after":
@@ -274,105 +307,6 @@ class Faults:
         self.count("crash worker in mid-payload")
         self._cluster.will_crash(source)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
-        return True
-
-    def _kill_server(self, victim: NodeId, least_events: int, about_to: str) -> None:
-        """Kill a server for good, once the seed has seen enough and while it is still needed."""
-        if (
-            self._cluster.over()
-            or not self._cluster.at_work()
-            or not self._world.nodes[victim].alive
-        ):
-            return
-        if self._world.events < least_events or about_to:
-            if self._world.events >= least_events:
-                self._doomed, least_events = (victim, about_to), least_events + 200
-                about_to = ""  # where it does not come to that
-            again = self._world.now + 0.02
-            self._world.at(again, lambda: self._kill_server(victim, least_events, about_to))
-        elif self._random.random() < UNHEARD:
-            self._silence(victim)
-            self._world.at(
-                self._world.now + 0.3 * self._random.random(), lambda: self._kill(victim)
-            )
-        else:
-            self._kill(victim)
-
-    def _kill(self, victim: NodeId) -> None:
-        if self._world.nodes[victim].alive:
-            self._doomed = None
-            self.count("crash server")
-            self._world.crash(victim)
-            self._after_death()
-
-    def _silence(self, victim: NodeId) -> None:
-        """What it says to other servers comes too late, if ever."""
-        for other in list(self._world.nodes):
-            if other.startswith("server"):
-                self._world.network.clog(victim, other, self._world.now + 1.0)
-        self.count("server unheard")
-
-    def _after_death(self) -> None:
-        """Another server comes, or not; and another dies, once the chains are whole again or not.
-
-        What comes between is as random.
-        """
-        random = self._random
-        self._meanwhile()
-        if random.random() < 0.7:
-            self._world.at(self._world.now + 2 * random.random() ** 2, self._replace_server)
-        if random.random() < 0.25 and self._doomed is None:
-            self._doomed = "", random.choice(REPAIRING)
-        elif random.random() < 0.6:
-            patient = random.random() < 0.85
-            about_to = random.choice(ABOUT_TO)
-            self._world.at(self._world.now + 0.1, lambda: self._kill_another(patient, about_to))
-
-    def _replace_server(self) -> None:
-        if not self._cluster.over() and self._cluster.add_server() is not None:
-            self.count("restart server")
-
-    def _kill_another(self, patient: bool, about_to: str) -> None:
-        if self._cluster.over() or not self._cluster.at_work() or self.healed:
-            return
-        if patient and not self._cluster.repaired():
-            self._world.at(self._world.now + 0.02, lambda: self._kill_another(patient, about_to))
-            return
-        nodes = self._world.nodes
-        servers = [n for n, s in nodes.items() if n.startswith("server") and s.alive]
-        if len(servers) > 1:
-            self.count("crash another server" + ("" if patient else " at once"))
-            self._kill_server(self._random.choice(sorted(servers)), 0, about_to)
-
-    def _meanwhile(self) -> None:
-        """While nobody has noticed a server's death a worker may come, or answers be late."""
-        random, world = self._random, self._world
-        living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
-        what = random.choice(("", "join", "clog"))
-        if what == "join" and self._cluster.add_worker() is not None:
-            self.count(what)
-        elif what == "clog":
-            for source in [node for node in living if node.startswith("server")]:
-                for target in [node for node in living if node.startswith("worker")]:
-                    if random.random() < 0.5:
-                        world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
-            self.count(what)
-
-    def _struck_down(self, sim: SimNode, effect: Send) -> bool:
-        """Kill a server that is about to say something to the others, or to a worker."""
-        if self._doomed is None or not sim.node.startswith("server"):
-            return False
-        about_to, message = self._doomed[1], effect.message
-        if sim.node != self._doomed[0] and about_to not in REPAIRING:
-            return False
-        final = isinstance(message, Reply) and message.code == "applied"
-        if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
-            return False
-        if self._random.random() < 0.5:  # the next one
-            return False
-        self._doomed = None
-        self.count(f"crash server about to {about_to}")
-        self._world.at(self._world.now, self._after_death)
         return True
 
     def count(self, fault: str) -> None:

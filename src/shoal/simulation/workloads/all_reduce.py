@@ -96,6 +96,11 @@ class RingScenario:
         yield EnterBarrier("end")
         yield FinishWork()
 
+    def run(self) -> None:
+        """To its end, which is checked."""
+        self.world.run(until=LIMIT_S, most_events=60_000)
+        self.check_end()
+
     def check_end(self) -> None:
         """Every sum that a worker has is the sum of all; nobody waits; a death is told."""
         for (number, node), found in self.summed.items():
@@ -133,8 +138,7 @@ def simulate_ring(seed: int, keep_lines: bool = False) -> tuple[RingScenario, st
     """Run a seed to its end; returns the violation with it, or an empty text."""
     scenario = RingScenario(seed, keep_lines)
     try:
-        scenario.world.run(until=LIMIT_S, most_events=60_000)
-        scenario.check_end()
+        scenario.run()
     except Violation as found:
         return scenario, found.message
     except InvariantBroken as found:

@@ -2,8 +2,9 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
 `stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
-have a custom table as well (sim.calls), or one of bounded memory (sim.visits), or
-lease what they do (sim.harvest).
+have a custom table as well (workloads.custom), or one of bounded memory (workloads.bounded), or
+lease what they do (workloads.leases). Half of them have a table with optimizer state
+(workloads.optimizer).
 """
 
 from __future__ import annotations
@@ -37,19 +38,45 @@ from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.custom import SPEC, Calls
 from shoal.simulation.workloads.leases import LeaseWorkload
+from shoal.simulation.workloads.optimizer import OptimizerWorkload
 from shoal.simulation.world import World
 from shoal.tables.spec import Access, Consistency, TableSpec
 
-INCARNATIONS = 24
 STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
-SPARSE, HANDLED = 0.25, 0.25  # of the seeds
+SPARSE, CUSTOM, OPTIMIZED = 0.25, 0.25, 0.5  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 PATIENCE_S = 0.3  # of an impatient request, twice
-Visited = tuple[PushOp, PullOp, np.ndarray]
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
+
+
+class Extras:
+    """What is pushed and pulled beside the ledger and the stamp.
+
+    how:  the weight and rate of the exchange
+    """
+
+    def __init__(self) -> None:
+        self.pushes: list[PushOp] = []
+        self.pulls: list[PullOp] = []
+        self.how: dict[str, Any] = {}
+        self.pushers: list[Callable[[Outcome], None]] = []
+        self.readers: list[Callable[[int, Outcome, bool], None]] = []
+
+    def pushed(self, outcome: Outcome) -> None:
+        """How the request with the pushes ended."""
+        for each in self.pushers:
+            each(outcome)
+
+    def read(self, clock: int, outcome: Outcome, overlapped: bool) -> None:
+        """The pulls were answered, at that clock; or its worker advanced before that."""
+        for each in self.readers:
+            each(clock, outcome, overlapped)
+
+
+NO_EXTRAS = Extras()
 
 
 class Workload:
@@ -66,15 +93,20 @@ class Workload:
         clocks: int,
         bounded: bool,
         leased: bool,
+        incarnations: int,
         host: Workload | None = None,
     ) -> None:
         self.clocks = clocks
+        self.keys = incarnations * clocks
         self.ledger = Ledger(consistency, clocks)
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
-        self.calls = Calls() if Random(seed * 17 + 3).random() < HANDLED else None
+        self.calls = Calls() if Random(seed * 17 + 3).random() < CUSTOM else None
         self.bounded = BoundedWorkload(consistency, Random(seed * 19 + 8)) if bounded else None
         self.leased = LeaseWorkload(consistency) if leased else None
+        random = Random(seed * 59 + 2)
+        optimized = random.random() < OPTIMIZED
+        self.optimizer = OptimizerWorkload(consistency, random) if optimized else None
         self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -84,7 +116,7 @@ class Workload:
         self._host = host
 
     def tables(self) -> list[TableSpec]:
-        rows = INCARNATIONS * self.clocks
+        rows = self.keys
         rule = self.ledger.consistency
         common: dict[str, Any] = {"access": Access("sum"), "consistency": rule, "merge": "sum"}
         ledger = TableSpec("ledger", rows, fragment_rows=rows // 6, **common)
@@ -94,7 +126,8 @@ class Workload:
         custom = [SPEC] if self.calls is not None else []
         bounded = [self.bounded.spec] if self.bounded is not None else []
         leased = [self.leased.spec] if self.leased is not None else []
-        return [ledger, stamp, *custom, *bounded, *leased]
+        optimizer = [self.optimizer.spec] if self.optimizer is not None else []
+        return [ledger, stamp, *custom, *bounded, *leased, *optimizer]
 
     def check_buffers(self, node: NodeId) -> None:
         """Nothing has landed where a pull was given up."""
@@ -145,46 +178,46 @@ class Workload:
         ledger = self._ledger_buffer(keys)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
         pulls = self._pulls(ledger, stamp, keys)
-        visited, batch = yield from self._more(machine, random)
-        if visited is not None:
-            pushes, pulls = (*pushes, visited[0]), (*pulls, visited[1])
-        pushes += (batch,) if batch is not None else ()
-        timeout = random.choice([None, None, None, PATIENCE_S])
+        extras = yield from self._extras(machine, key, random)
+        pushes, pulls = (*pushes, *extras.pushes), (*pulls, *extras.pulls)
+        how = {"timeout_s": random.choice([None, None, None, PATIENCE_S]), **extras.how}
         style = random.choice(STYLES)
         if style != "push and pull":
             yield from self._call(machine, key, random)
         if style == "together":
-            outcome = yield Exchange(pushes, advance=True, pulls=pulls, timeout_s=timeout)
-            self._pushed(key, outcome, batch)
+            outcome = yield Exchange(pushes, advance=True, pulls=pulls, **how)
+            self._pushed(key, outcome, extras)
         elif style == "push and pull":
-            ticket = yield Start(Exchange(pushes, pulls=pulls, timeout_s=timeout))
-            yield from self._call(machine, key, random)  # while an earlier request is not settled
+            ticket = yield Start(Exchange(pushes, pulls=pulls, **how))
+            yield from self._call(machine, key, random)  # while an earlier request is under way
             advanced = yield Start(Exchange(advance=True))
             outcome = yield Wait(ticket)
-            self._pushed(key, outcome, batch)
+            self._pushed(key, outcome, extras)
             yield Wait(advanced)
         else:
             others = 0
             if style == "two pushes":
+                if self.optimizer is not None:
+                    self.optimizer.split(clock)
                 ticket = yield Start(Exchange(pushes[:1]))
-                others = yield Start(Exchange(pushes[1:], timeout_s=timeout))
+                others = yield Start(Exchange(pushes[1:], **how))
             else:
-                ticket = yield Start(Exchange(pushes, timeout_s=timeout))
+                ticket = yield Start(Exchange(pushes, **how))
             if style in ("apart", "two pushes"):
-                told = yield Start(Exchange(advance=True, pulls=pulls, timeout_s=timeout))
+                told = yield Start(Exchange((), True, pulls, timeout_s=how["timeout_s"]))
                 yield from self._perhaps_cancel(told, random)
                 outcome = yield Wait(told)
                 pushed = yield Wait(ticket)
-                self._pushed(key, pushed, None if others else batch)
+                self._pushed(key, pushed, NO_EXTRAS if others else extras)
                 if others:
-                    self._harvested(batch, (yield Wait(others)))
+                    extras.pushed((yield Wait(others)))
             else:
                 advanced = yield Start(Exchange(advance=True))
                 after = (ticket, advanced) if style == "after" else ()
-                pulled = yield Start(Exchange(pulls=pulls, after=after, timeout_s=timeout))
+                pulled = yield Start(Exchange((), False, pulls, after, how["timeout_s"]))
                 yield from self._perhaps_cancel(pulled, random)
                 outcome = yield Wait(pulled)
-                self._pushed(key, (yield Wait(ticket)), batch)
+                self._pushed(key, (yield Wait(ticket)), extras)
                 yield Wait(advanced)
         if machine.session.ended:
             return
@@ -199,8 +232,7 @@ class Workload:
             return
         read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
-        if self.bounded is not None and visited is not None:
-            self.bounded.check_read(*visited[1:])
+        extras.read(read_at, outcome, style == "push and pull")
 
     def visit(self, machine: WorkerMachine, random: Random) -> Program:
         """What a worker of another group does: it reads what there is, and waits for nobody.
@@ -230,22 +262,37 @@ class Workload:
             _must_be_lawful(outcome)
             return
         check_untorn(rows, self._width)
-        named = np.arange(INCARNATIONS * self.clocks) if keys is None else np.asarray(keys)
+        named = np.arange(self.keys) if keys is None else np.asarray(keys)
         values = rows[:: self._width].tolist()
         self.ledger.check_visit(dict(zip(named.tolist(), values, strict=True)), known)
         self._world.coverage["visit"] += 1
 
-    def _more(
-        self, machine: WorkerMachine, random: Random
-    ) -> Generator[Any, Any, tuple[Visited | None, PushOp | None]]:
+    def _extras(
+        self, machine: WorkerMachine, key: int, random: Random
+    ) -> Generator[Any, Any, Extras]:
         """What is pushed and pulled of tables that only some seeds have."""
-        visited = None
-        if self.bounded is not None:
-            visited = self.bounded.push(random), *self.bounded.pull(random)
-        batch = None
-        if self.leased is not None:
-            batch = yield from self.leased.push(machine)
-        return visited, batch
+        extras = Extras()
+        if (bounded := self.bounded) is not None:
+            visit, (pull, rows) = bounded.push(random), bounded.pull(random)
+            extras.pushes.append(visit)
+            extras.pulls.append(pull)
+            extras.readers.append(lambda *_: bounded.check_read(pull, rows))
+        if (leased := self.leased) is not None:
+            batch = yield from leased.push(machine)
+            if batch is not None:
+                extras.pushes.append(batch)
+                extras.pushers.append(lambda outcome: leased.pushed(batch, outcome))
+        if (optimizer := self.optimizer) is not None:
+            push, how = optimizer.push(key, machine.session.rank, machine.clock, random)
+            of_model, model = optimizer.pull()
+            extras.pushes.append(push)
+            extras.pulls.append(of_model)
+            extras.how = {"weight": how.weight, "lr": how.lr}
+            extras.pushers.append(lambda outcome: optimizer.acknowledged(key, outcome))
+            extras.readers.append(
+                lambda at, got, more: optimizer.read(at, model, got.round_weight, more)
+            )
+        return extras
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
         if random.random() < self._fickle:
@@ -280,7 +327,7 @@ class Workload:
         check_untorn(ledger, self._width)
         ledger = ledger[:: self._width]
         if keys is not None:
-            whole = np.full(INCARNATIONS * self.clocks, CANARY, np.float32)
+            whole = np.full(self.keys, CANARY, np.float32)
             whole[np.asarray(keys)] = ledger
             ledger = whole
         self.ledger.check_read(machine.session.incarnation, read_at, ledger)
@@ -295,12 +342,8 @@ class Workload:
             PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data),
         )
 
-    def _harvested(self, batch: PushOp | None, outcome: Outcome) -> None:
-        if self.leased is not None and batch is not None:
-            self.leased.pushed(batch, outcome)
-
-    def _pushed(self, key: int, outcome: Outcome, batch: PushOp | None) -> None:
-        self._harvested(batch, outcome)
+    def _pushed(self, key: int, outcome: Outcome, extras: Extras) -> None:
+        extras.pushed(outcome)
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
 
     def _pushes(self, key: int, clock: int, whole: bool) -> tuple[PushOp, ...]:
@@ -322,7 +365,7 @@ class Workload:
         )
 
     def _ledger_buffer(self, keys: memoryview | None) -> np.ndarray:
-        rows = INCARNATIONS * self.clocks if keys is None else len(keys)
+        rows = self.keys if keys is None else len(keys)
         return np.full(rows * self._width, CANARY, np.float32)
 
     def _all_keys(self, random: Random) -> memoryview | None:

@@ -31,7 +31,7 @@ from shoal.registry import Registry
 from shoal.tables.custom.calls import Call, Pairs, answer_of
 from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import Merged
+from shoal.tables.staging import Merged, Retention
 
 SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
 
@@ -123,6 +123,8 @@ class StagedCall:
 
     __slots__ = ("kept", "retained", "views", "words")
 
+    keys = ()  # what it names is in its words
+
     def __init__(self, words: int) -> None:
         self.words = np.empty(words, np.uint64)
         self.views: list[memoryview] = [self.words.view(np.uint8).data] if words else []
@@ -166,7 +168,7 @@ class Answered:
                 del self.answers[number]
 
 
-class CustomShard:
+class CustomShard(Retention):
     """One server's handler of a table, and what it has answered."""
 
     evicted = 0
@@ -174,7 +176,6 @@ class CustomShard:
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
         self.held = held
-        self.syncing = False
         self.handler = made(spec)
         self._answered: dict[int, Answered] = {}  # by client
 

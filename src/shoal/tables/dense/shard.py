@@ -22,6 +22,7 @@ from shoal.tables.staging import (
     ALIGN,
     POOLED_PER_SIZE,
     Merged,
+    Retention,
     StagedRows,
     Staging,
     StreamedRows,
@@ -36,7 +37,7 @@ DTYPES = {
 _RANGES_KEPT = 64
 
 
-class DenseShard:
+class DenseShard(Retention):
     """The rows `held` of a table, with their optimizer state.
 
     of:        a shard that has them: they stay where they are
@@ -48,7 +49,6 @@ class DenseShard:
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
         self.spec = spec
         self.held = held
-        self.syncing = False  # it makes no difference: what comes is written over what is there
         self.access: AccessMethod = method_of(spec)
         self.dtype: torch.dtype = DTYPES[spec.dtype]
         self._row_bytes = spec.row_bytes

@@ -27,11 +27,11 @@ from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.sparse.staging import MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Staging
+from shoal.tables.staging import ALIGN, Retention, Staging
 from shoal.tables.touched import Touched
 
 
-class SparseShard:
+class SparseShard(Retention):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
     records:  flat; a row and its state are `stride` elements
@@ -46,7 +46,6 @@ class SparseShard:
         self.method = row_method_of(spec)
         self.dtype = np.dtype(spec.dtype)
         self.updates = 0
-        self.syncing = False
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
         self._index = self._new_index()

@@ -35,19 +35,19 @@ def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
     for now in range(10):
         draining.begin(Drain((1, 2)), now / 4, [])
         draining.tick(now / 4)
-    assert not draining._admission.drainer
+    assert not draining._admission.draining
     draining.begin(Drain((1, 3)), 9.0, [])
-    assert draining._admission.drainer
+    assert draining._admission.draining
 
 
 def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
     """It once had what waits told to servers of the view before, which was lost with that."""
     draining._admission.promise((1, 2))
     draining.begin(Drain((1, 3)), 0.0, [])
-    assert not draining._admission.drainer
+    assert not draining._admission.draining
     draining._admission.adopt(View(1, 2, (), ()))
     draining.begin(Drain((1, 3)), 0.1, [])  # it is said again
-    assert draining._admission.drainer
+    assert draining._admission.draining
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Replicate, StateChunk
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.replica import NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.replication.chain import Replication, Stage
 from shoal.protocol.server.replication.link import Change, Check, Operation, nothing
 from shoal.protocol.server.replication.operations import OperationBuilder
 from shoal.protocol.server.replication.takeover import Takeover
-from shoal.protocol.server.request_log import NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.rounds import Contribution, Rounds
 from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore, Staged
 from shoal.protocol.server.staging import RequestStaging
@@ -72,7 +72,7 @@ class OperationApplier:
         if message.what == "round":
             for replica in replicas:
                 self._checkpointer.before(replica.number, message.round, out)
-                replica.closed = max(replica.closed, message.round + 1)
+                replica.close(message.round + 1)
         self._staging.guard.recall()
         builder = OperationBuilder(self._replication, self._shards)
         by_round: dict[int, list[tuple[float | None, Staged]]] = {}
@@ -154,7 +154,7 @@ class OperationApplier:
         """Keep what the head has for a round, should this server become the head."""
         parts, clock, weight = [(replica.number, staged)], message.round, message.weight
         for incarnation, seq, _ in message.origins:  # it is one
-            found = self._admission.window_of(incarnation)
+            found = self._admission.log_of(incarnation)
             if found is not None:
                 entry = Contribution(*found, seq, clock, weight, lr, parts, message.pushed)
                 self._takeover.copied.add(entry)
@@ -163,19 +163,22 @@ class OperationApplier:
         """The pushes in it are here, should their workers send them again."""
         if message.what == "accept":
             return
-        takings = builder.takings
+        parts_of_push = builder.parts_of_push
         if message.what == "round":  # in which all of a push to an arc is
-            latest = {taking.replica.number: taking for taking in takings}
-            takings = [AppliedPart(t.replica.whole, t.replica, t.version) for t in latest.values()]
-        windows = {window.incarnation: window for window in self._admission.windows.values()}
+            latest = {part.replica.number: part for part in parts_of_push}
+            parts_of_push = [
+                AppliedPart(part.replica.whole, part.replica, part.version)
+                for part in latest.values()
+            ]
+        logs = {log.incarnation: log for log in self._admission.logs.values()}
         for incarnation, seq, below in message.origins:
-            window = windows.get(incarnation)
-            if window is None:
+            log = logs.get(incarnation)
+            if log is None:
                 continue
-            if below > window.forget_below:
-                window.forget(below)
-                self._wait_queue.forget(window)
-            if seq >= window.forget_below:
-                window.parts.setdefault(seq, []).extend(takings)
+            if below > log.forget_below:
+                log.forget(below)
+                self._wait_queue.forget(log)
+            if seq >= log.forget_below:
+                log.add_parts(seq, parts_of_push)
         if message.what == "round" and message.round >= 0:
             self._rounds.weigh(message.group, message.round, message.weight)

@@ -18,6 +18,7 @@ from math import inf
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.replication.link import (
     Change,
     Check,
@@ -29,9 +30,8 @@ from shoal.protocol.server.replication.link import (
     StateTransferOperation,
     nothing,
 )
-from shoal.protocol.server.request_log import AppliedPart, Replica
 from shoal.protocol.server.shard_store import Loads, Staged
-from shoal.protocol.views import FOREVER, NO_VIEW, NodeId, View, ViewId
+from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
 Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for a part
 
@@ -41,15 +41,17 @@ class Replication:
 
     replicas: by the number of their shard
     rank:   of this server
-    now:    set before each event
     """
 
     def __init__(
-        self, replicas: dict[int, Replica], options: ReplicationOptions | None = None
+        self,
+        replicas: dict[int, Replica],
+        options: ReplicationOptions | None = None,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.options = options or ReplicationOptions()
         self.replicas = replicas
-        self.now = 0.0
+        self._now = now
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of servers, by rank
@@ -68,8 +70,7 @@ class Replication:
         self._links.clear()
         self._incoming.clear()
         for operation in list(self._log.values()):
-            operation.changes = [each for each in operation.changes if self._holds(each)]
-            operation.clock = 0  # its head may have arcs by now that are not as far, and says it
+            operation.keep([each for each in operation.changes if self._holds(each)])
             self._send(operation, out)
         self._forget()
 
@@ -83,6 +84,11 @@ class Replication:
         return (
             replica.placement.syncing_since == change.since and replica.placement.tail == self.rank
         )
+
+    @property
+    def now(self) -> float:
+        """When the present event happens."""
+        return self._now()
 
     @property
     def idle(self) -> bool:
@@ -109,7 +115,7 @@ class Replication:
         replica = self.replicas[number]
         if replica.chain[0] == self.rank:
             return clock
-        return FOREVER if replica.ended else replica.reached
+        return replica.clock
 
     def of(self, group: str) -> list[Replica]:
         """The copies of tables that go by a group's clocks."""
@@ -132,21 +138,21 @@ class Replication:
     def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
         """A shard has been changed by this."""
         replica = self.replicas[number]
-        replica.version += 1
+        version = replica.change()
         self._acknowledge(replica)
-        return Change(replica, part, replica.version, lr, buffers)
+        return Change(replica, part, version, lr, buffers)
 
     def _acknowledge(self, replica: Replica) -> None:
         """At the tail, all is done that was done here: a learner is waited for when it is far
         behind, or it would never catch up with what waits for it in this server's memory."""
         to = self._following(replica)
         if to is None:
-            replica.done = replica.synced_version = replica.version
+            replica.acknowledge(replica.version, replica.version)
         elif (
             replica.placement.tail == self.rank
             and self._link(to).backlog <= self.options.credit_bytes
         ):
-            replica.done = replica.version
+            replica.acknowledge(replica.version, 0)
 
     def carry(self, operation: Operation, out: Effects) -> None:
         """Have what was done here done on the rest of the chains."""
@@ -178,12 +184,8 @@ class Replication:
         """What that server may be told of the head's clock."""
         if path == (self.rank,):
             return own
-        placements = [
-            replica for replica in self._along(path, group) if self._following(replica) == to
-        ]
-        return min(
-            (FOREVER if replica.ended else replica.reached for replica in placements), default=0
-        )
+        told = [each for each in self._along(path, group) if self._following(each) == to]
+        return min((replica.clock for replica in told), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
         """To whoever is next for each of its changes."""
@@ -230,14 +232,13 @@ class Replication:
 
     def _heard_of(self, replica: Replica, version: int) -> bool:
         """The next server has so much of a copy, and those after it; whether that is news."""
-        before = replica.done, replica.synced_version
-        if replica.placement.tail == self.rank:
-            replica.synced_version = max(replica.synced_version, version)
-            self._acknowledge(replica)
-        else:
-            replica.done = max(replica.done, version)
-            replica.synced_version = replica.done  # whoever sends to a learner keeps what it lacks
-        return before != (replica.done, replica.synced_version)
+        if replica.placement.tail != self.rank:
+            # the tail keeps what its syncing replica lacks
+            return replica.acknowledge(version, max(version, replica.done))
+        before = replica.done
+        news = replica.acknowledge(0, version)
+        self._acknowledge(replica)
+        return news or replica.done != before
 
     def _forget(self) -> None:
         """Release what is done on all servers."""
@@ -249,7 +250,7 @@ class Replication:
         for sender, incoming in self._incoming.items():
             says = self._standing(sender, incoming)
             if says != incoming.said:
-                incoming.said = says
+                incoming.say(says)
                 out.append(Send(sender, says))
 
     def _standing(self, sender: NodeId, incoming: Incoming) -> ReplicateAck:
@@ -307,22 +308,16 @@ class Replication:
             if not isinstance(arrival, Sink):
                 return []  # its payload was not taken: it comes again
             payload = arrival
-        incoming.early[message.number] = message, payload.context
-        due = []
-        while incoming.expected in incoming.early:
-            following, loads = incoming.early.pop(incoming.expected)
-            incoming.expected += 1
-            due.append((following, self._found(sender, following) or [], loads))
-        return due
+        return [
+            (each, self._found(sender, each) or [], loads)
+            for each, loads in incoming.take(message, payload.context)
+        ]
 
     def handled(self, operation: Operation, out: Effects) -> None:
         """It has been done here: pass it on, and the clock."""
         clock = operation.clock
         for replica in self._along(operation.path, operation.group):
-            if clock < FOREVER:
-                replica.reached = max(replica.reached, clock)
-            else:
-                replica.ended = True
+            replica.reach(clock)
         self.carry(operation, out)
         self._tell(operation.path, operation.group, clock, out)
 
@@ -378,11 +373,11 @@ class Replication:
         }
         return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
 
-    def waits_for(self, takings: Iterable[AppliedPart]) -> str:
+    def waits_for(self, parts_of_push: Iterable[AppliedPart]) -> str:
         """Who has to say that parts of a push are done."""
         names = {
             f"server-{each.replica.chain[each.replica.chain.index(self.rank) + 1]}"
-            for each in takings
+            for each in parts_of_push
             if each.replica.done < each.version
         }
         return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""

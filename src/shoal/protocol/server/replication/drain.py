@@ -31,8 +31,8 @@ class Drainer:
         """The scheduler asks for it, perhaps once more."""
         if self._admission.frozen or message.view <= max(self._admission.promised, self._given_up):
             return  # frozen: the view before this one is still to come, and it is asked again
-        if not self._admission.drainer:
-            self._admission.drainer = True
+        if not self._admission.draining:
+            self._admission.drain(True)
             self.until = now + self._replication.options.drain_s
             self._takeover.flush(out)
         self._asked = message
@@ -43,7 +43,7 @@ class Drainer:
             if self._asked is not None:
                 self._given_up = self._asked.view
             self.end()
-            self._admission.drainer = False
+            self._admission.drain(False)
 
     def end(self) -> None:
         """A view has come."""
@@ -51,7 +51,7 @@ class Drainer:
 
     @property
     def _idle(self) -> bool:
-        return self._admission.drainer and self._admission.idle and self._replication.idle
+        return self._admission.draining and self._admission.idle and self._replication.idle
 
     def say(self, out: Effects) -> None:
         """That it is done."""

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.protocol.machine import Buffers, Effects, Send
 from shoal.protocol.messages import Part, ReplicaHistory, Replicate, ReplicateAck, StateChunk
-from shoal.protocol.server.request_log import Replica
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.shard_store import Loads
 from shoal.protocol.views import NodeId, ViewId
 
@@ -85,6 +85,10 @@ class Operation(msgspec.Struct, eq=False):
     @property
     def done(self) -> bool:
         return all(each.done for each in self.changes)
+
+    def keep(self, changes: list[Change]) -> None:
+        """A new view: of these replicas are still here, and their head says their clock anew."""
+        self.changes, self.clock = changes, 0
 
     def message(
         self, changes: list[Change], view: ViewId, number: int, clock: int
@@ -271,6 +275,21 @@ class Incoming:
         self.expected = 0
         self.early: dict[int, tuple[Replicate | StateChunk, Loads]] = {}
         self.said: ReplicateAck | None = None
+
+    def take(
+        self, message: Replicate | StateChunk, loads: Loads
+    ) -> list[tuple[Replicate | StateChunk, Loads]]:
+        """A message has come; returns what is to be done now, in order."""
+        self.early[message.number] = message, loads
+        due = []
+        while self.expected in self.early:
+            due.append(self.early.pop(self.expected))
+            self.expected += 1
+        return due
+
+    def say(self, ack: ReplicateAck) -> None:
+        """That is what it is told now."""
+        self.said = ack
 
 
 def nothing() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from shoal.protocol.machine import Buffers
 from shoal.protocol.messages import KEY_BYTES, Part
+from shoal.protocol.server.replica import AppliedPart
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Change, Operation, Origin, What
-from shoal.protocol.server.request_log import AppliedPart, Replica
 from shoal.protocol.server.rounds import Contribution
 from shoal.protocol.server.shard_store import ShardStore, Staged, Update
 
@@ -18,7 +18,7 @@ class OperationBuilder:
 
     def __init__(self, replication: Replication, shards: Mapping[int, ShardStore]) -> None:
         self.changes: list[Change] = []
-        self.takings: list[AppliedPart] = []
+        self.parts_of_push: list[AppliedPart] = []
         self._replication = replication
         self._shards = shards
         self._retained: list[tuple[int, Staged]] = []
@@ -27,18 +27,18 @@ class OperationBuilder:
         """A shard is to be changed by these, which other servers are to have as well."""
         if not self._replication.alone(number):
             for each in staged:
-                each.retained = True
+                self._shards[number].retain(each)
                 self._retained.append((number, each))
 
     def in_round(self, number: int, part: Part) -> None:
         """A part of a push waits for its round."""
-        self.takings.append(AppliedPart(part, self._replication.replicas[number], -1))
+        self.parts_of_push.append(AppliedPart(part, self._replication.replicas[number], -1))
 
     def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
         """A shard has been."""
         change = self._replication.change(number, part, lr, buffers)
         self.changes.append(change)
-        self.takings.append(AppliedPart(part, change.replica, change.version))
+        self.parts_of_push.append(AppliedPart(part, change.replica, change.version))
 
     def merged(
         self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
@@ -51,7 +51,7 @@ class OperationBuilder:
             part = Part(replica.table, update.rows.start, update.rows.stop, keys)
             self.changed(number, part, update.lr, views)
         for entry in entries:
-            _round_applied(entry, replica)
+            entry.log.close_round(entry.seq, replica)
 
     def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
         """... by a part of a push that had to wait."""
@@ -63,7 +63,7 @@ class OperationBuilder:
     def all_applied(self, entry: Contribution) -> None:
         """All parts of it have been."""
         for number, _ in entry.parts:
-            _round_applied(entry, self._replication.replicas[number])
+            entry.log.close_round(entry.seq, self._replication.replicas[number])
 
     def operation(
         self,
@@ -96,12 +96,4 @@ class OperationBuilder:
     def release(self) -> None:
         """They have it."""
         for number, staged in self._retained:
-            staged.retained = False
-            self._shards[number].release(staged)
-
-
-def _round_applied(entry: Contribution, replica: Replica) -> None:
-    """What waited of a push is in an arc's rows."""
-    for taking in entry.window.parts.get(entry.seq, ()):
-        if taking.replica is replica and taking.version < 0:
-            taking.version = replica.version
+            self._shards[number].let_go(staged)

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.server.request_log import NOT_BEGUN, Replica
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.shard_store import MovableStore, OpenStore, ShardStore
 from shoal.protocol.views import Placement, View
 from shoal.tables.spec import Access, TableSpec
@@ -80,9 +80,8 @@ class Replicas:
             shard = self._opened(table, view.tables[table], placement, moved)
             fresh = Replica(self._next, table, placement, view.tables[table].group)
             if fresh.syncs_on(rank):
-                cast(MovableStore, shard).syncing = True
-                fresh.version = NOT_BEGUN
-                fresh.done = 0
+                cast(MovableStore, shard).sync(True)
+                fresh.begin_syncing()
             self._add(fresh, shard)
         return moved
 
@@ -100,16 +99,12 @@ class Replicas:
         return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
     def _keep(self, replica: Replica, placement: Placement, rank: int, moved: Moved) -> None:
-        before, replica.placement, replica.ended = replica.placement, placement, False
+        before = replica.placement
+        replica.move(placement, rank)
         moved.chains = moved.chains or placement.in_sync != before.in_sync
         if placement.head == rank != before.head:
             known = moved.begin.get(replica.group, replica.reached)
             moved.begin[replica.group] = min(known, replica.reached)
-        if placement.tail == rank or placement.chain[-1] == rank:
-            replica.done = max(replica.version, 0)
-        replica.synced_version = (
-            replica.synced_version if placement.syncing_since == before.syncing_since else 0
-        )
 
     def _cut(
         self, replica: Replica, mine: dict[tuple[int, int], Placement], rank: int, moved: Moved

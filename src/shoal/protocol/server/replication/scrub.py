@@ -12,9 +12,9 @@ from typing import cast
 
 from shoal.protocol.machine import Effects
 from shoal.protocol.messages import Part
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Check, Operation, nothing
-from shoal.protocol.server.request_log import Replica
 from shoal.protocol.server.shard_store import MovableStore, ShardStore
 
 

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import cast
 
+import msgspec
+
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.replica import AppliedPart, Cut
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Operation, nothing
-from shoal.protocol.server.request_log import AppliedPart, Cut
 from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import MovableStore, ShardStore, Staged
 
@@ -39,20 +41,20 @@ class Takeover:
 
     def begin_to_replicate(self) -> None:
         """Others are to have these rows from now on: write down which pushes are in them."""
-        self._admission.replicated = True
+        self._admission.replicate()
         replicas = list(self._replication.replicas.values())
         in_rounds: defaultdict[tuple[int, int], list[tuple[int, Staged]]] = defaultdict(list)
         for each in self._rounds.entries():
-            in_rounds[id(each.window), each.seq] += each.parts
-        for window in self._admission.windows.values():
-            for seq, code in window.codes.items():
-                waiting = in_rounds.get((id(window), seq), [])
-                takings = window.parts.setdefault(seq, [])
+            in_rounds[id(each.log), each.seq] += each.parts
+        for log in self._admission.logs.values():
+            for seq, code in log.outcomes.items():
+                waiting = in_rounds.get((id(log), seq), [])
                 for replica in replicas:
                     waits = [staged for number, staged in waiting if number == replica.number]
-                    takings += [replica.taking(staged.rows) for staged in waits]
+                    log.add_parts(seq, [replica.open_part(staged.rows) for staged in waits])
                     if not waits and code not in ("refused", "round_closed"):
-                        takings.append(AppliedPart(replica.whole, replica, replica.version))
+                        whole = AppliedPart(replica.whole, replica, replica.version)
+                        log.add_parts(seq, [whole])
 
     def flush(self, out: Effects) -> None:
         """Whoever may take over has what waits for rounds as well."""
@@ -68,9 +70,9 @@ class Takeover:
                 if not self._replication.alone(number)
             ]
             if changes:
-                window = entry.window
-                minimum = self._clocks.of(window.group).minimum
-                origin = window.incarnation, entry.seq, window.forget_below
+                log = entry.log
+                minimum = self._clocks.of(log.group).minimum
+                origin = log.incarnation, entry.seq, log.forget_below
                 path, clock, weight = (self._replication.rank,), entry.clock, entry.weight
                 accepted = Operation(
                     "accept",
@@ -82,7 +84,7 @@ class Takeover:
                     clock,
                     weight,
                     pushed=entry.pushed,
-                    group=window.group,
+                    group=log.group,
                 )
                 self._replication.carry(accepted, out)
 
@@ -112,11 +114,10 @@ class Takeover:
                 if replicas[number].placement.head == rank
                 and (self._waits_for_marker(number) or replicas[number].closed <= entry.clock)
             ]
-            if mine and self._admission.counts(entry.sender, entry.window, entry.clock):
-                entry.parts = mine
-                self._rounds.add(entry)
-                takings = entry.window.parts.setdefault(entry.seq, [])
-                takings += [replicas[number].taking(staged.rows) for number, staged in mine]
+            if mine and self._admission.counts(entry.sender, entry.log, entry.clock):
+                self._rounds.add(msgspec.structs.replace(entry, parts=mine))
+                open_parts = [replicas[number].open_part(staged.rows) for number, staged in mine]
+                entry.log.add_parts(entry.seq, open_parts)
 
     def _waits_for_marker(self, number: int) -> bool:
         """What is no longer to wait for one was taken out when it was done."""

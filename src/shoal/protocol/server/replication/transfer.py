@@ -18,9 +18,10 @@ from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Part, ReplicaHistory, SeenRequests, StateChunk
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.replica import NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.replication.chain import Replication
 from shoal.protocol.server.replication.link import Chunk, StateTransferOperation, nothing
-from shoal.protocol.server.request_log import NOT_BEGUN, AppliedPart, Replica, Window
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore
 
@@ -109,14 +110,14 @@ class StateTransfer:
         """The pushes that are in its rows and may come again, and what is told of rounds."""
         seen = [
             SeenRequests(
-                window.incarnation,
-                window.forget_below,
+                log.incarnation,
+                log.forget_below,
                 tuple(
-                    (seq, tuple(each.part for each in takings if _is_in(each, replica)))
-                    for seq, takings in window.parts.items()
+                    (seq, tuple(each.part for each in parts_of_push if _is_in(each, replica)))
+                    for seq, parts_of_push in log.parts.items()
                 ),
             )
-            for window in self._admission.windows.values()
+            for log in self._admission.logs.values()
         ]
         return ReplicaHistory(tuple(seen), self._rounds.weights(replica.group), replica.closed)
 
@@ -133,34 +134,32 @@ class StateTransfer:
         ):
             return
         if message.past is not None and replica.version == NOT_BEGUN:
-            replica.version = replica.done = message.version
-            replica.closed = message.past.closed
+            replica.sync_from(message.version, message.past.closed)
             self._remember(message.past, replica)
         try:
             shard.install(loads[0])
         except AccessFailed as error:
             out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
             return
-        replica.at = message.after
-        shard.syncing = not message.last
+        replica.received_to(message.after)
+        shard.sync(not message.last)
         out.append(Note("installed", {"rows": replica.rows, "last": message.last}))
 
     def _remember(self, past: ReplicaHistory, replica: Replica) -> None:
-        windows = {window.incarnation: window for window in self._admission.windows.values()}
+        logs = {log.incarnation: log for log in self._admission.logs.values()}
         for seen in past.seen:
-            window = windows.get(seen.incarnation)
-            if window is not None:
-                self._take_in(seen, window, replica)
+            log = logs.get(seen.incarnation)
+            if log is not None:
+                self._take_in(seen, log, replica)
         for clock, weight in past.weights:
             self._rounds.weigh(replica.group, clock, weight)
 
-    def _take_in(self, seen: SeenRequests, window: Window, replica: Replica) -> None:
-        if seen.forget_below > window.forget_below:
-            window.forget(seen.forget_below)
+    def _take_in(self, seen: SeenRequests, log: RequestLog, replica: Replica) -> None:
+        if seen.forget_below > log.forget_below:
+            log.forget(seen.forget_below)
         for seq, parts in seen.pushes:
-            if seq >= window.forget_below and parts:
-                takings = window.parts.setdefault(seq, [])
-                takings += [AppliedPart(part, replica, replica.version) for part in parts]
+            if seq >= log.forget_below and parts:
+                log.add_parts(seq, [AppliedPart(p, replica, replica.version) for p in parts])
 
     def synced(self) -> tuple[tuple[int, int, int], ...]:
         """(table, first row, since which view) of arcs of which all has come; none before all."""
@@ -173,5 +172,5 @@ class StateTransfer:
         return tuple(found)
 
 
-def _is_in(taking: AppliedPart, replica: Replica) -> bool:
-    return taking.replica is replica and taking.version >= 0
+def _is_in(applied_part: AppliedPart, replica: Replica) -> bool:
+    return applied_part.replica is replica and applied_part.version >= 0

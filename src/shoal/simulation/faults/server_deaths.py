@@ -1,0 +1,141 @@
+"""Deaths of servers: at the worst moment, unheard, one after the other, with replacements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from shoal.protocol.machine import Send
+from shoal.protocol.messages import Reply
+from shoal.protocol.views import NodeId
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.node import SimNode
+from shoal.simulation.world import World
+
+ABOUT_TO = ("", "replicate", "replicateack", "answer")  # what a server is, when it is killed
+UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
+REPAIRING = ("statechunk", "synced")  # ... when it sends rows, or has them
+
+
+class ServerDeaths:
+    """Kills the servers of one seed.
+
+    count:  called with each fault
+    """
+
+    def __init__(
+        self,
+        world: World,
+        cluster: SimulatedCluster,
+        random: Random,
+        count: Callable[[str], None],
+    ) -> None:
+        self.healed = False
+        self._world = world
+        self._cluster = cluster
+        self._random = random
+        self._count = count
+        self._doomed: tuple[NodeId, str] | None = None  # a server, and what it is not to say
+
+    def heal(self) -> None:
+        """No deaths from here on."""
+        self.healed, self._doomed = True, None
+
+    def kill(self, victim: NodeId, least_events: int, about_to: str) -> None:
+        """Kill a server for good, once the seed has seen enough and while it is still needed."""
+        if (
+            self._cluster.over()
+            or not self._cluster.at_work()
+            or not self._world.nodes[victim].alive
+        ):
+            return
+        if self._world.events < least_events or about_to:
+            if self._world.events >= least_events:
+                self._doomed, least_events = (victim, about_to), least_events + 200
+                about_to = ""  # where it does not come to that
+            again = self._world.now + 0.02
+            self._world.at(again, lambda: self.kill(victim, least_events, about_to))
+        elif self._random.random() < UNHEARD:
+            self._silence(victim)
+            self._world.at(
+                self._world.now + 0.3 * self._random.random(), lambda: self._crash(victim)
+            )
+        else:
+            self._crash(victim)
+
+    def _crash(self, victim: NodeId) -> None:
+        if self._world.nodes[victim].alive:
+            self._doomed = None
+            self._count("crash server")
+            self._world.crash(victim)
+            self._after_death()
+
+    def _silence(self, victim: NodeId) -> None:
+        """What it says to other servers comes too late, if ever."""
+        for other in list(self._world.nodes):
+            if other.startswith("server"):
+                self._world.network.clog(victim, other, self._world.now + 1.0)
+        self._count("server unheard")
+
+    def _after_death(self) -> None:
+        """Another server comes, or not; and another dies, once the chains are whole again or not.
+
+        What comes between is as random.
+        """
+        random = self._random
+        self._meanwhile()
+        if random.random() < 0.7:
+            self._world.at(self._world.now + 2 * random.random() ** 2, self.replace)
+        if random.random() < 0.25 and self._doomed is None:
+            self._doomed = "", random.choice(REPAIRING)
+        elif random.random() < 0.6:
+            patient = random.random() < 0.85
+            about_to = random.choice(ABOUT_TO)
+            self._world.at(self._world.now + 0.1, lambda: self.kill_another(patient, about_to))
+
+    def replace(self) -> None:
+        if not self._cluster.over() and self._cluster.add_server() is not None:
+            self._count("restart server")
+
+    def kill_another(self, patient: bool, about_to: str) -> None:
+        if self._cluster.over() or not self._cluster.at_work() or self.healed:
+            return
+        if patient and not self._cluster.repaired():
+            self._world.at(self._world.now + 0.02, lambda: self.kill_another(patient, about_to))
+            return
+        nodes = self._world.nodes
+        servers = [n for n, s in nodes.items() if n.startswith("server") and s.alive]
+        if len(servers) > 1:
+            self._count("crash another server" + ("" if patient else " at once"))
+            self.kill(self._random.choice(sorted(servers)), 0, about_to)
+
+    def _meanwhile(self) -> None:
+        """While nobody has noticed a server's death a worker may come, or answers be late."""
+        random, world = self._random, self._world
+        living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
+        what = random.choice(("", "join", "clog"))
+        if what == "join" and self._cluster.add_worker() is not None:
+            self._count(what)
+        elif what == "clog":
+            for source in [node for node in living if node.startswith("server")]:
+                for target in [node for node in living if node.startswith("worker")]:
+                    if random.random() < 0.5:
+                        world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
+            self._count(what)
+
+    def struck_down(self, sim: SimNode, effect: Send) -> bool:
+        """Kill a server that is about to say something to the others, or to a worker."""
+        if self._doomed is None or not sim.node.startswith("server"):
+            return False
+        about_to, message = self._doomed[1], effect.message
+        if sim.node != self._doomed[0] and about_to not in REPAIRING:
+            return False
+        final = isinstance(message, Reply) and message.code == "applied"
+        if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
+            return False
+        if self._random.random() < 0.5:  # the next one
+            return False
+        self._doomed = None
+        self._count(f"crash server about to {about_to}")
+        self._world.at(self._world.now, self._after_death)
+        return True

@@ -1,0 +1,191 @@
+"""A table with optimizer state: order, weights and learning rates of pushes matter.
+
+Where pushes are applied at the end of a round, table `model` has momentum and merges by weighted
+mean, so each row is a function of which pushes were in which round, with which weight and rate; the
+reference below computes it from the pushes that the ledger holds. Where pushes are applied on
+arrival, it is gradient descent with a rate for each push, or a schedule: then each fragment is a
+sum of whole updates, whatever their order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from itertools import combinations
+from random import Random
+
+import msgspec
+import numpy as np
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import PullOp, PushOp
+from shoal.simulation.checkers.history import violated
+from shoal.tables.spec import Access, Consistency, TableSpec
+
+ROWS, FRAGMENT = 8, 2
+RATE, MOMENTUM = 0.5, 0.5
+STEP_CLOCKS, GAMMA = 8, 0.5  # of the schedule
+UNCERTAIN_MOST = 8  # pushes of crashed workers whose combinations are tried
+TOLERANCE = 1e-9
+Shards = Mapping[int, tuple[np.ndarray, int]]  # by first row: rows, number of updates
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """A push: its worker's rank, and what it asks for."""
+
+    rank: int
+    clock: int
+    weight: float
+    lr: float | None
+    value: float
+
+
+class OptimizerWorkload:
+    """What was pushed to the table, and what it has to read."""
+
+    def __init__(self, consistency: Consistency, random: Random) -> None:
+        self.exact = consistency.apply_at == "round_end"
+        self._lockstep = self.exact and consistency.staleness == 0
+        self.scheduled = not self.exact and random.random() < 0.5
+        options: dict[str, float | str] = {"lr": RATE}
+        if self.exact:
+            options["momentum"] = MOMENTUM
+        if self.scheduled:
+            options |= {"schedule": "step", "schedule_every": STEP_CLOCKS, "schedule_gamma": GAMMA}
+        self.spec = TableSpec(
+            "model",
+            ROWS,
+            dtype="float64",
+            fragment_rows=FRAGMENT,
+            access=Access("sgd", options),
+            consistency=consistency,
+            merge="mean",
+        )
+        self.pushed: dict[int, Pushed] = {}
+        self._acknowledged: set[int] = set()
+        self._reads: list[tuple[int, np.ndarray, bool]] = []
+        self._weights: list[tuple[int, float]] = []
+        self._split: set[int] = set()  # clocks in which a worker sent two requests
+        self._unsure: set[int] = set()  # pushes that may have been given up before they were sent
+
+    def push(self, key: int, rank: int, clock: int, random: Random) -> tuple[PushOp, Pushed]:
+        """A push, with its weight and rate, which are those of its whole exchange."""
+        value = 1.0 if self.scheduled else float(random.randint(1, 4))
+        lr = None if self.scheduled else random.choice([None, 0.25, 1.0])
+        pushed = Pushed(rank, clock, random.choice([1.0, 2.0, 4.0]), lr, value)
+        self.pushed[key] = pushed
+        values = np.full(ROWS, value, np.float64).view(np.uint8).data
+        return PushOp("model", KeyRange(0, ROWS), values), pushed
+
+    def split(self, clock: int) -> None:
+        """A worker's pushes of this clock are two requests: its weight may count twice."""
+        self._split.add(clock)
+
+    def acknowledged(self, key: int, outcome: Outcome) -> None:
+        """How the request with a push ended."""
+        if outcome.error is None:
+            self._acknowledged.add(key)
+        elif self.pushed[key].clock in self._split:
+            self._unsure.add(key)
+
+    def pull(self) -> tuple[PullOp, np.ndarray]:
+        rows = np.full(ROWS, np.nan, np.float64)
+        return PullOp("model", KeyRange(0, ROWS), rows.view(np.uint8).data), rows
+
+    def read(self, clock: int, rows: np.ndarray, round_weight: float, overlapped: bool) -> None:
+        """What a read at a clock has brought; checked at the end, when all is known.
+
+        overlapped: its worker advanced before it was answered, so that it may see one round more
+        """
+        if np.isnan(rows).any():
+            raise violated("order", f"a read at clock {clock} brought {rows.tolist()}")
+        if self._lockstep:
+            self._reads.append((clock, rows, overlapped))
+        if self.exact and clock > 0 and round_weight >= 0:
+            self._weights.append((clock - 1, round_weight))
+
+    # ------------------------------------------------------------------ the end
+
+    def check_end(self, shards: Shards, counted: Collection[int], whole: bool) -> None:
+        """`order`: rows are what the pushes come to. `weights`: so are weights of rounds.
+
+        counted:  the keys of pushes that the ledger holds
+        whole:    whether all that was accepted is in the rows
+        """
+        if not self.exact:
+            self._check_arrivals(shards)
+        elif whole:
+            self._check_rounds(shards, counted)
+
+    def _check_rounds(self, shards: Shards, counted: Collection[int]) -> None:
+        counted = self.pushed.keys() & set(counted)
+        unsure = sorted(counted & self._unsure)[:UNCERTAIN_MOST]
+        for first, (rows, _) in shards.items():
+            left_out = [some for n in range(len(unsure) + 1) for some in combinations(unsure, n)]
+            ends = [_reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
+            if not any(np.allclose(rows, end, rtol=TOLERANCE) for end in ends):
+                raise violated("order", f"rows from {first} are {rows.tolist()}, not {ends[0]}")
+        if not unsure:
+            self._check_reads(self._rounds(counted))
+
+    def _rounds(self, keys: Collection[int]) -> dict[int, list[Pushed]]:
+        rounds: defaultdict[int, list[Pushed]] = defaultdict(list)
+        for key in sorted(keys):
+            rounds[self.pushed[key].clock].append(self.pushed[key])
+        return rounds
+
+    def _check_reads(self, rounds: Mapping[int, list[Pushed]]) -> None:
+        states = _reference(rounds)
+        for clock, rows, overlapped in self._reads:
+            before = [row for at, row in states if at <= clock][-1]
+            after = [row for at, row in states if at <= clock + overlapped][-1]
+            right = np.isclose(rows, before, rtol=TOLERANCE) | np.isclose(
+                rows, after, rtol=TOLERANCE
+            )
+            if not right.all():
+                text = f"a read at clock {clock} brought {rows.tolist()}, not {before}"
+                raise violated("order", text)
+        for clock, weight in self._weights:
+            expected = sum(each.weight for each in rounds.get(clock, ()))
+            if clock not in self._split and weight != expected:
+                raise violated("weights", f"round {clock} weighs {weight:g}, not {expected:g}")
+
+    def _check_arrivals(self, shards: Shards) -> None:
+        sure = [self.pushed[key] for key in self._acknowledged]
+        open_ = [each for key, each in self.pushed.items() if key not in self._acknowledged]
+        for first, (rows, updates) in shards.items():
+            if not len(sure) <= updates <= len(self.pushed):
+                text = f"rows from {first} had {updates} updates, of {len(sure)} acknowledged"
+                raise violated("order", text)
+            if self.scheduled:
+                rates = (RATE * GAMMA ** (step // STEP_CLOCKS) for step in range(updates))
+                sums = {-sum(rates)}
+            elif len(open_) > UNCERTAIN_MOST:
+                continue
+            else:
+                base = sum(map(_step, sure))
+                extra = updates - len(sure)
+                sums = {-(base + sum(map(_step, some))) for some in combinations(open_, extra)}
+            if not all(any(np.isclose(row, each, rtol=TOLERANCE) for each in sums) for row in rows):
+                raise violated("order", f"rows from {first} are {rows.tolist()}, not in {sums}")
+
+
+def _step(pushed: Pushed) -> float:
+    return pushed.value * (RATE if pushed.lr is None else pushed.lr)
+
+
+def _reference(rounds: Mapping[int, list[Pushed]]) -> list[tuple[int, float]]:
+    """(clock from which on a reader sees it, a row's value) after each round, from the start.
+
+    The update of a round is sum(w v) / sum(w), at the rate of the push of the lowest rank.
+    """
+    row, velocity, states, first = 0.0, 0.0, [(0, 0.0)], True
+    for clock in sorted(rounds):
+        pushes = sorted(rounds[clock], key=lambda each: each.rank)
+        mean = sum(p.weight * p.value for p in pushes) / sum(p.weight for p in pushes)
+        velocity = mean if first else MOMENTUM * velocity + mean
+        row -= (RATE if pushes[0].lr is None else pushes[0].lr) * velocity
+        states.append((clock + 1, row))
+        first = False
+    return states

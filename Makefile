@@ -44,7 +44,7 @@ test-fast: $(READY)
 # Processes that tests start are measured too. WHAT='-m "not real"' measures a part.
 coverage: $(READY)
 	@rm -f .coverage .coverage.*
-	@$(BIN)/python -m coverage run -m pytest -q $(WHAT)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -q -n auto --maxprocesses 8 --dist loadgroup $(WHAT)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python tests/coverage_table.py
 

@@ -239,6 +239,18 @@ class Discard(msgspec.Struct, frozen=True):
 Arrival = Sink | Discard
 
 
+class EventTime:
+    """When the present event happens, for all parts of a machine."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def set(self, now: float) -> None:
+        self.now = now
+
+
 class Machine(Protocol):
     """The contract of every role. See the module's docstring."""
 

@@ -44,11 +44,6 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     pushed: int = -1
     group: str = ""
 
-    @property
-    def agrees(self) -> bool:
-        """Whether there is a version and a rate for each part."""
-        return len(self.parts) == len(self.versions) == len(self.rates)
-
 
 class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
     """All below `number` has been done here, and of each arc so much on the servers after as well.

@@ -121,7 +121,7 @@ class Admission:
             shut = replica.table in unopened
             head, tail = (
                 replica.placement.head == rank and not shut,
-                replica.placement.tail == rank and not shut,
+                replica.tail == rank and not shut,
             )
             asynchronous = tables[replica.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)

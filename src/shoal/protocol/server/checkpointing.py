@@ -30,6 +30,7 @@ class Checkpointer:
     """Which checkpoints have been taken of the copies here.
 
     checkpoint_clocks:  the clocks that have one
+    active:             whether there are any
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Checkpointer:
         self._shards = shards
         self._clocks = clocks
         self._replication = replication
+        self.active = bool(checkpoint_clocks)
         self._tables: tuple[str, ...] = ()
         self._failures = 0
         self._taken: dict[int, int] = {}  # by copy: the latest clock that was passed
@@ -52,7 +54,8 @@ class Checkpointer:
         """Copies that have come here go on where those before them stopped."""
         self._tables = tuple(spec.name for spec in view.tables if not spec.group)
         self._checkpoint_clocks.adopt(view)
-        if self._checkpoint_clocks:
+        self.active = bool(self._checkpoint_clocks)
+        if self.active:
             clock = self._clocks.of("").minimum
             saved = [replica.number for replica in self._replication.of("")]
             reached = {n: self._replication.reached(n, clock) for n in saved}
@@ -94,11 +97,11 @@ class Checkpointer:
         Where later ones are as well, the server that was the tail before has taken it, or nobody.
         """
         replica = self._replication.replicas[number]
-        if not self._checkpoint_clocks or replica.group or clock >= FOREVER:
+        if not self.active or replica.group or clock >= FOREVER:
             return
         while (due := self._checkpoint_clocks.following(self._taken.get(number, 0))) <= clock:
             self._taken[number] = due
-            if replica.placement.tail == self._replication.rank and replica.closed <= due:
+            if replica.tail == self._replication.rank and replica.closed <= due:
                 out.append(self._taken_of(number, due))
 
     def _taken_of(self, number: int, clock: int) -> Save:
@@ -122,7 +125,7 @@ class Checkpointer:
 
     def reached(self, out: Effects) -> None:
         """This server has come to another clock, as a head; others' rows to what it was told."""
-        if self._checkpoint_clocks:
+        if self.active:
             clock = self._clocks.of("").minimum
             for replica in self._replication.of(""):
                 self.before(replica.number, self._replication.reached(replica.number, clock), out)

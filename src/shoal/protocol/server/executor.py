@@ -222,8 +222,8 @@ class Executor:
         log.add_parts(request.seq, builder.parts_of_push)
         if builder.changes:
             origin = request.incarnation, request.seq, log.forget_below
-            clock = self._clocks.of(log.group).minimum
-            before = self.checkpointer.latest(clock) - 1
+            clock = self._clocks.by_worker[log.incarnation].minimum
+            before = self.checkpointer.latest(clock) - 1 if self.checkpointer.active else -1
             operation = builder.operation(
                 what, log.group, clock, (origin,), before, pushed=request.clock
             )

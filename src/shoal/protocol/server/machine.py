@@ -15,6 +15,7 @@ from shoal.protocol.machine import (
     Discard,
     Effects,
     Event,
+    EventTime,
     EventTrace,
     Note,
     Received,
@@ -79,8 +80,8 @@ class ServerMachine:
         self.shards = self._replicas.shards
         self.clocks = Clocks()
         self.admission = Admission()
-        self._now = 0.0  # of the present event
-        self.replication = Replication(self._replicas.replicas, replication, lambda: self._now)
+        self._time = EventTime()
+        self.replication = Replication(self._replicas.replicas, replication, self._time)
         self.checkpointer = Checkpointer(
             checkpoint_clocks or CheckpointClocks(), self.shards, self.clocks, self.replication
         )
@@ -111,7 +112,7 @@ class ServerMachine:
         )
         self.state_transfer = StateTransfer(self.admission, self.shards, rounds, self.replication)
         self._scrubber = Scrubber(self.shards, self.replication)
-        self._learned: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
+        self._synced: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
         self.waits = WaitReport(
             session, self._workers, self.clocks, self.admission, self.wait_queue
         )
@@ -131,10 +132,10 @@ class ServerMachine:
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        self._now = now
+        self._time.set(now)
         if isinstance(event, Received):
             self._received(event, now, out)
-            if isinstance(event.message, Request):
+            if isinstance(event.message, Request | Replicate | ReplicateAck):
                 self._after_request(now, out)
                 return out
         elif isinstance(event, Ticked):
@@ -155,9 +156,12 @@ class ServerMachine:
         return out
 
     def _after_request(self, now: float, out: Effects) -> None:
-        """Of what is done after other events, what a request may have made due."""
-        if self.admission.draining and not self.frozen:
-            self.drainer.say(out)
+        """Of what is done after other events, what a request or an operation may have made due."""
+        if not self.admission.frozen:
+            if self.state_transfer.sending:
+                self.state_transfer.go_on(now, out)
+            if self.admission.draining:
+                self.drainer.say(out)
         if self.wait_queue.pulls or self.waits.active:
             self.waits.look(now, out)
 
@@ -302,7 +306,7 @@ class ServerMachine:
         self.admission.place(view.tables, self.replication.replicas, rank, moved.chains, shut)
         self.replication.adopt(view, rank, out)
         self.state_transfer.adopt()
-        self._scrubber.adopt(self._now)
+        self._scrubber.adopt(self._time.now)
         self.replication.greet(out)
         if moved.chains:
             self.wait_queue.clear()
@@ -314,7 +318,7 @@ class ServerMachine:
         for group in self.clocks.groups():
             self.executor.close_rounds(group, out)
         self.executor.look(out)
-        self._say_learned(out)
+        self._say_synced(out)
 
     def _admit(self, view: View) -> None:
         """The view's workers, and nobody else."""
@@ -333,14 +337,14 @@ class ServerMachine:
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock, member.group)
 
-    def _say_learned(self, out: Effects) -> None:
+    def _say_synced(self, out: Effects) -> None:
         synced = self.state_transfer.synced()
-        if synced != self._learned:
-            self._learned = synced
+        if synced != self._synced:
+            self._synced = synced
             self.session.answered("synced", out)
             if synced:
                 question = Synced(self.session.incarnation, synced)
-                self.session.ask("synced", 0, question, self._now, out)
+                self.session.ask("synced", 0, question, self._time.now, out)
 
     # ------------------------------------------------------------------ other servers
 
@@ -370,9 +374,11 @@ class ServerMachine:
                 operation = self.applier.do(each, replicas, loads, out)
                 out.append(Note("replayed", {"message": each, "from": sender}))
                 self.replication.handled(operation, out)
-                self.checkpointer.reached(out)
+                if self.checkpointer.active:
+                    self.checkpointer.reached(out)
             self.replication.answer(out)
-            self._say_learned(out)
+            if any(isinstance(each, StateChunk) for each, _, _ in due):
+                self._say_synced(out)
         self.executor.look(out)
 
     def _broken(self, message: str) -> InvariantBroken:

@@ -27,6 +27,7 @@ class Replica(msgspec.Struct, eq=False):
     reached:         the clock of the chain's head, as far as it has come here
     ended:           all workers of this view have ended, or there are none
     at:              of a syncing replica: the position of the chunk that is to come next
+    rows, chain, tail:  of its placement, where they are looked up at every push
     """
 
     number: int
@@ -40,16 +41,15 @@ class Replica(msgspec.Struct, eq=False):
     closed: int = 0
     ended: bool = False
     at: int = 0
+    rows: KeyRange = KeyRange(0, 0)
+    chain: tuple[int, ...] = ()
+    tail: int = -1
+
+    def __post_init__(self) -> None:
+        self.rows, self.chain = self.placement.rows, self.placement.chain
+        self.tail = self.placement.tail
 
     # ------------------------------------------------------------------ reading
-
-    @property
-    def rows(self) -> KeyRange:
-        return self.placement.rows
-
-    @property
-    def chain(self) -> tuple[int, ...]:
-        return self.placement.chain
 
     @property
     def whole(self) -> Part:
@@ -101,6 +101,7 @@ class Replica(msgspec.Struct, eq=False):
     def move(self, placement: Placement, rank: int) -> None:
         """A view says where its shard is now, of which this server has these rows already."""
         before, self.placement, self.ended = self.placement, placement, False
+        self.__post_init__()
         if placement.tail == rank or placement.chain[-1] == rank:
             self.done = max(self.version, 0)
         if placement.syncing_since != before.syncing_since:

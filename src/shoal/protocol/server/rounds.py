@@ -34,15 +34,18 @@ Round = tuple[str, int]  # of a group of workers, and its clock
 
 
 class Rounds:
-    """The rounds that are open, and the weights of the latest that have closed."""
+    """The rounds that are open, and the weights of the latest that have closed.
+
+    open:  the pushes of each
+    """
 
     def __init__(self) -> None:
         self._first_open: dict[str, int] = {}
-        self._open: dict[Round, list[Contribution]] = {}
+        self.open: dict[Round, list[Contribution]] = {}
         self._weights: dict[Round, float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._open)
+        return bool(self.open)
 
     def first_open(self, group: str) -> int:
         """After every round of a group's that has closed, whoever took part."""
@@ -54,7 +57,7 @@ class Rounds:
 
     def add(self, entry: Contribution) -> None:
         """Another push; or more of one, of which some is here."""
-        entries = self._open.setdefault((entry.log.group, entry.clock), [])
+        entries = self.open.setdefault((entry.log.group, entry.clock), [])
         for known in entries:
             if known.log is entry.log and known.seq == entry.seq:
                 new = {number for number, _ in entry.parts}
@@ -64,11 +67,11 @@ class Rounds:
 
     def entries(self) -> list[Contribution]:
         """Of all rounds that are open."""
-        return [entry for entries in self._open.values() for entry in entries]
+        return [entry for entries in self.open.values() for entry in entries]
 
     def waits(self, group: str) -> bool:
         """Whether any of a group's pushes do."""
-        return any(entries for (of, _), entries in self._open.items() if of == group)
+        return any(entries for (of, _), entries in self.open.items() if of == group)
 
     def weights(self, group: str) -> tuple[tuple[int, float], ...]:
         """Of its rounds that have closed."""
@@ -76,10 +79,10 @@ class Rounds:
 
     def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
         """Have every part cut into what of it is still here."""
-        for each, entries in list(self._open.items()):
+        for each, entries in list(self.open.items()):
             for entry in entries:
                 entry.parts = [piece for part in entry.parts for piece in cut(*part)]
-            self._open[each] = [entry for entry in entries if entry.parts]
+            self.open[each] = [entry for entry in entries if entry.parts]
 
     def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
         """What of a push was for these shards waits no longer."""
@@ -90,16 +93,16 @@ class Rounds:
     def take(self) -> list[Contribution]:
         """All that is open: it is no longer here."""
         admitted = self.entries()
-        self._open.clear()
+        self.open.clear()
         return admitted
 
     def below(self, group: str, clock: int) -> list[int]:
         """A group's open rounds that are to close when each of its workers has reached `clock`."""
-        return sorted(at for of, at in self._open if of == group and at < clock)
+        return sorted(at for of, at in self.open if of == group and at < clock)
 
     def close(self, group: str, clock: int) -> list[Contribution]:
         """The round's pushes, by rank: the order in which they are merged."""
-        entries = self._open.pop((group, clock))
+        entries = self.open.pop((group, clock))
         self.reach(group, clock + 1)
         self.weigh(group, clock, sum(entry.weight for entry in entries))
         return sorted(entries, key=lambda entry: (entry.log.rank, entry.seq))
@@ -120,6 +123,6 @@ class Rounds:
 
     def drop(self, worker: int, last_clock: int) -> None:
         """A dead worker counts in the rounds below its last clock and in no others (rule 5)."""
-        for key in [each for each in self._open if each[1] >= last_clock]:
-            kept = [each for each in self._open[key] if each.log.incarnation != worker]
-            self._open[key] = kept
+        for key in [each for each in self.open if each[1] >= last_clock]:
+            kept = [each for each in self.open[key] if each.log.incarnation != worker]
+            self.open[key] = kept

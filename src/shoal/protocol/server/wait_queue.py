@@ -74,7 +74,7 @@ class WaitQueue:
             spec = self._shards[number].spec  # its own pushes may wait for a marker
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
-        return WaitingRequest(admitted, need, self._replication.now)
+        return WaitingRequest(admitted, need, self._replication.time.now)
 
     def add_pull(self, pull: WaitingRequest) -> None:
         """It is to wait."""
@@ -82,7 +82,7 @@ class WaitQueue:
 
     def add_push(self, admitted: AdmittedRequest) -> None:
         """A push that is not settled: it may be asked for, and is answered once it is."""
-        parked = WaitingRequest(admitted, 0, self._replication.now)
+        parked = WaitingRequest(admitted, 0, self._replication.time.now)
         self.pushes[parked.key] = parked
 
     def leave(self, key: tuple[int, int]) -> None:

@@ -73,7 +73,8 @@ class OperationApplier:
             for replica in replicas:
                 self._checkpointer.before(replica.number, message.round, out)
                 replica.close(message.round + 1)
-        self._staging.guard.recall()
+        if self._staging.guard.borrowers:
+            self._staging.guard.recall()
         builder = OperationBuilder(self._replication, self._shards)
         by_round: dict[int, list[tuple[float | None, Staged]]] = {}
         fresh = []
@@ -109,7 +110,7 @@ class OperationApplier:
                 raise InvariantBroken(
                     f"version {version} of {replica.rows} came at {replica.version}"
                 )
-        if message.what == "push":
+        if message.what == "push" and self._takeover.copied.open:
             for incarnation, seq, _ in message.origins:  # it may have waited for a marker
                 self._takeover.copied.remove(
                     incarnation, seq, [replica.number for replica in replicas]
@@ -177,7 +178,8 @@ class OperationApplier:
                 continue
             if below > log.forget_below:
                 log.forget(below)
-                self._wait_queue.forget(log)
+                if self._wait_queue.pulls or self._wait_queue.pushes:
+                    self._wait_queue.forget(log)
             if seq >= log.forget_below:
                 log.add_parts(seq, parts_of_push)
         if message.what == "round" and message.round >= 0:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, Send, Sink
+from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, EventTime, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.replication.link import (
@@ -47,11 +47,11 @@ class Replication:
         self,
         replicas: dict[int, Replica],
         options: ReplicationOptions | None = None,
-        now: Callable[[], float] = lambda: 0.0,
+        time: EventTime | None = None,
     ) -> None:
         self.options = options or ReplicationOptions()
         self.replicas = replicas
-        self._now = now
+        self.time = time or EventTime()
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of servers, by rank
@@ -81,14 +81,7 @@ class Replication:
             return False
         if not isinstance(change, Chunk):
             return True
-        return (
-            replica.placement.syncing_since == change.since and replica.placement.tail == self.rank
-        )
-
-    @property
-    def now(self) -> float:
-        """When the present event happens."""
-        return self._now()
+        return replica.placement.syncing_since == change.since and replica.tail == self.rank
 
     @property
     def idle(self) -> bool:
@@ -101,13 +94,15 @@ class Replication:
         for replica in self.replicas.values():
             at = replica.chain.index(self.rank)
             beside = (*replica.chain[max(at - 1, 0) : at], *replica.chain[at + 1 : at + 2])
-            self._silent.update((self._ids[rank], self.now) for rank in beside if rank > self.rank)
+            self._silent.update(
+                (self._ids[rank], self.time.now) for rank in beside if rank > self.rank
+            )
         self._say_hello(out)
 
     def _say_hello(self, out: Effects) -> None:
         for node, again_at in self._silent.items():
-            if self.now >= again_at:
-                self._silent[node] = self.now + self.options.resend_s
+            if self.time.now >= again_at:
+                self._silent[node] = self.time.now + self.options.resend_s
                 out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, number: int, clock: int) -> int:
@@ -148,10 +143,7 @@ class Replication:
         to = self._following(replica)
         if to is None:
             replica.acknowledge(replica.version, replica.version)
-        elif (
-            replica.placement.tail == self.rank
-            and self._link(to).backlog <= self.options.credit_bytes
-        ):
+        elif replica.tail == self.rank and self._link(to).backlog <= self.options.credit_bytes:
             replica.acknowledge(replica.version, 0)
 
     def carry(self, operation: Operation, out: Effects) -> None:
@@ -170,7 +162,7 @@ class Replication:
             clock = self._clock_of(path, group, own, to) if to is not None else -1
             if to is not None and self._link(to).told.get((path, group), -1) < clock:
                 alone = Operation("round", path, clock, [], (), nothing, group=group)
-                self._link(to).say(alone, [], clock, self.now, out)
+                self._link(to).say(alone, [], clock, self.time.now, out)
 
     def _along(self, path: tuple[int, ...], group: str) -> list[Replica]:
         """A group's copies whose chains begin with these servers, of which this one is the last.
@@ -196,7 +188,7 @@ class Replication:
                 by_server.setdefault(to, []).append(each)
         for to, changes in by_server.items():
             clock = self._clock_of(operation.path, operation.group, operation.clock, to)
-            self._link(to).say(operation, changes, clock, self.now, out)
+            self._link(to).say(operation, changes, clock, self.time.now, out)
 
     def _link(self, to: NodeId) -> Link:
         link = self._links.get(to)
@@ -212,7 +204,7 @@ class Replication:
         link = self._links.get(sender)
         if not message.number:  # it has heard nothing: the connection is new
             if link is not None:
-                link.broken(self.now)
+                link.broken(self.time.now)
             if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
                 out.append(Send(sender, ReplicateAck(self._view, 0, ())))
         if link is None:
@@ -225,14 +217,14 @@ class Replication:
                 if self._following(replica) == sender:
                     news = self._heard_of(replica, min(version, replica.version)) or news
         if news:
-            link.go_on(self.now, out)
+            link.go_on(self.time.now, out)
             self._forget()
             self.answer(out)
         return news
 
     def _heard_of(self, replica: Replica, version: int) -> bool:
         """The next server has so much of a copy, and those after it; whether that is news."""
-        if replica.placement.tail != self.rank:
+        if replica.tail != self.rank:
             # the tail keeps what its syncing replica lacks
             return replica.acknowledge(version, max(version, replica.done))
         before = replica.done
@@ -277,7 +269,7 @@ class Replication:
         incoming = self._incoming.get(sender)
         if incoming is not None and message.number < incoming.expected:
             return Discard("seen")
-        if isinstance(message, Replicate) and not message.agrees:
+        if isinstance(message, Replicate) and not _agrees(message):
             return Discard("parts, versions and rates do not agree")
         loads = [
             stage(replica.number, KeyRange(part.start, part.stop), part.keys)
@@ -350,8 +342,8 @@ class Replication:
     def tick(self, out: Effects) -> None:
         """Send again what has waited too long for its acknowledgement."""
         for link in self._links.values():
-            if self.now >= link.again_at:
-                link.again(self.now, out)
+            if self.time.now >= link.again_at:
+                link.again(self.time.now, out)
         self._say_hello(out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
@@ -381,3 +373,8 @@ class Replication:
             if each.replica.done < each.version
         }
         return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""
+
+
+def _agrees(message: Replicate) -> bool:
+    """Whether there is a version and a rate for each part."""
+    return len(message.parts) == len(message.versions) == len(message.rates)

@@ -38,7 +38,10 @@ class Transfer(msgspec.Struct, eq=False):
 
 
 class StateTransfer:
-    """Those that this server sends, and those that it gets."""
+    """Those that this server sends, and those that it gets.
+
+    sending:  by replica
+    """
 
     def __init__(
         self,
@@ -51,28 +54,28 @@ class StateTransfer:
         self._shards = shards
         self._rounds = rounds
         self._replication = replication
-        self._sent: dict[int, Transfer] = {}  # by copy
+        self.sending: dict[int, Transfer] = {}  # by copy
 
     # ------------------------------------------------------------------ to a learner
 
     def adopt(self) -> None:
         """A view: begin those that are new in it, go on with the others."""
-        before, self._sent = self._sent, {}
+        before, self.sending = self.sending, {}
         for number, replica in self._replication.replicas.items():
             since = replica.placement.syncing_since
-            if since and replica.placement.tail == self._replication.rank:
+            if since and replica.tail == self._replication.rank:
                 known = before.get(number)
                 again = known is not None and known.since == since
-                self._sent[number] = known if known and again else Transfer(replica, since)
+                self.sending[number] = known if known and again else Transfer(replica, since)
 
     def go_on(self, now: float, out: Effects) -> None:
         """Send what is due."""
-        for transfer in self._sent.values():
+        for transfer in self.sending.values():
             if now >= self._due(transfer):
                 self._send(transfer, now, out)
 
     def wakes_at(self) -> float:
-        return min(map(self._due, self._sent.values()), default=inf)
+        return min(map(self._due, self.sending.values()), default=inf)
 
     def _due(self, transfer: Transfer) -> float:
         waits = transfer.chunk is not None and not transfer.chunk.there

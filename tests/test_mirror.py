@@ -22,6 +22,7 @@ CROSS_CUTTING = {
     "test_architecture.py",
     "test_doctests.py",
     "test_examples.py",
+    "test_exchange_path.py",
     "test_mirror.py",
     "test_one_writer.py",
     "transport/test_conformance.py",

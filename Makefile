@@ -5,12 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types check clean venv
+# Tests run on as many processes as there are cores, at most 8: those that start a cluster have
+# about five processes each. One thread for each test's torch: its others would only wait in turns.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadgroup
+
+.PHONY: demo test test-fast coverage lint types check clean venv
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train on handwritten digits: 2 workers, 2 servers, on this machine"
+	@echo "make test-fast  run the tests without real processes and many seeds"
 	@echo "make test   run the test suite"
+	@echo "make coverage   run the test suite under coverage.py, and print a table by folder"
 	@echo "make check  lint, types and tests, as CI does"
 
 venv: $(READY)
@@ -29,8 +35,18 @@ demo: $(READY)
 	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 30 --batch-size 32 --title demo --next-steps
 
 test: $(READY)
-	@echo "shoal: running the tests (about a quarter of an hour)"
-	@$(BIN)/python -m pytest -q
+	@echo "shoal: running the tests (several minutes)"
+	@$(TESTS)
+
+test-fast: $(READY)
+	@$(TESTS) -m "not real and not seeds"
+
+# Processes that tests start are measured too. WHAT='-m "not real"' measures a part.
+coverage: $(READY)
+	@rm -f .coverage .coverage.*
+	@OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -q -n auto --maxprocesses 8 --dist loadgroup $(WHAT)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python tests/coverage_table.py
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -41,4 +57,4 @@ types: $(READY)
 check: lint types test
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs
+	rm -rf $(VENV) .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache shoal-runs

@@ -1,12 +1,23 @@
+from __future__ import annotations
+
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from shoal.client.client import Client
+    from shoal.engines.local import LocalEngine
+
+    Started = tuple[LocalEngine, list[Client]]
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-transcripts",
         action="store_true",
@@ -14,12 +25,11 @@ def pytest_addoption(parser):
     )
 
 
-@pytest.fixture
-def cluster():
-    """A function that starts a cluster and returns (its engine, its clients)."""
-    started = []
+@contextmanager
+def clusters() -> Iterator[Callable[..., Started]]:
+    started: list[Started] = []
 
-    def start(servers=1, workers=1, **options):
+    def start(servers: int = 1, workers: int = 1, **options: Any) -> Started:
         # for those tests alone that have a cluster: torch takes a second to import
         from concurrent.futures import ThreadPoolExecutor
 
@@ -43,3 +53,17 @@ def cluster():
         for client in clients:
             client.close()
         engine.finish()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Callable[..., Started]]:
+    """A function that starts a cluster and returns (its engine, its clients)."""
+    with clusters() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Callable[..., Started]]:
+    """The same for all tests of a module, which are to be of one xdist_group."""
+    with clusters() as start:
+        yield start

@@ -76,7 +76,7 @@ NAMES = {module_name(path): path for path in MODULES}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_up_the_list(path):
+def test_imports_point_to_the_same_or_a_lower_level(path):
     room = room_of(path)
     if room in ("__init__", "__main__", "keys", "registry", "errors"):
         return
@@ -143,19 +143,19 @@ def test_roles_do_not_import_each_other():
         assert PROTOCOL_LEVEL[other] <= PROTOCOL_LEVEL[one], f"{one} imports {other}"
 
 
-def test_the_protocol_seen_from_above_is_simple():
+def test_the_protocol_folders_have_few_arrows():
     assert len(protocol_arrows()) <= PROTOCOL_ARROWS
 
 
 @pytest.mark.parametrize("room", ["tables", "simulation"])
-def test_no_clock_but_its_own_and_no_network(room):
+def test_tables_and_simulation_use_no_clock_and_no_network(room):
     for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"time", "datetime", "socket", "selectors"}, path
 
 
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
-def test_no_clock_no_chance_no_io(room):
+def test_protocol_and_strategies_use_no_clock_no_randomness_and_no_io(room):
     for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & FORBIDDEN, f"{path}: {roots & FORBIDDEN}"
@@ -169,7 +169,7 @@ def test_no_clock_no_chance_no_io(room):
             assert not is_set, f"{path}:{looped.lineno} iterates over a set"
 
 
-def test_the_environment_is_read_in_few_places():
+def test_environment_variables_are_read_in_listed_files_only():
     allowed = {"cli/training.py", "cli/tools.py", "engines/joining.py", "engines/launcher.py"}
     allowed |= {
         "collective/process_group.py",
@@ -202,7 +202,7 @@ def test_nothing_is_unpickled_or_evaluated():
         ("shoal, shoal.strategies, shoal.cli, shoal.apps.train.command", "torch"),
     ],
 )
-def test_rooms_without_torch(modules, absent):
+def test_light_modules_import_without_torch(modules, absent):
     code = f"import sys, {modules}\nprint([m for m in {absent.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -215,7 +215,7 @@ LONGER = {  # machines whose parts talk to each other more than to anybody else;
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_and_functions_are_short(path):
+def test_files_and_functions_are_within_their_length_limits(path):
     text = path.read_text()
     assert text.count("\n") <= LONGER.get(str(path.relative_to(ROOT)), FILE_LINES)
     for node in ast.walk(ast.parse(text)):
@@ -226,7 +226,7 @@ def test_files_and_functions_are_short(path):
 
 
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
-def test_no_mutable_module_state(room):
+def test_protocol_and_strategies_have_no_mutable_module_state(room):
     makers = {"dict", "list", "set", "defaultdict", "Counter", "deque", "count"}
     for path in (ROOT / room).rglob("*.py"):
         tree = ast.parse(path.read_text())

@@ -12,7 +12,7 @@ MODULES = ["shoal", *(found.name for found in pkgutil.walk_packages(shoal.__path
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
+def test_every_docstring_example_runs(name):
     try:
         module = import_module(name)
     except ImportError as error:
@@ -24,6 +24,6 @@ def test_examples(name):
     assert doctest.testmod(module).failed == 0
 
 
-def test_modules_were_found():
+def test_doctest_modules_are_found():
     assert {"shoal.keys", "shoal.registry", "shoal.tables.access"} <= set(MODULES)
     assert doctest.testmod(import_module("shoal.keys")).attempted >= 4

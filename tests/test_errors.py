@@ -51,11 +51,11 @@ def test_every_error_is_documented_and_found_by_name(kind):
 
 
 @pytest.mark.parametrize("name", ["FromTheFuture", "Iterable", "by_name", "annotations", "", "int"])
-def test_a_name_that_is_no_error_of_ours(name):
+def test_an_unknown_error_name_gives_shoal_error(name):
     assert by_name(name) is ShoalError
 
 
-def test_the_story_is_told_below_the_message():
+def test_the_trace_is_shown_below_the_message():
     assert str(ShoalError("it broke")) == "it broke"
     assert str(ShoalError("it broke", iter(["a", "b"]))) == (
         "it broke\n  the last events:\n    a\n    b"
@@ -63,5 +63,5 @@ def test_the_story_is_told_below_the_message():
     assert ShoalError().message == ""
 
 
-def test_whose_fault_is_a_type():
+def test_no_error_is_both_a_usage_error_and_a_peer_error():
     assert not any(issubclass(each, UsageError) and issubclass(each, PeerError) for each in CLASSES)

@@ -22,7 +22,7 @@ def test_a_range_is_ordered_and_not_negative(start, stop):
 
 
 @given(ranges, ranges)
-def test_arithmetic_is_that_of_sets(one, other):
+def test_range_arithmetic_equals_that_of_sets(one, other):
     assert len(one) == len(keys_of(one))
     assert keys_of(one & other) == keys_of(one) & keys_of(other)
     assert {key for key in range(-1, 14) if key in one} == keys_of(one)
@@ -38,20 +38,20 @@ def test_a_range_covers_itself_and_nothing_is_in_an_empty_one():
     assert "3" not in KeyRange(2, 6)
 
 
-def test_ranges_sort_print_and_travel():
+def test_ranges_sort_print_and_encode():
     assert sorted([KeyRange(4, 5), KeyRange(1, 9), KeyRange(1, 2)])[0] == KeyRange(1, 2)
     assert str(KeyRange(2, 6)) == "[2:6)"
     part = KeyRange(2, 6)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=KeyRange) == part
 
 
-def test_what_travels_is_checked_as_well():
+def test_a_decoded_range_is_checked():
     with pytest.raises(InvalidValue):
         msgspec.msgpack.decode(msgspec.msgpack.encode([6, 2]), type=KeyRange)
 
 
 @given(st.integers(0, 60), st.integers(1, 12))
-def test_an_even_split_tiles_and_differs_by_one_at_most(total, pieces):
+def test_an_even_split_tiles_the_range_with_sizes_within_one(total, pieces):
     parts = split_evenly(total, pieces)
     sizes = [len(part) for part in parts]
     assert len(parts) == pieces
@@ -61,7 +61,7 @@ def test_an_even_split_tiles_and_differs_by_one_at_most(total, pieces):
 
 
 @pytest.mark.parametrize("pieces", [0, -1])
-def test_no_pieces(pieces):
+def test_a_split_into_no_pieces_is_refused(pieces):
     with pytest.raises(InvalidValue, match=f"into {pieces} pieces"):
         split_evenly(10, pieces)
 
@@ -78,7 +78,7 @@ def test_a_piece_is_inside_or_outside_each_range(whole, parts):
             assert keys_of(piece & part) in (set(), keys_of(piece))
 
 
-def test_pieces_are_as_few_as_can_be():
+def test_overlapping_ranges_are_cut_into_the_fewest_pieces():
     parts = [KeyRange(0, 4), KeyRange(0, 9), KeyRange(7, 30), KeyRange(12, 14)]
     assert cut_at_edges(KeyRange(2, 9), parts) == [KeyRange(2, 4), KeyRange(4, 7), KeyRange(7, 9)]
 
@@ -98,5 +98,5 @@ def test_pieces_are_as_few_as_can_be():
         ([(1, 10)], False),
     ],
 )
-def test_tiles(edges, answer):
+def test_tiles_tells_whether_ranges_cover_without_overlap(edges, answer):
     assert tiles([KeyRange(*each) for each in edges], 10) is answer

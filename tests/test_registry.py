@@ -40,7 +40,7 @@ def shapes() -> Registry[int]:
     return registry
 
 
-def test_what_was_added_is_found_and_listed_in_order(installed):
+def test_an_added_name_is_found_and_listed_in_order(installed):
     known = shapes()
     assert known["square"] == 4
     assert known["disc"] == 0  # a value that is false is a value
@@ -50,14 +50,14 @@ def test_what_was_added_is_found_and_listed_in_order(installed):
     assert installed["asked"] == []
 
 
-def test_a_name_is_given_once():
+def test_a_name_that_is_taken_is_refused():
     known = shapes()
     with pytest.raises(InvalidValue, match="garden shape 'square' is registered already"):
         known.add("square", 5)
     assert known["square"] == 4
 
 
-def test_an_unknown_name_lists_the_known_and_the_nearest(installed):
+def test_an_unknown_name_is_refused_with_the_nearest(installed):
     with pytest.raises(UnknownName) as caught:
         shapes()["sqare"]
     assert str(caught.value) == (
@@ -65,18 +65,18 @@ def test_an_unknown_name_lists_the_known_and_the_nearest(installed):
     )
 
 
-def test_nothing_is_suggested_where_nothing_is_near():
+def test_an_unknown_name_without_a_near_one_gets_no_suggestion():
     assert str(unknown("shape", "q", {"disc": 0})) == "unknown shape 'q' (known: disc)"
     assert str(unknown("shape", "q", [])) == "unknown shape 'q' (known: )"
     assert str(unknown("side", "4", [3, 2])) == "unknown side '4' (known: 2, 3)"
 
 
-def test_registries_are_apart():
+def test_registries_do_not_share_names():
     shapes().add("cube", 6)
     assert "cube" not in shapes()
 
 
-def test_a_plug_in_is_loaded_when_its_name_is_asked_for(installed):
+def test_a_plugin_is_loaded_when_its_name_is_asked_for(installed):
     cube = Point("cube", 6)
     installed["shoal.garden_shapes"] = [cube]
     known = shapes()
@@ -90,7 +90,7 @@ def test_a_plug_in_is_loaded_when_its_name_is_asked_for(installed):
     assert (cube.loads, installed["asked"]) == (1, ["shoal.garden_shapes"])
 
 
-def test_a_plug_in_cannot_replace_what_is_built_in(installed):
+def test_a_plugin_cannot_replace_a_built_in(installed):
     installed["shoal.garden_shapes"] = [Point("square", 5), Point("cube", 6)]
     known = shapes()
     assert known["cube"] == 6

@@ -8,12 +8,12 @@ def write(folder, *records):
     (folder / "one.marks").write_bytes(data)
 
 
-def test_what_was_acknowledged_is_there_once_and_what_was_intended_may_be(tmp_path):
+def test_an_acknowledged_write_counts_once_and_an_intended_one_may(tmp_path):
     write(tmp_path, (INTENDED, 1), (ACKNOWLEDGED, 1), (INTENDED, 2), (INTENDED, 3))
     assert judge(tmp_path, {1: 1.0, 2: 1.0, 9: 0.0}) == Verdict(3, 1, 0, 0, 0)
 
 
-def test_what_is_wrong_is_counted(tmp_path):
+def test_lost_and_repeated_writes_are_counted(tmp_path):
     write(
         tmp_path,
         *((INTENDED, key) for key in range(5)),
@@ -24,7 +24,7 @@ def test_what_is_wrong_is_counted(tmp_path):
     assert judge(tmp_path, {}).lost == 3
 
 
-def test_a_record_that_was_cut_off_does_not_count(tmp_path):
+def test_a_truncated_record_does_not_count(tmp_path):
     write(tmp_path, (INTENDED, 1), (ACKNOWLEDGED, 1))
     path = tmp_path / "one.marks"
     path.write_bytes(path.read_bytes()[:-3])

@@ -50,7 +50,7 @@ def rows_of(reader):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_libsvm(tmp_path, packed, size):
+def test_libsvm_lines_are_parsed(tmp_path, packed, size):
     path = file_of(tmp_path, LIBSVM)
     if packed:
         path.write_bytes(gzip.compress(path.read_bytes()))
@@ -65,7 +65,7 @@ def test_libsvm(tmp_path, packed, size):
     ]
 
 
-def test_dummy(tmp_path):
+def test_lines_of_the_dummy_format_are_parsed(tmp_path):
     reader = Reader(file_of(tmp_path, DUMMY), 2)
     assert reader.kind == "dummy"
     batches = list(reader)
@@ -73,7 +73,7 @@ def test_dummy(tmp_path):
     assert rows_of(reader)[0] == (1, {3: 1, 7: 1})
 
 
-def test_criteo(tmp_path):
+def test_criteo_lines_are_parsed(tmp_path):
     reader = Reader(file_of(tmp_path, CRITEO), 2)
     assert reader.kind == "criteo"
     [batch] = reader
@@ -160,7 +160,7 @@ LINES = st.one_of(
     kind=st.sampled_from(["libsvm", "dummy", "criteo"]),
     size=st.integers(1, 5),
 )
-def test_compiled_parsing_is_the_parsers(lines, end, kind, size, tmp_path_factory):
+def test_the_compiled_parser_equals_the_plain_one(lines, end, kind, size, tmp_path_factory):
     """Each line is what the parser of a single line makes of it, or refused like it."""
     expected, refused = [], 0
     for line in lines:
@@ -189,7 +189,7 @@ def test_compiled_parsing_is_the_parsers(lines, end, kind, size, tmp_path_factor
     assert reader.skipped == refused
 
 
-def test_rows_longer_than_a_block(tmp_path, monkeypatch):
+def test_a_row_longer_than_a_block_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BLOCK_BYTES", 7)
     text = "1 123456789:0.5 7:2\n\n-1 4:1e2"
     path = file_of(tmp_path, text)
@@ -197,12 +197,12 @@ def test_rows_longer_than_a_block(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "hello world\n", "1 a:b\n", "\x00\x01\n"])
-def test_what_is_no_file_of_rows(tmp_path, text):
+def test_a_file_of_another_format_is_refused(tmp_path, text):
     with pytest.raises(DataCorrupt, match=r"rows\.txt"):
         list(Reader(file_of(tmp_path, text), 10))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_an_unreadable_file_is_refused(tmp_path):
     with pytest.raises(DataMissing, match=r"none\.txt"):
         guess(tmp_path / "none.txt")
     path = tmp_path / "cut.gz"
@@ -253,7 +253,7 @@ def test_deepfm_sees_the_fields_in_their_places(cluster, tmp_path):
     torch.testing.assert_close(seen[0], expected)
 
 
-def test_logistic_gradients_are_those_of_autograd():
+def test_logistic_gradients_equal_autograds():
     random = np.random.default_rng(0)
     numbers = random.integers(0, 7, 20).astype(np.uint64)
     offsets, labels = np.array([0, 4, 4, 11]), np.array([1, 0, 1, 0], np.float32)
@@ -279,7 +279,7 @@ def test_logistic_gradients_are_those_of_autograd():
 
 
 @pytest.mark.real
-def test_synchronous_workers_are_one_process_with_all_their_rows(cluster, tmp_path):
+def test_synchronous_workers_equal_one_process_with_all_rows(cluster, tmp_path):
     """FTRL-proximal, McMahan et al. 2013, algorithm 1, to 1e-6."""
     spec = CtrSpec(strategy="sync", l1=0.6, l2=0.5, batch_size=5)
     random = np.random.default_rng(3)
@@ -322,7 +322,7 @@ def test_synchronous_workers_are_one_process_with_all_their_rows(cluster, tmp_pa
     assert (w == 0).any()
 
 
-def test_scores_that_are_no_numbers_have_no_figures(tmp_path):
+def test_non_finite_scores_have_no_metrics(tmp_path):
     scores = Scores()
     scores.add(np.array([0.5, np.nan], np.float32), np.array([1, 0], np.float32))
     scores.save(tmp_path / "scores.npz")

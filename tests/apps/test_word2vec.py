@@ -35,7 +35,7 @@ def test_words_are_numbered_by_frequency_and_rare_ones_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_shares_are_whole_sentences_and_all_of_them(workers):
+def test_workers_split_the_corpus_into_whole_sentences(workers):
     ids = Corpus.of([f"w{chr(97 + i % 3)} x y z" for i in range(20)], 1).ids
     parts = [ids[part] for part in shares(ids, workers)]
     assert np.concatenate(parts).tolist() == ids.tolist()
@@ -43,7 +43,7 @@ def test_shares_are_whole_sentences_and_all_of_them(workers):
         assert not len(part) or part[-1] == BREAK
 
 
-def test_text_comes_from_plain_gzipped_and_archived_files(tmp_path):
+def test_text_is_read_from_plain_gzipped_and_archived_files(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffone\ntwo\n".encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three\n"))
     with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
@@ -135,14 +135,14 @@ def test_training_lowers_the_loss():
     assert block_loss(corpus.ids, inputs, outputs, pool) < 0.7 * before
 
 
-def test_noise_is_drawn_by_counts_to_the_power_of_three_quarters():
+def test_noise_words_are_drawn_by_counts_to_the_three_quarters():
     counts = np.array([1000, 100, 10])
     drawn = noise_pool(running_sum(counts), 200_000, np.random.default_rng(0))
     expected = counts**0.75 / (counts**0.75).sum()
     np.testing.assert_allclose(np.bincount(drawn) / 200_000, expected, atol=0.005)
 
 
-def test_frequent_words_are_left_out_as_often_as_they_should():
+def test_frequent_words_are_subsampled_at_the_expected_rate():
     counts = np.array([50_000, 10])
     corpus = Corpus(["a", "b"], counts, np.empty(0, np.int32))
     keep = corpus.keep_chances(1e-3)
@@ -193,7 +193,7 @@ def test_similarities(vectors, tmp_path):
         vectors.similarities(path)
 
 
-def test_files_are_in_the_format_of_word2vec(vectors, tmp_path):
+def test_vectors_are_written_in_word2vecs_formats(vectors, tmp_path):
     vectors.save(tmp_path / "v.txt", binary=False)
     lines = (tmp_path / "v.txt").read_text().splitlines()
     assert lines[:2] == ["5 3", "man 1 0 0"]

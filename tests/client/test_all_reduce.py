@@ -18,7 +18,7 @@ def together(clients, call):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("elements", [1, 7, 5000, 3_000_017])
-def test_sums(cluster, dtype, elements):
+def test_all_reduce_sums_over_the_workers(cluster, dtype, elements):
     _, clients = cluster(0, 3)
 
     def add(client):
@@ -31,7 +31,7 @@ def test_sums(cluster, dtype, elements):
         assert torch.equal(each, torch.arange(elements).remainder(32).to(dtype) * 6)
 
 
-def test_means_several_under_way_and_one_worker_alone(cluster):
+def test_all_reduce_means_may_overlap_and_work_with_one_worker(cluster):
     _, clients = cluster(1, 2)
 
     def several(client):
@@ -48,7 +48,7 @@ def test_means_several_under_way_and_one_worker_alone(cluster):
         assert tensor.tolist() in ([4.0], [])
 
 
-def test_what_cannot_be_summed_is_refused(cluster):
+def test_tensors_that_cannot_be_summed_are_refused(cluster):
     _, [client] = cluster(0, 1)
     for wrong, words in [
         (torch.ones(4, 4).T[:2], "contiguous"),
@@ -61,7 +61,7 @@ def test_what_cannot_be_summed_is_refused(cluster):
         client.all_reduce(torch.ones(2, dtype=torch.int64), mean=True)
 
 
-def test_tensors_of_different_sizes_are_an_error_for_everybody(cluster):
+def test_tensors_of_different_sizes_fail_for_every_worker(cluster):
     _, clients = cluster(0, 2)
 
     def add(client):
@@ -71,7 +71,7 @@ def test_tensors_of_different_sizes_are_an_error_for_everybody(cluster):
     together(clients, add)
 
 
-def test_a_worker_that_leaves_ends_the_sums_of_the_others(cluster):
+def test_a_worker_that_leaves_fails_the_others_sums(cluster):
     _, clients = cluster(0, 3)
     tensors = [torch.ones(10) for _ in clients[1:]]
     waiting = [c.all_reduce(t) for c, t in zip(clients[1:], tensors, strict=True)]

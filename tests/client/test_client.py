@@ -35,7 +35,7 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_whole_tables_ranges_and_keys(cluster, servers):
+def test_push_and_pull_work_on_tables_ranges_and_keys(cluster, servers):
     _, [client] = cluster(servers)
     client.create_table(TableSpec("w", 30, (2,), merge="sum", fragment_rows=4))
     client.push("w", torch.ones(30, 2)).wait()
@@ -55,7 +55,7 @@ def test_whole_tables_ranges_and_keys(cluster, servers):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "uint8"])
-def test_every_dtype(cluster, dtype):
+def test_push_and_pull_work_on_every_dtype(cluster, dtype):
     _, [client] = cluster()
     client.create_table(TableSpec("w", 5, dtype=dtype, merge="sum"))
     values = torch.arange(5).to(getattr(torch, dtype))
@@ -64,7 +64,7 @@ def test_every_dtype(cluster, dtype):
     assert torch.equal(client.pull("w").wait(), values + values)
 
 
-def test_a_request_comes_after_others(cluster):
+def test_a_pull_with_after_sees_the_pushes_before_it(cluster):
     _, [client] = cluster(2)
     client.create_table(TableSpec("w", 4, merge="sum"))
     values = [torch.full((4,), float(each)) for each in range(20)]
@@ -79,7 +79,7 @@ def test_a_request_comes_after_others(cluster):
     assert future.exception() is None
 
 
-def test_an_async_push_goes_on_while_nobody_waits(cluster):
+def test_a_push_completes_while_nobody_waits(cluster):
     _, [client] = cluster()
     client.create_table(TableSpec("w", 4, merge="sum"))
     done = threading.Event()
@@ -104,7 +104,7 @@ def test_threads_share_a_client(cluster):
     assert client.pull("w").wait().tolist() == [150.0] * 8
 
 
-def test_waiting_for_a_bsp_push_before_advance_says_so(cluster):
+def test_waiting_for_a_bsp_push_before_advance_raises(cluster):
     _, [client] = cluster()
     client.create_table(TableSpec("w", 4, consistency=bsp()))
     push = client.push("w", torch.ones(4))
@@ -116,7 +116,7 @@ def test_waiting_for_a_bsp_push_before_advance_says_so(cluster):
     assert client.pull("w").wait().tolist() == [1.0] * 4
 
 
-def test_bsp_merges_by_weight(cluster):
+def test_bsp_averages_pushes_by_weight(cluster):
     _, [one, two] = cluster(2, 2)
     for client in (one, two):
         client.create_table(
@@ -130,7 +130,7 @@ def test_bsp_merges_by_weight(cluster):
         assert future.wait()[[0, -1]].tolist() == [-5.0, -5.0]  # -(3*4 + 1*8) / 4
 
 
-def test_a_missing_worker_is_named(cluster):
+def test_a_pull_that_times_out_names_the_missing_worker(cluster):
     _, [one, two] = cluster(1, 2, sync_timeout_s=0.3)
     for client in (one, two):
         client.create_table(TableSpec("w", 4, consistency=bsp()))
@@ -144,7 +144,7 @@ def test_a_missing_worker_is_named(cluster):
     pull.wait()
 
 
-def test_cancel_gives_the_buffer_back(cluster):
+def test_a_cancelled_pull_does_not_write_to_its_buffer(cluster):
     _, [one, two] = cluster(1, 2)
     for client in (one, two):
         client.create_table(TableSpec("w", 4, consistency=bsp()))
@@ -161,7 +161,7 @@ def test_cancel_gives_the_buffer_back(cluster):
     assert not pull.cancel()
 
 
-def test_debug_mode_sees_a_write_to_a_borrowed_buffer(cluster):
+def test_debug_mode_detects_a_write_to_a_borrowed_buffer(cluster):
     _, [client] = cluster(debug=True)
     client.create_table(TableSpec("w", 4, consistency=bsp()))
     values = torch.ones(4)
@@ -177,7 +177,7 @@ def declaring(spec):
     yield DeclareTable(spec)
 
 
-def test_bad_requests_are_named_and_change_nothing(cluster):
+def test_invalid_requests_are_refused_by_name_and_change_nothing(cluster):
     _, [client] = cluster(2)
     client.create_table(TableSpec("w", 10, merge="sum"))
     with pytest.raises(InvalidValue, match=r"no table 'v' in this run \(known: w\)"):
@@ -213,7 +213,7 @@ def test_heartbeats_go_on_while_the_caller_computes(cluster):
     assert client._driver.machine.session._again_at > before
 
 
-def test_a_run_that_ended_refuses_politely(cluster):
+def test_a_closed_client_refuses_requests(cluster):
     _, [client] = cluster()
     client.close()
     with pytest.raises(UsageError, match="closed"):
@@ -236,7 +236,7 @@ def test_a_done_callback_may_use_the_client(cluster):
     assert seen[0].tolist() == [2.0] * 8
 
 
-def test_a_done_callback_that_raises_stops_nobody(cluster, caplog):
+def test_a_done_callback_that_raises_is_logged_and_harms_nothing(cluster, caplog):
     _, (client,) = cluster()
     client.create_table(TableSpec("w", 8))
 
@@ -297,7 +297,7 @@ def test_a_waiter_is_not_kept_by_another_threads_longer_wait(cluster):
     assert not second.is_alive()
 
 
-def test_who_waits_when_the_client_is_closed_is_told(cluster):
+def test_a_waiting_thread_is_told_when_the_client_is_closed(cluster):
     _, (one, two) = cluster(workers=2)
     for client in (one, two):
         client.create_table(TableSpec("w", 8, consistency=bsp()))
@@ -320,7 +320,7 @@ def test_who_waits_when_the_client_is_closed_is_told(cluster):
     assert isinstance(left_alone.exception(), UsageError)
 
 
-def test_a_pump_that_fails_says_so_to_all(cluster, monkeypatch):
+def test_a_driver_that_fails_fails_all_requests(cluster, monkeypatch):
     _, (client,) = cluster()
     client.create_table(TableSpec("w", 8))
 
@@ -336,7 +336,7 @@ def test_a_pump_that_fails_says_so_to_all(cluster, monkeypatch):
         future.result()
 
 
-def test_a_request_that_cannot_be_asked_or_finished_harms_nobody(cluster):
+def test_a_request_with_an_unusable_argument_does_not_harm_the_next(cluster):
     _, (client,) = cluster()
     client.create_table(TableSpec("w", 4, merge="sum"))
     out = torch.nn.Parameter(torch.zeros(2))

@@ -15,7 +15,7 @@ KEYS = np.sort(np.random.default_rng(0).integers(0, 1 << 63, 10_000).astype(np.u
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_keys_values_and_lengths(cluster, servers):
+def test_a_custom_table_stores_values_of_any_length(cluster, servers):
     _, [client] = cluster(servers=servers)
     client.create_table(SPEC)
     lens = np.random.default_rng(1).integers(0, 4, len(KEYS))
@@ -34,7 +34,7 @@ def test_keys_values_and_lengths(cluster, servers):
     assert (found.tolist(), counts.tolist()) == ([], [0])
 
 
-def test_what_is_asked_wrongly_is_refused_and_nothing_sent(cluster):
+def test_an_invalid_call_is_refused_before_it_is_sent(cluster):
     _, [client] = cluster(servers=2)
     for spec in (SPEC, TableSpec("w", 10), TableSpec("e", 0, kind="sparse")):
         client.create_table(spec)
@@ -77,7 +77,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_sent(cluster):
         client.request("servers", 1, memoryview(b"abcdef")[::2], table="kv").wait()
 
 
-def test_answers_are_forgotten_by_servers_when_nobody_holds_them(cluster):
+def test_servers_forget_answers_that_no_client_holds(cluster):
     _, [client] = cluster()
     client.create_table(SPEC)
     for _ in range(50):

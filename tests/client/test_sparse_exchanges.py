@@ -77,7 +77,7 @@ def test_unique_keys_and_values_are_not_copied_for_one_server():
     assert finish() is out
 
 
-def test_of_values_that_are_assigned_to_one_key_the_last_counts():
+def test_the_last_of_several_assigned_values_counts():
     batch = Batch(SPEC, [5, 6, 5], view_of(1))
     rows = batch.merged(np.array([[1.0], [2.0], [3.0]]), assign=True)
     np.testing.assert_array_equal(rows, [[3], [2]])
@@ -96,7 +96,7 @@ def test_of_values_that_are_assigned_to_one_key_the_last_counts():
         (np.arange(10, dtype=np.uint64)[::3], [0, 3, 6, 9]),
     ],
 )
-def test_keys_in_every_form(keys, expected):
+def test_keys_may_be_lists_arrays_or_tensors(keys, expected):
     found = keys_of(SPEC, keys)
     assert found.tolist() == expected
     assert found.dtype == np.uint64
@@ -118,7 +118,7 @@ def test_keys_in_every_form(keys, expected):
         [[1], []],
     ],
 )
-def test_what_is_no_list_of_keys(keys):
+def test_an_invalid_list_of_keys_is_refused(keys):
     with pytest.raises(InvalidValue, match="'e'"):
         keys_of(SPEC, keys)
 
@@ -128,7 +128,7 @@ def test_what_is_no_list_of_keys(keys):
 
 @pytest.mark.real
 @pytest.mark.parametrize("servers", [1, 3])
-def test_any_list_of_keys(cluster, servers):
+def test_a_sparse_table_takes_any_list_of_keys(cluster, servers):
     _, [client] = cluster(servers)
     client.create_table(SPEC)
     dumb, random = Dumb(client), np.random.default_rng(servers)
@@ -152,7 +152,7 @@ def test_any_list_of_keys(cluster, servers):
 
 @pytest.mark.real
 @pytest.mark.parametrize("servers", [1, 2])
-def test_rounds_of_a_sparse_table(cluster, servers):
+def test_a_sparse_table_is_updated_in_rounds(cluster, servers):
     """BSP: both workers' pushes are averaged, and what one does not carry counts as zero."""
     _, clients = cluster(servers, 2)
     access = Access("sgd", {"lr": 1.0})
@@ -170,7 +170,7 @@ def test_rounds_of_a_sparse_table(cluster, servers):
 
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_what_is_not_finite_is_not_sent(cluster, kind):
+def test_a_push_that_is_not_finite_is_refused(cluster, kind):
     _, [client] = cluster(2)
     rows = 0 if kind == "sparse" else 10
     for policy in ("reject", "zero", "allow"):
@@ -194,7 +194,7 @@ def test_what_is_not_finite_is_not_sent(cluster, kind):
 
 
 @pytest.mark.real
-def test_what_cannot_be_asked_of_a_sparse_table(cluster):
+def test_a_request_that_does_not_fit_a_sparse_table_is_refused(cluster):
     _, [client] = cluster()
     client.create_table(SPEC)
     with pytest.raises(UnknownName, match="sparse"):
@@ -218,7 +218,7 @@ def test_what_cannot_be_asked_of_a_sparse_table(cluster):
 
 
 @pytest.mark.real
-def test_keys_may_be_written_to_once_the_push_is_asked_for(cluster):
+def test_the_callers_keys_may_change_after_the_push(cluster):
     _, [client] = cluster()
     client.create_table(TableSpec("e", kind="sparse"))
     keys = np.arange(200_000, dtype=np.uint64)
@@ -245,7 +245,7 @@ def test_a_table_that_fits_no_server_ends_the_run_with_its_name(cluster):
 
 
 @pytest.mark.real
-def test_ftrl_in_rounds_equals_one_process(cluster):
+def test_ftrl_in_rounds_equals_a_single_process(cluster):
     """Two workers' logistic regression under BSP, on two servers, beside algorithm 1 in numpy."""
     _, clients = cluster(2, 2)
     rate, beta, l1, l2 = 0.3, 1.0, 0.5, 0.1

@@ -37,7 +37,7 @@ def sent(effects, kind):
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
-def test_a_piece_that_began_to_come_before_it_was_asked_for_is_asked_for_at_once(machine):
+def test_a_piece_cut_short_before_its_sum_is_asked_for_again_at_once(machine):
     values = np.ones(1 << 16, np.float32)
     piece = Piece(machine.ring._name, 0, 1, False, values.nbytes)
     assert isinstance(machine.arriving("w-1", piece, values.nbytes // 2), Discard)
@@ -46,7 +46,7 @@ def test_a_piece_that_began_to_come_before_it_was_asked_for_is_asked_for_at_once
     assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), ())]
 
 
-def test_a_piece_that_came_before_is_asked_for_with_the_sum(machine):
+def test_a_piece_that_came_before_its_sum_is_asked_for_with_it(machine):
     piece = Piece(machine.ring._name, 0, 1, False, 1 << 18)
     machine.handle(Received("w-1", piece), 1.0)
     effects = machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 1.1)
@@ -54,7 +54,7 @@ def test_a_piece_that_came_before_is_asked_for_with_the_sum(machine):
     assert [p.piece for p in sent(effects, Piece)] == [0]
 
 
-def test_a_tensor_of_another_size_ends_the_sum(machine):
+def test_a_piece_of_another_size_fails_the_sum(machine):
     machine.handle(Asked(1, reduce_of(np.ones(8, np.float32))), 1.0)
     effects = machine.handle(Received("w-1", Piece(machine.ring._name, 0, 0, True, 999)), 1.1)
     [resolved] = [e for e in effects if isinstance(e, Resolve)]
@@ -62,7 +62,7 @@ def test_a_tensor_of_another_size_ends_the_sum(machine):
     assert "999 bytes where this worker's has 32" in resolved.outcome.error.message
 
 
-def test_what_is_of_no_ring_of_ours_changes_nothing(machine):
+def test_messages_of_another_ring_are_ignored(machine):
     values = np.ones(8, np.float32)
     machine.handle(Asked(1, reduce_of(values)), 1.0)
     for sender, message in [

@@ -42,7 +42,7 @@ def read_reports(sock, count):
     return [json.loads(line) for line in data.splitlines()]
 
 
-def test_it_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
+def test_a_launcher_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
     ours, process = launcher(tmp_path)
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 5, "stop": 2}))
     started, exited = read_reports(ours, 2)
@@ -54,7 +54,7 @@ def test_it_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
     assert process.returncode == 0
 
 
-def test_it_ends_quietly_where_its_reports_are_left_unread(tmp_path):
+def test_a_launcher_ends_quietly_if_nobody_reads_its_reports(tmp_path):
     (tmp_path / "s").mkdir()
     ours, process = launcher(tmp_path)
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
@@ -66,7 +66,7 @@ def test_it_ends_quietly_where_its_reports_are_left_unread(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_a_server_tells_the_address_that_it_is_told_to():
+def test_advertised_replaces_the_host_of_a_listening_address():
     assert advertised("tcp://0.0.0.0:4567", "") == "tcp://0.0.0.0:4567"
     assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:9") == "tcp://a.example:9"
     assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:0") == "tcp://a.example:4567"

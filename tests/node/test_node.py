@@ -35,18 +35,18 @@ def listener():
     listener.close()
 
 
-def test_whoever_listens_is_who_was_meant(node, listener):
+def test_a_message_reaches_the_node_that_it_names(node, listener):
     node.perform([Send("server-b", Nudge("here"))])
     assert node.counters["unreachable"] == 0
 
 
-def test_a_server_in_the_place_of_a_dead_one_is_not_taken_for_it(node, listener):
+def test_a_message_to_a_node_whose_address_another_has_is_unreachable(node, listener):
     node.perform([Send("server-a", Nudge("there"))])
     assert node.counters["unreachable"] == 1
     assert not node.stopped
 
 
-def test_what_is_no_scheduler_is_not_joined(node, listener):
+def test_a_node_that_is_no_scheduler_is_refused_as_one(node, listener):
     node.perform([Send(SCHEDULER, Freeze((1, 1)))])
     assert isinstance(node.error, HandshakeRefused)
     assert "is server-b, not scheduler" in node.error.message

@@ -20,13 +20,13 @@ def pipe():
     os.close(writer)
 
 
-def test_what_is_ready_is_returned(pipe):
+def test_wait_returns_what_is_ready(pipe):
     poller, reader, writer = pipe
     os.write(writer, b"x")
     assert poller.wait(1.0, monotonic()) == [(reader, 1)]
 
 
-def test_it_sleeps_until_something_comes(pipe):
+def test_wait_sleeps_until_something_is_ready(pipe):
     poller, reader, writer = pipe
     timer = threading.Timer(0.05, os.write, (writer, b"x"))
     timer.start()
@@ -35,13 +35,13 @@ def test_it_sleeps_until_something_comes(pipe):
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.0001, 0.02])
-def test_nothing_comes(pipe, timeout_s):
+def test_wait_without_an_event_returns_after_its_timeout(pipe, timeout_s):
     begin = monotonic()
     assert pipe[0].wait(timeout_s, begin) == []
     assert monotonic() - begin >= timeout_s * 0.9  # epoll counts in milliseconds
 
 
-def test_looking_in_vain_is_left_out_longer_and_longer(pipe, monkeypatch):
+def test_spinning_in_vain_backs_off_exponentially(pipe, monkeypatch):
     poller = pipe[0]
     looked = []
     monkeypatch.setattr(poller_module.os, "sched_yield", lambda: looked.append(wait))
@@ -54,7 +54,7 @@ def test_looking_in_vain_is_left_out_longer_and_longer(pipe, monkeypatch):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: nowhere to go")
-def test_who_shares_a_core_moves_to_another_one_and_seldom(pipe, monkeypatch):
+def test_a_poller_on_a_shared_core_moves_to_another_with_backoff(pipe, monkeypatch):
     poller, _, writer = pipe
     allowed = os.sched_getaffinity(0)
     moves, real = [], os.sched_setaffinity

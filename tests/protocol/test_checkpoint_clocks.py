@@ -19,7 +19,7 @@ def at(clocks, open_round, **more):
     return Frozen((1, 2), clocks, (GroupProgress("", open_round, **more),))
 
 
-def test_those_that_views_name_and_every_so_many():
+def test_checkpoint_clocks_are_named_by_views_or_every_n_clocks():
     checkpoint_clocks = CheckpointClocks()
     assert not checkpoint_clocks
     assert (checkpoint_clocks.latest(100), checkpoint_clocks.following(0)) == (0, FOREVER)
@@ -33,7 +33,7 @@ def test_those_that_views_name_and_every_so_many():
     assert [both.following(at) for at in (0, 7, 10)] == [7, 10, 20]
 
 
-def test_a_marker_is_after_all_that_any_server_has_seen():
+def test_a_new_checkpoint_clock_is_beyond_all_that_any_server_has_seen():
     promises = [at(((11, 4), (12, FOREVER)), 3), at(((11, 5),), 0)]
     assert marked(VIEW, promises) == (5 + AHEAD,)
     heads = [at(((11, 4),), 3, replayed=9)]
@@ -42,7 +42,7 @@ def test_a_marker_is_after_all_that_any_server_has_seen():
     assert marked(VIEW, pushed) == (12 + AHEAD,)
 
 
-def test_a_marker_is_of_the_first_groups_clocks():
+def test_a_new_checkpoint_clock_follows_the_first_groups_clocks_only():
     """Also where a server has not heard that a worker of another group has gone."""
     guest = Member("guest", "worker", 0, 31, group="eval")
     promises = [at(((11, 4), (12, 4), (31, 1000)), 3)]
@@ -51,7 +51,7 @@ def test_a_marker_is_of_the_first_groups_clocks():
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
+def test_a_push_ahead_of_a_named_clock_is_not_in_its_checkpoint(rigs, length):
     chain = rigs.Chain(ssp(2), length=length)
     chain.ask(0, 0, 0, 1, 1, 1, 1, clock=7)
     chain.deliver()
@@ -68,7 +68,7 @@ def test_what_is_ahead_is_in_no_checkpoint_that_is_named_later(rigs, length):
     assert [(clock, rows) for _, _, clock, rows in chain.saved] == [(12, [1] * 4)]
 
 
-def test_the_last_one_is_still_to_come():
+def test_no_checkpoint_clock_is_named_while_the_last_is_still_to_come():
     before = replace(VIEW, checkpoint_clocks=(3, 9))
     assert marked(before, [at(((11, 8),), 8)]) == (3, 9)
     fast = at(((11, 8), (12, 30)), 8)
@@ -78,7 +78,7 @@ def test_the_last_one_is_still_to_come():
     assert marked(before, [others, fast]) == (3, 9, 30 + AHEAD)
 
 
-def test_only_the_latest_are_kept():
+def test_only_the_latest_checkpoint_clocks_are_kept():
     view = VIEW
     for clock in range(0, 20 * KEPT, 20):
         view = replace(view, checkpoint_clocks=marked(view, [at(((11, clock),), clock)]))
@@ -86,7 +86,7 @@ def test_only_the_latest_are_kept():
     assert view.checkpoint_clocks[-1] == 20 * (KEPT - 1) + AHEAD
 
 
-def test_views_name_them_as_often_as_the_scheduler_is_told_to(rigs):
+def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):
     rig = rigs.SchedulerRig(checkpoint_s=5.0)
     rig.join("server-0", "worker-0", "worker-1")
     assert rig.view.checkpoint_clocks == ()
@@ -106,7 +106,7 @@ def test_views_name_them_as_often_as_the_scheduler_is_told_to(rigs):
     assert again.view.checkpoint_clocks == (30 + AHEAD, 50 + AHEAD)
 
 
-def test_without_seconds_none_are_named(rigs):
+def test_without_checkpoint_s_no_view_is_proposed_for_a_checkpoint(rigs):
     rig = rigs.SchedulerRig()
     rig.join("server-0", "worker-0", "worker-1")
     assert rig.machine.deadline() == 10.0 - LOOK_S  # silence

@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from shoal.protocol.consistency import VectorClock, admits, apply_clock, needed
-from shoal.protocol.views import FOREVER
+from shoal.protocol.consistency import Clocks, VectorClock, admits, apply_clock, needed
+from shoal.protocol.messages import Part, Reply, Request
+from shoal.protocol.views import FOREVER, Member
 from shoal.tables.spec import asp, bsp, ssp
 
 workers = st.integers(1, 4)
@@ -14,7 +16,7 @@ steps = st.lists(st.tuples(st.sampled_from(["enter", "leave", "advance"]), worke
 
 
 @given(steps)
-def test_a_vector_clock_is_a_dictionary_with_a_minimum(history):
+def test_a_vector_clock_equals_a_dictionary_with_a_minimum(history):
     clock, oracle = VectorClock(), {}
     for what, worker, to in history:
         if what == "enter" and worker not in oracle:
@@ -32,7 +34,7 @@ def test_a_vector_clock_is_a_dictionary_with_a_minimum(history):
             assert clock.behind(limit) == sorted(w for w, at in oracle.items() if at < limit)
 
 
-def test_the_minimum_of_nobody_is_for_ever():
+def test_an_empty_vector_clock_has_an_infinite_minimum():
     assert VectorClock().minimum == FOREVER
     assert 1 not in VectorClock()
 
@@ -49,7 +51,9 @@ def test_the_minimum_of_nobody_is_for_ever():
         (asp(), 5, 0),
     ],
 )
-def test_admits(rule, read_at, slowest_needed):
+def test_a_read_is_admitted_once_the_slowest_worker_is_within_the_bound(
+    rule, read_at, slowest_needed
+):
     assert needed(rule, read_at) == slowest_needed
     assert admits(rule, read_at, slowest_needed)
     assert not admits(rule, read_at, slowest_needed - 1)
@@ -66,5 +70,51 @@ def test_admits(rule, read_at, slowest_needed):
         (asp(), 0),
     ],
 )
-def test_apply_clock(rule, when):
+def test_a_push_is_applied_on_arrival_or_at_its_rounds_end(rule, when):
     assert apply_clock(rule, 3) == when
+
+
+# ---------------------------------------------------------------------------- worker groups
+
+
+def test_clocks_of_a_departed_group_are_forgotten():
+    clocks = Clocks()
+    clocks.enter(1, 3)
+    clocks.enter(2, 5, "eval")
+    clocks.leave(2)
+    assert 2 not in clocks
+    clocks.keep({"", "more"})
+    assert clocks.groups() == ["", "more"]
+    assert (clocks.of("").minimum, clocks.of("more").minimum) == (3, FOREVER)
+
+
+@pytest.fixture
+def server(rigs):
+    """A server of two workers and a guest, with a table of each kind."""
+    theirs = replace(rigs.table(bsp(), name="eval/w", fragment_rows=4), group="eval")
+    tables = (
+        rigs.table(bsp(), fragment_rows=4),
+        rigs.table(asp(), name="shared", fragment_rows=4),
+        theirs,
+    )
+    view = rigs.view_of(servers=1, tables=tables)
+    there = Member("guest", "worker", 0, 31, group="eval", group_size=1)
+    rig = rigs.ServerRig()
+    rig.adopt(replace(view, number=2, workers=(*view.workers, there)))
+    return rig
+
+
+def ask(rig, seq, table, push=True, **more):
+    """A guest's request."""
+    parts = (Part(table, 0, 4),)
+    asked = {"pushes": parts} if push else {"pulls": parts}
+    payload = (1).to_bytes(8, "little") * 4 if push else b""
+    rig.receive("guest", Request(rig.view.id, 31, seq, 0, 0, **asked, **more), payload)
+    return [(each.code, each.clock_min) for each in rig.sent(Reply)]
+
+
+def test_a_server_takes_another_groups_push_only_to_its_own_or_asynchronous_tables(server):
+    assert ask(server, 0, 0) == [("refused", 0)]
+    assert ask(server, 1, 1) == [("applied", 0)]
+    assert ask(server, 2, 2, advance=1) == [("applied", -1)]  # nobody else is in its rounds
+    assert ask(server, 3, 0, push=False) == [("applied", 1)]  # and it waits for nobody

@@ -59,7 +59,7 @@ def joined(rigs):
     return talk
 
 
-def test_it_joins_until_it_is_in_a_view(rigs):
+def test_a_member_repeats_its_join_until_it_is_in_a_view(rigs):
     talk = Talk(address="tcp://here", host="here", rank=3)
     assert talk.tick(0.0) == [Join("worker-0", "worker", "tcp://here", "here", 3)]
     assert talk.tick(0.4) == []
@@ -77,7 +77,7 @@ def test_an_address_is_announced_before_joining():
     assert talk.tick(0.0)[0].address == "unix:///a.sock"
 
 
-def test_the_deadline_is_the_earliest_thing_to_do(joined):
+def test_the_deadline_is_the_earliest_of_join_heartbeat_and_resend(joined):
     assert joined.session.deadline() == 0.5  # when it would have joined again
     joined.tick(0.5)
     assert joined.session.deadline() == 1.5
@@ -85,7 +85,7 @@ def test_the_deadline_is_the_earliest_thing_to_do(joined):
     assert joined.session.deadline() == pytest.approx(1.1)
 
 
-def test_no_scheduler_answers():
+def test_a_join_that_is_never_answered_times_out():
     talk = Talk()
     talk.tick(0.0)
     talk.tick(10.0)
@@ -94,7 +94,7 @@ def test_no_scheduler_answers():
     assert talk.session.deadline() == float("inf")
 
 
-def test_the_cluster_stays_incomplete():
+def test_a_join_to_an_incomplete_cluster_times_out():
     talk = Talk()
     talk.tick(0.0)
     talk.handle(Joined(7, 1), 1.0)
@@ -102,21 +102,21 @@ def test_the_cluster_stays_incomplete():
     assert str(talk.stop.error) == ("worker-1 joined, but the cluster was not complete within 10 s")
 
 
-def test_it_is_refused():
+def test_a_refused_join_stops_the_member_with_the_reason():
     talk = Talk()
     talk.handle(NotJoined("too late: the run has started"))
     assert isinstance(talk.stop.error, JoinRefused)
     assert "refused this worker: too late" in str(talk.stop.error)
 
 
-def test_the_scheduler_falls_silent(joined):
+def test_a_silent_scheduler_stops_the_member(joined):
     joined.tick(19.9)
     assert not joined.session.ended
     joined.tick(20.0)
     assert str(joined.stop.error) == "the scheduler has not answered for 20 s"
 
 
-def test_older_and_equal_views_are_passed_over(joined, rigs):
+def test_an_older_or_equal_view_is_ignored(joined, rigs):
     joined.handle(NewView(rigs.view_of(3)))
     for number in (1, 2, 3):
         joined.handle(NewView(rigs.view_of(number)))
@@ -124,20 +124,20 @@ def test_older_and_equal_views_are_passed_over(joined, rigs):
         assert joined.out == []
 
 
-def test_a_view_without_it_ends_it(joined, rigs):
+def test_a_view_without_the_member_stops_it(joined, rigs):
     joined.handle(NewView(rigs.view_of(2, workers=[1], reason="worker-0 left")))
     assert isinstance(joined.stop.error, RunAborted)
     assert "(worker-0 left) is without this worker-0" in str(joined.stop.error)
 
 
-def test_a_view_with_another_incarnation_of_it_ends_it(joined, rigs):
+def test_a_view_with_another_incarnation_of_the_member_stops_it(joined, rigs):
     """A late copy of its Join was answered after it had been taken for dead."""
     joined.session.incarnation = 5
     joined.handle(NewView(rigs.view_of(2)))
     assert "has to join again" in str(joined.stop.error)
 
 
-def test_questions_are_repeated_until_they_are_answered(joined):
+def test_a_barrier_arrival_is_repeated_until_it_is_answered(joined):
     out = []
     joined.session.enter_barrier(1, "epoch", ("workers",), 0.0, out)
     assert joined.heard(out) == [BarrierArrival(11, "epoch", 0, ("workers",))]
@@ -151,14 +151,14 @@ def test_questions_are_repeated_until_they_are_answered(joined):
     assert joined.resolved == {}
 
 
-def test_barriers_of_one_name_are_numbered(joined):
+def test_barriers_of_one_name_are_numbered_in_order(joined):
     for generation in range(3):
         out = []
         joined.session.enter_barrier(generation, "epoch", ("workers",), 0.0, out)
         assert joined.heard(out)[0].generation == generation
 
 
-def test_a_question_that_is_asked_twice_is_answered_twice(joined):
+def test_a_finish_asked_twice_resolves_both_requests(joined):
     out = []
     joined.session.asked(1, FinishWork(), 0, 0.0, out)
     joined.session.asked(2, FinishWork(), 0, 0.0, out)
@@ -166,7 +166,7 @@ def test_a_question_that_is_asked_twice_is_answered_twice(joined):
     assert joined.resolved == {1: None, 2: None}
 
 
-def test_a_forgotten_question_is_not_repeated(joined):
+def test_a_cancelled_finish_is_not_repeated(joined):
     joined.session.asked(1, FinishWork(), 0, 0.0, [])
     joined.session.asked(2, Cancel(1), 0, 0.0, [])
     assert joined.session.questions() == []
@@ -174,7 +174,7 @@ def test_a_forgotten_question_is_not_repeated(joined):
     assert joined.resolved == {}
 
 
-def test_nobody_may_be_left_to_hear_that_it_has_finished(joined):
+def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
     """A scheduler that has ended the run does not answer any more."""
     joined.session.asked(1, FinishWork(), 0, 0.0, [])
     joined.tick(4.9)
@@ -183,7 +183,7 @@ def test_nobody_may_be_left_to_hear_that_it_has_finished(joined):
     assert joined.resolved == {1: None}
 
 
-def test_the_end_is_confirmed_and_fails_what_waits(joined):
+def test_an_end_with_an_error_is_confirmed_and_fails_waiting_requests(joined):
     joined.session.enter_barrier(1, "epoch", ("workers",), 0.0, [])
     assert joined.handle(End("server-0 died")) == [Finish(11)]
     assert joined.stop.error.message == "server-0 died"
@@ -191,12 +191,12 @@ def test_the_end_is_confirmed_and_fails_what_waits(joined):
     assert joined.tick(100.0) == []
 
 
-def test_an_orderly_end_is_no_error(joined):
+def test_an_orderly_end_stops_the_member_without_an_error(joined):
     joined.handle(End(""))
     assert joined.stop.error is None
 
 
-def test_a_heartbeat_shows_the_scheduler_an_old_view(joined):
+def test_asking_for_a_view_sends_a_heartbeat_with_the_present_view(joined):
     out = []
     joined.session.ask_for_view(out)
     assert joined.heard(out) == [Heartbeat(11, joined.session.progress, (1, 1))]

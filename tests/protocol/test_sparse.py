@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 
-from shoal.errors import InvalidValue
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
 from shoal.protocol.messages import SAME, NewView, Part, Request
-from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
-from shoal.protocol.worker import routing
-from shoal.protocol.worker.routing import Router
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
@@ -65,65 +61,12 @@ class Server:
 # ---------------------------------------------------------------------------- cutting
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
-def test_a_key_goes_to_the_server_of_its_slot(rigs, servers):
-    router = Router(rigs.view_of(servers=servers, tables=(table(),)))
-    keys = ordered(*range(100))
-    push = PushOp("e", ALL, values(*keys), keys)
-    seen = []
-    for at, share in enumerate(router.cut((push,), (), False)[1]):
-        [part], held = share.pushes, rigs.held_by(router.view, at)
-        sent = np.frombuffer(share.buffers[0], np.uint64)
-        assert (part.start, part.stop, part.keys) == (held.start, held.stop, len(sent))
-        assert all(slot_of(int(key)) in held for key in sent)
-        assert np.frombuffer(share.buffers[1], np.float32).tolist() == sent.tolist()
-        seen += sent.tolist()
-    assert sorted(seen) == list(range(100))
-
-
-def test_keys_that_are_pushed_and_pulled_travel_once(rigs):
-    router = Router(rigs.view_of(servers=2, tables=(table(),)))
-    keys, out = ordered(*range(50)), values(*[0] * 50)
-    push, pull = PushOp("e", ALL, values(*range(50)), keys), PullOp("e", ALL, out, keys)
-    for share in router.cut((push,), (pull,), False)[1]:
-        assert [part.keys for part in share.pulls] == [SAME]
-        assert len(share.buffers) == 2
-        again = share.without_push()  # its rows were lost, the push was not
-        assert [part.keys for part in again.pulls] == [share.pushes[0].keys]
-        assert again.buffers == share.buffers[:1]
-        assert not again.pushes
-        assert again.nbytes == share.nbytes  # the credit that it took
-
-
-@pytest.mark.parametrize("why", ["other memory", "two pushes", "another leg"])
-def test_keys_travel_again_where_they_are_not_the_same(rigs, why):
-    rule = bsp() if why == "another leg" else asp()
-    router = Router(rigs.view_of(servers=2, tables=(table(rule),)))
-    keys = ordered(1, 2, 3)
-    push = PushOp("e", ALL, values(1, 2, 3), keys)
-    pushes = (push, push) if why == "two pushes" else (push,)
-    pulled = ordered(1, 2, 3) if why == "other memory" else keys
-    pull = PullOp("e", ALL, values(0, 0, 0), pulled)
-    for sub_request in router.sub_requests(Exchange(pushes, True, (pull,))):
-        for share in sub_request.server_parts:
-            assert all(part.keys >= 0 for part in share.pulls)
-
-
-@pytest.mark.parametrize("keys", [None, "many"])
-def test_what_cannot_be_cut(rigs, keys, monkeypatch):
-    monkeypatch.setattr(routing, "KEYS_MAX", 2)
-    router = Router(rigs.view_of(servers=2, tables=(table(),)))
-    chosen = None if keys is None else ordered(1, 2, 3)
-    with pytest.raises(InvalidValue, match="sparse"):
-        router.cut((), (PullOp("e", ALL, values(0, 0, 0), chosen),), False)
-
-
 # ---------------------------------------------------------------------------- serving
 
 KEYS = bytes(ordered(7, 8))
 
 
-def test_a_push_and_a_pull_of_its_keys():
+def test_a_push_with_a_pull_of_its_keys_returns_the_updated_rows():
     server = Server()
     both = server.request((Part(0, 0, SLOTS, 2),), (Part(0, 0, SLOTS, SAME),))
     assert server.ask(both, KEYS + bytes(values(1, 2))) == ("applied", [[1, 2]])
@@ -131,7 +74,7 @@ def test_a_push_and_a_pull_of_its_keys():
     assert server.ask(pull, KEYS) == ("applied", [[1, 2]])
 
 
-def test_a_pull_of_pushed_keys_may_wait_for_its_round():
+def test_a_pull_of_pushed_keys_under_bsp_returns_the_rows_after_the_round():
     server = Server(bsp())
     both = server.request((Part(0, 0, SLOTS, 2),), (Part(0, 0, SLOTS, SAME),), advance=1)
     code, rows = server.ask(both, KEYS + bytes(values(1, 2)))
@@ -153,14 +96,14 @@ def test_a_pull_of_pushed_keys_may_wait_for_its_round():
         ((Part(0, 0, SLOTS, 1),), (Part(0, 5, 1, SAME),)),
     ],
 )
-def test_requests_that_name_no_keys_of_this_table(pushes, pulls):
+def test_a_request_with_impossible_keys_is_refused_and_changes_nothing(pushes, pulls):
     server = Server()
     code, _ = server.ask(server.request(pushes, pulls))
     assert code == "refused"
     assert len(server.machine.shards[0]) == 0
 
 
-def test_no_memory_is_taken_for_a_payload_that_does_not_come():
+def test_no_memory_is_kept_for_a_payload_of_another_size():
     server = Server()
     huge = server.request((Part(0, 0, SLOTS, KEYS_MAX),))
     assert "announced" in server.ask(huge, b"12345678")[0]
@@ -168,7 +111,7 @@ def test_no_memory_is_taken_for_a_payload_that_does_not_come():
     assert not any(server.machine.shards[0]._staging._free.values())
 
 
-def test_a_key_in_the_wrong_slots_is_refused_and_named():
+def test_a_key_outside_the_named_slots_is_refused():
     server = Server()
     key = next(key for key in range(100) if slot_of(key) >= 16)
     push = server.request((Part(0, 0, 16, 1),))

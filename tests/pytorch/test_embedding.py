@@ -9,15 +9,16 @@ from shoal.errors import InvalidValue, NotFinite, UsageError
 from shoal.pytorch import embedding as module
 from shoal.tables.spec import Access, Init, bsp
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("embeddings")]
 
 ROWS, DIM = 30, 4
 ADAGRAD = Access("adagrad", {"lr": 0.3})
 
 
-@pytest.fixture
-def context(cluster):
-    _, [client] = cluster(2)
+@pytest.fixture(scope="module")
+def context(shared_cluster):
+    """Of one worker and two servers for all tests: each module has a table of its own name."""
+    _, [client] = shared_cluster(2)
     return Context(0, 1, client)
 
 
@@ -58,7 +59,7 @@ def train_both(ours, twin, optimizer, *calls):
 
 @pytest.mark.parametrize("padding", [None, 0, 7])
 @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 2)])
-def test_an_embedding_trains_as_torchs_does(context, padding, shape):
+def test_an_embedding_trains_as_torchs(context, padding, shape):
     ours = shoal.nn.Embedding(ROWS, DIM, padding, access=ADAGRAD, context=context)
     twin, optimizer = twin_of(ours)
     random = torch.Generator().manual_seed(0)
@@ -71,7 +72,7 @@ def test_an_embedding_trains_as_torchs_does(context, padding, shape):
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("padding", [None, 3])
-def test_a_bag_trains_as_torchs_does(context, mode, padding):
+def test_an_embedding_bag_trains_as_torchs(context, mode, padding):
     ours = shoal.nn.EmbeddingBag(
         ROWS, DIM, padding, mode=mode, access=ADAGRAD, init=Init("uniform", -1, 1), context=context
     )
@@ -84,7 +85,7 @@ def test_a_bag_trains_as_torchs_does(context, mode, padding):
         train_both(ours, twin, optimizer, (ids, offsets, weights), (ids.view(3, 4), None, None))
 
 
-def test_a_model_with_dense_parameters(context, asked):
+def test_an_embedding_trains_beside_dense_parameters(context, asked):
     """Rows and dense parameters train side by side, each in its own way, as in one process."""
     ours = shoal.nn.Embedding(ROWS, DIM, access=ADAGRAD, context=context)
     twin, optimizer = twin_of(ours)
@@ -108,7 +109,7 @@ def test_a_model_with_dense_parameters(context, asked):
     assert not list(ours.parameters())
 
 
-def test_one_pull_and_one_push_for_all_tables(context, asked):
+def test_a_step_sends_one_pull_and_one_push_for_all_tables(context, asked):
     users, items = (shoal.nn.Embedding(None, DIM, context=context) for _ in range(2))
     assert users.spec.name != items.spec.name
     both = torch.nn.ModuleList([users, items])
@@ -128,7 +129,7 @@ def test_one_pull_and_one_push_for_all_tables(context, asked):
     assert len(asked) == 4
 
 
-def test_a_step_may_be_one_message(context, asked):
+def test_a_push_with_then_prefetches_in_the_same_message(context, asked):
     """Gradients go, and the rows of the next batch come back: updated ones."""
     ours = shoal.nn.Embedding(
         None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
@@ -165,7 +166,7 @@ def test_modules_may_share_a_table(context, asked):
     assert one(torch.tensor([5])).item() == pytest.approx(-1.0)  # one AdaGrad step of 3, not three
 
 
-def test_each_gradient_is_sent_once_whenever_its_backward_comes(context):
+def test_each_gradient_is_pushed_once(context):
     ours = shoal.nn.Embedding(
         None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
     )
@@ -178,7 +179,7 @@ def test_each_gradient_is_sent_once_whenever_its_backward_comes(context):
     assert ours(torch.tensor([1, 2])).ravel().tolist() == [-2, -1]
 
 
-def test_what_was_prefetched_is_of_these_ids_and_trains(context, asked):
+def test_prefetched_rows_are_used_for_equal_ids_only(context, asked):
     ours = shoal.nn.Embedding(
         None, 1, access=Access("sgd", {"lr": 1.0}), init=Init(), context=context
     )
@@ -193,13 +194,13 @@ def test_what_was_prefetched_is_of_these_ids_and_trains(context, asked):
     assert ours(torch.tensor([1])).item() == -1
 
 
-def test_tables_do_not_begin_alike(context):
+def test_two_embeddings_begin_with_different_rows(context):
     users, items = (shoal.nn.Embedding(None, DIM, context=context) for _ in range(2))
     ids = torch.arange(5)
     assert not torch.equal(users(ids), items(ids))
 
 
-def test_without_gradients_nothing_is_kept(context):
+def test_a_forward_pass_without_gradients_leaves_nothing_to_push(context):
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
     with torch.no_grad():
         ours(torch.tensor([1]))
@@ -210,7 +211,7 @@ def test_without_gradients_nothing_is_kept(context):
     assert ours(torch.empty((0, 2), dtype=torch.int64)).shape == (0, 2, DIM)
 
 
-def test_what_is_never_pushed_is_an_error(context, monkeypatch):
+def test_gradients_that_are_never_pushed_raise_an_error(context, monkeypatch):
     monkeypatch.setattr(module, "PENDING_MOST", 3)
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
     for _ in range(3):
@@ -247,13 +248,13 @@ def test_two_workers_train_one_table_in_rounds(cluster):
         ([1], "list"),
     ],
 )
-def test_bad_ids(context, ids, says):
+def test_invalid_ids_are_refused_by_name(context, ids, says):
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
     with pytest.raises(InvalidValue, match=says):
         ours(ids)
 
 
-def test_bad_gradients_and_modules(context):
+def test_non_finite_gradients_and_invalid_modules_are_refused(context):
     ours = shoal.nn.Embedding(ROWS, DIM, access=ADAGRAD, context=context)
     before = ours(torch.tensor([4])).detach().clone()
     (ours(torch.tensor([4])) * float("inf")).sum().backward()

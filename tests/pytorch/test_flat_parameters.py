@@ -7,7 +7,7 @@ from shoal.pytorch.flat_parameters import ALIGN, FlatParams
 from shoal.pytorch.model import Learner
 
 
-def test_parameters_and_gradients_are_views():
+def test_parameters_and_gradients_are_views_of_the_flat_buffer():
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     before = [p.detach().clone() for p in module.parameters()]
     flat = FlatParams(module.parameters())
@@ -21,7 +21,7 @@ def test_parameters_and_gradients_are_views():
     assert flat.sizes["float32"] % ALIGN == 0
 
 
-def test_gradients_set_to_none_are_copied_back():
+def test_gradients_set_to_none_return_to_the_flat_buffer():
     module = nn.Linear(2, 2)
     flat = FlatParams(module.parameters())
     module.zero_grad(set_to_none=True)
@@ -31,7 +31,7 @@ def test_gradients_set_to_none_are_copied_back():
     assert module.weight.grad.data_ptr() == flat.grads["float32"].data_ptr()
 
 
-def test_dtypes_have_a_buffer_each_and_frozen_parameters_none():
+def test_each_dtype_has_a_buffer_and_frozen_parameters_have_none():
     module = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double(), nn.Linear(2, 2)])
     module[2].requires_grad_(False)
     assert sorted(FlatParams(module.parameters()).sizes) == ["float32", "float64"]
@@ -39,7 +39,7 @@ def test_dtypes_have_a_buffer_each_and_frozen_parameters_none():
         FlatParams(module[2].parameters())
 
 
-def test_a_learner_fills_its_gradients_with_the_batch_mean():
+def test_a_model_fills_its_gradients_with_the_batch_mean():
     module = nn.Linear(2, 2)
     learner = Learner(module)
     x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
@@ -53,7 +53,7 @@ def test_a_learner_fills_its_gradients_with_the_batch_mean():
     assert torch.allclose(learner.grads["float32"][:4], grads[0].reshape(-1))
 
 
-def test_a_large_parameter_without_a_gradient_in_this_step_has_none_of_the_last():
+def test_a_parameter_without_a_gradient_does_not_keep_the_last_steps():
     class Branching(nn.Module):
         def __init__(self):
             super().__init__()

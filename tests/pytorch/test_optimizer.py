@@ -31,7 +31,7 @@ assert shoal.init() is context
 
 
 @pytest.mark.parametrize("kind", ["SGD(p, lr=0.1, momentum=0.9)", "AdamW(p, lr=0.01)"])
-def test_equals_torchs_under_an_lr_scheduler(tmp_path, kind):
+def test_an_optimizer_equals_torchs_under_an_lr_scheduler(tmp_path, kind):
     out = run(
         tmp_path,
         PRELUDE
@@ -78,7 +78,7 @@ except shoal.errors.UsageError as error:
     assert "LBFGS" in out
 
 
-def test_a_parameter_that_was_not_used_has_no_gradient(tmp_path):
+def test_an_unused_parameter_is_not_updated(tmp_path):
     """`model.zero_grad()` sets `.grad` to None; the flat buffer still has the last one's."""
     run(
         tmp_path,
@@ -98,7 +98,7 @@ assert (mine.bias - theirs.bias).abs().max() < 1e-6, (mine.bias, theirs.bias)
     )
 
 
-def test_what_the_servers_do_not_hear_of_is_refused(tmp_path):
+def test_changes_that_servers_cannot_know_of_are_refused(tmp_path):
     printed = run(
         tmp_path,
         PRELUDE

@@ -91,7 +91,7 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     assert all(f"<!-- {name} -->" in drawn for name in names)
 
 
-def test_a_batch_runs_where_it_is_told_to_and_nothing_after_it_does():
+def test_a_batch_runs_on_its_cores_and_restores_the_affinity():
     before = os.sched_getaffinity(0)
     one = {min(before)}
     with on(one):
@@ -99,7 +99,7 @@ def test_a_batch_runs_where_it_is_told_to_and_nothing_after_it_does():
     assert os.sched_getaffinity(0) == before
 
 
-def test_sides_take_turns():
+def test_the_two_sides_of_a_pair_alternate():
     calls = []
     cores = os.sched_getaffinity(0)
     sides = [(lambda: calls.append("a"), cores), (lambda: calls.append("b"), cores)]

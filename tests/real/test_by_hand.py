@@ -71,7 +71,7 @@ def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 
-def test_workers_come_late_and_go_early_where_the_cluster_is_elastic(by_hand):
+def test_workers_of_an_elastic_cluster_join_late_and_leave_early(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 1, "--elastic")
     by_hand("server")
     with Client(by_hand.address) as first:
@@ -84,7 +84,7 @@ def test_workers_come_late_and_go_early_where_the_cluster_is_elastic(by_hand):
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 
-def test_replicas_are_on_servers_of_different_labels(by_hand):
+def test_replicas_are_on_servers_with_different_host_labels(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 4, "--replicas", 2)
     for label in "aabb":
         by_hand("server", "--host-label", label)

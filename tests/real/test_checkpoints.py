@@ -10,7 +10,7 @@ from shoal.cli import main
 from shoal.reports.events import load_run
 from shoal.storage.shards import SavedShards
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("checkpoints")]  # they share a run
 
 
 def train(*arguments):
@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
     return train("digits", "--servers", 2, *more, "--checkpoint-every", 20, "--out", out)
 
 
-def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_path):
+def test_a_resumed_run_has_the_losses_of_the_uninterrupted_one(whole, tmp_path):
     resumed = train("--resume", whole.path, "--resume-at", 20, "--servers", 3, "--out", tmp_path)
     before, after = losses(whole), losses(resumed)
     assert 60 < len(after) < len(before)
@@ -45,8 +45,8 @@ def test_the_losses_are_those_of_the_run_that_was_not_interrupted(whole, tmp_pat
     assert clocks == [40, 60]  # it goes on with them
 
 
-def test_checkpoints_by_the_clock_on_the_wall_are_cuts_as_well(tmp_path):
-    more = ["--lr", "0.01", "--epochs", "60", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
+def test_a_run_resumed_from_a_timed_checkpoint_has_the_same_losses(tmp_path):
+    more = ["--lr", "0.01", "--epochs", "30", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
     whole = train("digits", "--servers", 2, "--replicas", 2, *more, "--out", tmp_path)
     clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
     assert len(clocks) > 2
@@ -58,7 +58,7 @@ def test_checkpoints_by_the_clock_on_the_wall_are_cuts_as_well(tmp_path):
     assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
 
 
-def test_dropout_and_batch_norm_go_on_as_they_would_have(tmp_path):
+def test_dropout_and_batch_norm_resume_exactly(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
         'data = "digits"\nepochs = 3\ncheckpoint_every = 10\nservers = 2\n'
@@ -77,7 +77,7 @@ def test_dropout_and_batch_norm_go_on_as_they_would_have(tmp_path):
     assert f"damaged ({state.name}" in " ".join(result.output.split())
 
 
-def test_the_last_checkpoint_is_where_it_goes_on_and_a_damaged_one_is_not(whole, tmp_path):
+def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tmp_path):
     run = tmp_path / "damaged"
     shutil.copytree(whole.path, run)
     last = sorted((run / "checkpoints").iterdir())[-1]
@@ -96,7 +96,7 @@ def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
     assert "no complete checkpoint" in " ".join(result.output.split())
 
 
-def test_under_ssp_a_checkpoint_has_the_pushes_before_its_clock_and_no_other(tmp_path):
+def test_an_ssp_checkpoint_has_exactly_the_pushes_before_its_clock(tmp_path):
     options = ["--strategy", "ssp", "--staleness", 3, "--workers", 3, "--replicas", 2]
     run = train("digits", *options, "--servers", 2, "--checkpoint-every", 10, "--out", tmp_path)
     folders = sorted((run.path / "checkpoints").iterdir())
@@ -111,7 +111,7 @@ def test_under_ssp_a_checkpoint_has_the_pushes_before_its_clock_and_no_other(tmp
     assert resumed.summary["samples"] == run.summary["samples"] - counted
 
 
-def test_a_run_with_leases_goes_on_with_what_was_not_done(tmp_path):
+def test_a_resumed_run_with_leases_does_the_remaining_batches(tmp_path):
     """Which batches the checkpoint has in it follows from what was leased, and from its clock."""
     epochs, samples = 4, 1438
     options = ["digits", "--epochs", epochs, "--workers", 2, "--on-worker-loss", "reassign"]

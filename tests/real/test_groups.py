@@ -31,6 +31,8 @@ from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
 
+pytestmark = pytest.mark.real
+
 ROWS = 600
 
 
@@ -86,7 +88,7 @@ def test_each_group_has_clocks_and_tables_of_its_own(run):
     assert first.blocking.pull("eval/w").tolist() == [6.0] * ROWS
 
 
-def test_what_others_may_not_do(run):
+def test_a_group_may_not_push_to_anothers_synchronous_table(run):
     _, folder, first = run
     with shoal.connect(str(folder.path), group="eval") as guest:
         with pytest.raises(InvalidValue, match="'/w' is bsp and goes by the clocks of the first"):
@@ -106,7 +108,7 @@ def test_what_others_may_not_do(run):
         shoal.connect(str(folder.path / "absent"), group="eval")
 
 
-def test_groups_may_share_a_namespace_and_push_to_what_is_asynchronous(run):
+def test_groups_share_a_namespace_and_asynchronous_tables(run):
     _, folder, first = run
     first.create_table(table("shared", asp()))
     with shoal.connect(str(folder.path), group="more", namespace="") as guest:
@@ -117,7 +119,7 @@ def test_groups_may_share_a_namespace_and_push_to_what_is_asynchronous(run):
         assert guest.blocking.pull("w").tolist() == [0.0] * ROWS
 
 
-def test_a_group_begins_when_all_of_it_are_there(run):
+def test_a_group_begins_when_all_its_workers_have_joined(run):
     _, folder, first = run
     with pytest.raises(JoinTimeout):
         shoal.connect(str(folder.path), group="two", group_size=2, init_timeout_s=0.5)
@@ -159,7 +161,7 @@ def test_a_group_begins_when_all_of_it_are_there(run):
             each.close()
 
 
-def test_a_group_that_fails_ends_alone_and_another_of_its_name_may_come(run):
+def test_a_failed_group_ends_alone_and_its_name_is_free_again(run):
     _, folder, first = run
 
     def failing():
@@ -202,7 +204,7 @@ def test_a_group_leases_data_of_its_own(run):
     assert {each["group"] for each in leased} == {"", "eval"}
 
 
-def test_a_visitor_sees_the_end_and_the_run_waits_for_it(run):
+def test_a_run_waits_for_an_attached_group(run):
     engine, folder, first = run
     with shoal.connect(str(folder.path), group="eval") as guest:
         push(first, "w")
@@ -214,7 +216,7 @@ def test_a_visitor_sees_the_end_and_the_run_waits_for_it(run):
     engine.join()
 
 
-def test_a_server_dies_under_two_groups(run):
+def test_two_groups_survive_a_servers_death(run):
     engine, folder, first = run
     stop, read = threading.Event(), []
     with shoal.connect(str(folder.path), group="eval") as guest:
@@ -257,7 +259,7 @@ print("stepped")
 """
 
 
-def test_a_script_as_a_group(run, tmp_path):
+def test_a_script_joins_as_a_group(run, tmp_path):
     _, folder, first = run
     script = tmp_path / "guest.py"
     script.write_text(SCRIPT)
@@ -275,12 +277,12 @@ def test_a_script_as_a_group(run, tmp_path):
     assert "letters, digits" in wrong.stderr
 
 
-def test_the_end_of_the_first_group_by_an_error_is_the_runs(run):
+def test_an_error_in_the_first_group_ends_the_run(run):
     _, folder, first = run
     guest = shoal.connect(str(folder.path), group="eval")
     first.abort("it is enough")
     with pytest.raises(RunAborted, match="it is enough"):
-        guest.blocking.pull("/w")
+        until(lambda: guest.blocking.pull("/w") is None, "the end has not reached the guest")
     guest.close()
 
 
@@ -331,7 +333,7 @@ def test_a_table_that_servers_cannot_open_ends_its_group_alone(run):
         first.blocking.pull("eval/w", keys=[1])
 
 
-def test_long_names(run):
+def test_long_table_names_are_accepted_up_to_their_limit(run):
     _, folder, first = run
     first.create_table(table("n" * 200))
     with shoal.connect(str(folder.path), group="eval") as guest:

@@ -41,7 +41,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("strategy", ["sync", "asgd"])
-def test_what_a_dead_worker_had_not_done_the_others_do(tmp_path, strategy):
+def test_a_dead_workers_batches_are_done_by_the_others(tmp_path, strategy):
     script = tmp_path / "script.py"
     script.write_text(dedent(SCRIPT))
     words = ["run", "--workers", "3", "--on-worker-loss", "drop", "--out", str(tmp_path / "runs")]

@@ -24,6 +24,8 @@ from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
 
+pytestmark = pytest.mark.real
+
 ROWS = 600
 
 
@@ -117,7 +119,7 @@ shoal.handler("unmovable", Counter)
 """
 
 
-def test_a_server_with_rows_that_cannot_be_moved_stays(tmp_path):
+def test_a_server_with_an_immovable_table_does_not_leave(tmp_path):
     (tmp_path / "unmovable.py").write_text(HANDLER)
     module = importable(str(tmp_path / "unmovable.py"))
     folder = RunFolder.create(tmp_path, "run")
@@ -236,7 +238,7 @@ def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_pat
         watching.join()
 
 
-def test_whoever_has_started_a_process_knows_when_it_has_ended(tmp_path):
+def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
     """Over TCP a connection that breaks proves nothing for 3 s: one that the engine has does."""
     folder = RunFolder.create(tmp_path, "run")
     listen = f"tcp://127.0.0.1:{free_port()}"

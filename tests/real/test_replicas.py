@@ -65,7 +65,7 @@ WORKERS, PUSHES = 2, 300
         ("bounded", "ssp", "server-1"),
     ],
 )
-def test_every_acknowledged_push_is_there_once(kind, rule, victim, tmp_path):
+def test_every_acknowledged_push_is_applied_once_under_a_death(kind, rule, victim, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with subprocess.Popen(
@@ -102,7 +102,7 @@ def test_every_acknowledged_push_is_there_once(kind, rule, victim, tmp_path):
         (["bench", "sparse", "--replicas", "2"], "are measured by `shoal bench dense`"),
     ],
 )
-def test_replicas_that_cannot_be_are_refused(words, says, tmp_path):
+def test_impossible_replica_counts_are_refused(words, says, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "shoal", *words],
         cwd=tmp_path,

@@ -82,7 +82,7 @@ def test_a_script_goes_on_with_the_parameters_of_a_checkpoint(run):
     assert all(abs(before[step] - loss) < 1e-6 for step, loss in after.items())
 
 
-def test_leases_go_on_where_the_checkpoint_was_taken(run):
+def test_leases_resume_where_the_checkpoint_was_taken(run):
     result, _, folder = run(LEASES, "--checkpoint-every", 5, args=["17"])
     assert result.exit_code != 0
     result, printed, _ = run(LEASES, "--resume", folder, args=["-1"])
@@ -90,14 +90,14 @@ def test_leases_go_on_where_the_checkpoint_was_taken(run):
     assert json.loads(printed) == [1.0] * 60
 
 
-def test_a_token_of_another_cluster_does_not_matter(run, monkeypatch):
+def test_a_checkpoint_resumes_under_another_token(run, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN", "of another cluster")
     result, printed, _ = run(SCRIPT)
     assert result.exit_code == 0, result.output
     assert json.loads(printed)
 
 
-def test_parameters_that_a_checkpoint_has_not_are_not_made_anew(run):
+def test_a_resumed_script_with_parameters_missing_from_the_checkpoint_is_refused(run):
     result, _, folder = run(SCRIPT, "--checkpoint-every", 30)
     assert result.exit_code == 0, result.output
     more = SCRIPT.replace("optimizer = ", "model.double()\n    optimizer = ")
@@ -117,13 +117,13 @@ def test_checkpoints_need_servers(run):
     assert "add --servers 1" in result.output
 
 
-def test_a_run_without_checkpoints_cannot_be_gone_on_with(run, tmp_path):
+def test_a_script_run_without_checkpoints_cannot_be_resumed(run, tmp_path):
     result, _, _ = run(SCRIPT, "--resume", tmp_path)
     assert result.exit_code != 0
     assert "no complete checkpoint" in result.output
 
 
-def test_a_cluster_by_hand_has_them_in_a_folder_that_all_share(tmp_path):
+def test_a_cluster_started_by_hand_checkpoints_to_a_shared_folder(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 

@@ -44,7 +44,7 @@ def both(clients, call):
         each.join()
 
 
-def test_rows_come_back_as_they_were_saved(clients, tmp_path):
+def test_a_distributed_checkpoint_restores_the_rows(clients, tmp_path):
     for name, rows in (("w", 5), ("v", 3)):
         spec = shoal.TableSpec(name, rows, (2,), access=shoal.Access("sgd", {"lr": 1.0}))
         for each in clients.values():
@@ -67,7 +67,7 @@ def test_rows_come_back_as_they_were_saved(clients, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_rows_that_only_servers_know_are_refused(clients):
+def test_table_state_of_a_sparse_table_is_refused(clients):
     clients[0].create_table(shoal.TableSpec("s", kind="sparse", access=shoal.Access("sum")))
     with pytest.raises(InvalidValue, match="only servers know the rows of sparse table 's'"):
         shoal.TableState("s", client=clients[0])

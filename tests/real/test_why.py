@@ -56,7 +56,7 @@ def wait_until(found, what):
     raise AssertionError(told)
 
 
-def test_it_names_who_is_waited_for(run):
+def test_why_names_the_worker_that_is_waited_for(run):
     folder, address, (first, second) = run
     for client in (first, second):
         client.create_table(TableSpec("w", 100, consistency=bsp(), fragment_rows=50))
@@ -79,7 +79,7 @@ def test_it_names_who_is_waited_for(run):
     assert json.loads(last.stdout)["waits"] == []
 
 
-def test_a_barrier_is_explained(run):
+def test_why_names_the_worker_missing_at_a_barrier(run):
     folder, _, (first, second) = run
     entered = threading.Thread(target=first.barrier, args=("epoch",))
     entered.start()
@@ -91,7 +91,7 @@ def test_a_barrier_is_explained(run):
     entered.join()
 
 
-def test_where_there_is_no_run(tmp_path):
+def test_why_without_a_run_says_so(tmp_path):
     with pytest.raises(DataMissing, match="no run folder"):
         explain(str(tmp_path / "nowhere"))
     with pytest.raises(JoinTimeout, match="no scheduler answers"):
@@ -101,7 +101,7 @@ def test_where_there_is_no_run(tmp_path):
         explain(summary["run_dir"])
 
 
-def test_a_job_goes_on_without_a_worker_that_is_too_slow(tmp_path):
+def test_a_job_drops_a_worker_that_is_too_slow(tmp_path):
     """The others would wait for it in three quarters of the time."""
     folder = RunFolder.create(tmp_path, "slow")
     told = stragglers._run(folder, 0, seconds=4.0, slow_share=0.5)
@@ -119,7 +119,7 @@ with shoal.init() as context:
 """
 
 
-def test_a_script_goes_on_without_a_worker_that_is_too_slow(tmp_path):
+def test_a_script_drops_a_worker_that_is_too_slow(tmp_path):
     (tmp_path / "slow.py").write_text(SCRIPT)
     flags = ["--workers", "3", "--servers", "1", "--slow-workers", "drop", "--out", str(tmp_path)]
     done = CliRunner().invoke(main, ["run", *flags, "--title", "run", str(tmp_path / "slow.py")])

@@ -39,7 +39,7 @@ def save(folder, clock, parts=PARTS, tables=("w",), offset=0):
     writer.close()
 
 
-def test_the_newest_complete_one_is_chosen(tmp_path):
+def test_the_newest_complete_checkpoint_is_chosen(tmp_path):
     save(tmp_path, 10)
     save(tmp_path, 20)
     save(tmp_path, 30, PARTS[:1])
@@ -50,7 +50,7 @@ def test_the_newest_complete_one_is_chosen(tmp_path):
         found.choose(30)
 
 
-def test_the_last_complete_ones_are_kept_and_what_is_newer(tmp_path):
+def test_pruning_keeps_the_last_complete_checkpoints_and_newer_ones(tmp_path):
     for clock in (10, 20, 30):
         save(tmp_path, clock)
     save(tmp_path, 25, PARTS[:1])
@@ -63,7 +63,7 @@ def test_the_last_complete_ones_are_kept_and_what_is_newer(tmp_path):
     assert sorted(int(each.name) for each in tmp_path.iterdir()) == [30, 40]
 
 
-def test_nothing_goes_because_of_one_that_is_damaged(tmp_path):
+def test_pruning_does_not_count_a_damaged_checkpoint(tmp_path):
     for clock in (10, 20):
         save(tmp_path, clock)
     file = next((tmp_path / "0000000020").glob("*.safetensors"))
@@ -73,7 +73,7 @@ def test_nothing_goes_because_of_one_that_is_damaged(tmp_path):
     assert Checkpoints(tmp_path).choose(10) == 10
 
 
-def test_what_the_kept_ones_go_on_from_is_kept(tmp_path):
+def test_pruning_keeps_the_bases_of_kept_checkpoints(tmp_path):
     shard, writer = open_shard(SPARSE, SPARSE.keys), Writer(lambda: tmp_path, keep=1)
     since = -1
     push_to(shard, *range(200))
@@ -90,7 +90,7 @@ def test_what_the_kept_ones_go_on_from_is_kept(tmp_path):
     assert [int(each.name) for each in tmp_path.iterdir()] == [40]
 
 
-def test_one_without_one_of_the_tables_is_not_complete(tmp_path):
+def test_a_checkpoint_without_one_of_the_tables_is_not_complete(tmp_path):
     save(tmp_path, 10, tables=("w", "other"))
     with pytest.raises(DataMissing, match="no complete checkpoint"):
         Checkpoints(tmp_path).choose()
@@ -98,12 +98,12 @@ def test_one_without_one_of_the_tables_is_not_complete(tmp_path):
         Checkpoints(tmp_path / "nowhere").choose()
 
 
-def test_a_run_that_goes_on_counts_on(tmp_path):
+def test_a_resumed_run_continues_the_checkpoint_clocks(tmp_path):
     save(tmp_path, 10, offset=40)
     assert Checkpoints(tmp_path).choose() == 50
 
 
-def test_other_servers_begin_with_the_same_rows(tmp_path):
+def test_another_number_of_servers_begins_with_the_saved_rows(tmp_path):
     save(tmp_path, 10)
     saved = SavedShards(Checkpoints(tmp_path).path(10))
     thirds = [KeyRange(start, start + 4) for start in (0, 4, 8)]
@@ -116,7 +116,7 @@ def test_other_servers_begin_with_the_same_rows(tmp_path):
     assert [n for s in shards for n in s.updates] == [1] * 6
 
 
-def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offered(tmp_path):
+def test_a_truncated_file_is_refused_and_the_last_good_checkpoint_offered(tmp_path):
     """At 200 places, the first and the last byte among them."""
     save(tmp_path, 10)
     save(tmp_path, 20)
@@ -137,7 +137,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offere
 @pytest.mark.parametrize(
     ("old", "new"), [(b'"lr\\":0.1', b'"lr\\":0.9'), (b"[6,12]", b"[6,13]"), (b'"w\\"]', b'"v\\"]')]
 )
-def test_what_is_said_of_the_rows_is_checked_as_well(tmp_path, old, new):
+def test_a_checkpoints_metadata_is_checked(tmp_path, old, new):
     save(tmp_path, 10)
     save(tmp_path, 20)
     path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
@@ -158,7 +158,7 @@ def test_a_changed_byte_is_refused(tmp_path):
         Checkpoints(tmp_path).choose()
 
 
-def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, caplog):
+def test_a_checkpoint_that_cannot_be_written_is_skipped(tmp_path, caplog):
     save(tmp_path, 10)
     (tmp_path / "0000000020").write_text("in its way")
     writer = Writer(lambda: tmp_path)
@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_left_out_and_the_server_goes_on(tmp_path, cap
     assert caplog.text.count("checkpoint 20 could not be written") == 2
 
 
-def test_a_disk_that_is_too_slow_costs_checkpoints_and_no_time(tmp_path, caplog, monkeypatch):
+def test_a_slow_disk_skips_checkpoints_and_blocks_nothing(tmp_path, caplog, monkeypatch):
     slow, begun = threading.Event(), threading.Event()
 
     def write(*arguments):
@@ -233,7 +233,7 @@ def siege(folder, count, seed=0):
     return {"mutated": count, "refused": refused, "growth": memory[1] / memory[0] - 1}
 
 
-def test_a_mutated_one_is_refused_or_reads_as_it_was_written(tmp_path):
+def test_a_mutated_checkpoint_is_refused_or_reads_as_written(tmp_path):
     report = siege(tmp_path, 300)
     assert report["refused"] > 290  # the others have a byte for the same one, or none
     assert report["growth"] < 0.05
@@ -244,7 +244,7 @@ if __name__ == "__main__":
         print(json.dumps(siege(Path(place), int(sys.argv[1]))))
 
 
-def test_rows_by_key_of_which_there_are_none_are_written_as_well(tmp_path):
+def test_a_sparse_table_without_rows_is_saved(tmp_path):
     spec = TableSpec("s", kind="sparse", access=Access("adagrad", {"lr": 0.1}))
     rows = spec.keys
     writer = Writer(lambda: tmp_path)
@@ -282,7 +282,7 @@ def chain(tmp_path):
     return tmp_path
 
 
-def test_a_checkpoint_goes_on_from_those_before_it(chain):
+def test_an_incremental_checkpoint_reads_with_its_bases(chain):
     found = Checkpoints(chain)
     assert [found.choose(clock) for clock in (110, 120, 130)] == [110, 120, 130]
     sizes = [next(found.path(c).iterdir()).stat().st_size for c in (110, 120)]
@@ -293,7 +293,7 @@ def test_a_checkpoint_goes_on_from_those_before_it(chain):
     assert len(open_saved(found.path(130), SPARSE)) == 202
 
 
-def test_where_one_of_those_is_damaged_or_gone_so_is_it(chain):
+def test_an_incremental_checkpoint_with_a_damaged_or_missing_base_is_refused(chain):
     found = Checkpoints(chain)
     file = next(found.path(120).iterdir())
     content = file.read_bytes()
@@ -308,7 +308,7 @@ def test_where_one_of_those_is_damaged_or_gone_so_is_it(chain):
     assert found.choose() == 130
 
 
-def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
+def test_a_checkpoint_that_is_left_out_is_reported_to_its_shard(tmp_path):
     heard = []
     writer = Writer(lambda: tmp_path, left_out=lambda: heard.append(True))
     (tmp_path / "0000000010").write_text("in its way")
@@ -318,7 +318,7 @@ def test_whoever_takes_the_rows_hears_of_a_file_that_was_left_out(tmp_path):
     assert heard == [True]
 
 
-def test_a_file_goes_on_from_the_one_that_its_server_has_written(chain):
+def test_an_incremental_file_based_on_another_servers_file_is_refused(chain):
     """Another server may have written the same rows since, at other places."""
     found = Checkpoints(chain)
     shard, other = open_shard(SPARSE, SPARSE.keys), Writer(lambda: chain, offset=100)

@@ -71,7 +71,7 @@ def rows_of(shards):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
-def test_another_number_of_servers_goes_on_as_if_nothing_had_been(before, after, tmp_path):
+def test_a_table_restored_on_another_number_of_servers_trains_as_before(before, after, tmp_path):
     shards = opened(before)
     update(shards, 1.0)
     for rank in range(before):
@@ -86,7 +86,7 @@ def test_another_number_of_servers_goes_on_as_if_nothing_had_been(before, after,
     assert len(sparse) == 500
 
 
-def test_another_method_takes_the_rows_and_begins_its_state_anew(tmp_path):
+def test_a_table_restored_with_another_method_has_the_rows_and_new_slots(tmp_path):
     shards = opened(1)
     update(shards, 1.0)
     save_shards(tmp_path / "shards", 0, [(0, each[0]) for each in shards])
@@ -101,7 +101,7 @@ def test_another_method_takes_the_rows_and_begins_its_state_anew(tmp_path):
         saved.beginning(open_shard)(TableSpec("e", 0, (4,), kind="sparse"), KeyRange(0, SLOTS))
 
 
-def test_export(tmp_path):
+def test_export_writes_every_table(tmp_path):
     shards = opened(2)
     update(shards, 1.0)
     for rank in range(2):
@@ -120,7 +120,7 @@ def test_export(tmp_path):
     assert [np.float32(value) for value in row] == [np.float32(x) for x in sparse[int(key)][:3]]
 
 
-def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
+def test_an_exported_text_file_stays_in_its_folder_whatever_the_tables_name(tmp_path):
     shard = open_shard(
         TableSpec("../../up", 3, access=Access("sum"), fragment_rows=3), KeyRange(0, 3)
     )
@@ -130,7 +130,7 @@ def test_a_text_file_stays_in_its_folder_whatever_its_table_is_called(tmp_path):
     assert path.read_text() == "0 0\n1 0\n2 0\n"
 
 
-def test_a_handled_table_is_exported(tmp_path):
+def test_a_custom_table_is_exported(tmp_path):
     spec = TableSpec("kv", kind="custom", access=Access("lists"))
     for rank, held in enumerate((KeyRange(0, SLOTS // 2), KeyRange(SLOTS // 2, SLOTS))):
         shard = open_shard(spec, held)
@@ -144,7 +144,7 @@ def test_a_handled_table_is_exported(tmp_path):
     assert tensors["kv.lens"].tolist() == [key % 3 for key in range(20)]
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataMissing, match="has no shards"):
         SavedShards(tmp_path)
     save_shards(tmp_path / "shards", 0, [(0, each[0]) for each in opened(1)])
@@ -157,7 +157,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [DENSE, SPARSE], ids=["dense", "sparse"])
-def test_a_file_whose_contents_are_not_what_it_says_is_refused(spec, tmp_path):
+def test_a_shard_file_that_contradicts_its_metadata_is_refused(spec, tmp_path):
     held = spec.keys
     shard = open_shard(spec, held)
     state = shard.state()
@@ -169,7 +169,7 @@ def test_a_file_whose_contents_are_not_what_it_says_is_refused(spec, tmp_path):
 
 
 @pytest.mark.real
-def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
+def test_a_run_is_exported_and_continued_on_another_number_of_servers(tmp_path):
     def shoal(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "shoal", *arguments],
@@ -194,7 +194,7 @@ def test_a_run_is_exported_and_gone_on_with_on_other_servers(tmp_path):
     assert "nowhere has no shards" in refused.stderr
 
 
-def test_a_replica_stands_in_for_who_died_at_the_end(tmp_path):
+def test_the_replica_nearest_to_the_tail_in_the_latest_view_counts(tmp_path):
     """Of an arc the copy counts that was nearest to its tail, in the latest view."""
     (low, high), _ = opened(2)
     low.rows.fill_(1)
@@ -209,7 +209,7 @@ def test_a_replica_stands_in_for_who_died_at_the_end(tmp_path):
     assert torch.equal(SavedShards(tmp_path).merged("w")["rows"][len(low.rows) :], high.rows)
 
 
-def test_rows_that_nobody_has_left_are_said(tmp_path):
+def test_a_table_with_missing_rows_is_refused(tmp_path):
     (low, high), _ = opened(2)
     save_shards(tmp_path, 0, [(0, low)])
     for table in (lambda: SavedShards(tmp_path).merged("w"), lambda: open_saved(tmp_path, high)):

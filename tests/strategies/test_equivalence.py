@@ -129,14 +129,14 @@ def together(strategy, workers, servers, **options):
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_bsp_of_four_workers_equals_one_process_with_the_large_batch(servers):
+def test_bsp_with_four_workers_equals_one_process_with_the_large_batch(servers):
     """Issue 2, bar 4: 4 x 16 against 1 x 64 over the same 50 batches, float64."""
     expected = alone()
     for each in together("sync", 4, servers):
         assert (each - expected).abs().max() <= 1e-6
 
 
-def test_ssp_0_equals_bsp_where_tables_settle_at_the_close():
+def test_ssp_0_equals_bsp_if_pushes_are_applied_at_the_rounds_end():
     bsp = together("sync", 4, 2)
     ssp = together("ssp", 4, 2, staleness=0, apply_at="round_end")
     for one, other in zip(bsp, ssp, strict=True):
@@ -173,7 +173,7 @@ def simulate_job(job):
 
 
 @pytest.mark.real
-def test_the_simulators_run_equals_the_real_clusters(tmp_path):
+def test_a_simulated_run_equals_a_real_one(tmp_path):
     job = job_of(tmp_path)
     torch.set_num_threads(1)
     summary = run_job(job, [])
@@ -192,7 +192,7 @@ def test_the_simulators_run_equals_the_real_clusters(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["sync", "ssp", "asgd"])
-def test_uneven_splits_neither_hang_nor_skew(strategy, tmp_path):
+def test_uneven_splits_leave_all_workers_with_equal_parameters(strategy, tmp_path):
     """Splits of about 100, 60 and 0 batches; every worker leaves with the same parameters."""
     job = job_of(
         tmp_path, assignment="static:5,3,0", batch_size=9, epochs=1, block_size=9, strategy=strategy
@@ -205,7 +205,7 @@ def test_uneven_splits_neither_hang_nor_skew(strategy, tmp_path):
 
 
 @pytest.mark.real
-def test_uneven_splits_under_allreduce(tmp_path):
+def test_uneven_splits_under_allreduce_equal_sync(tmp_path):
     job = job_of(
         tmp_path,
         assignment="static:5,3,0",

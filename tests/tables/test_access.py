@@ -11,7 +11,7 @@ from shoal.tables.spec import ITEM_SIZES
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEM_SIZES))
-def test_sum_and_assign_take_every_dtype(dtype):
+def test_sum_and_assign_work_on_every_dtype(dtype):
     kind = getattr(torch, dtype)
     update = torch.tensor([10, 20], dtype=kind)
     for method, expected in ((Sum, [11, 22]), (Assign, [10, 20])):
@@ -21,14 +21,14 @@ def test_sum_and_assign_take_every_dtype(dtype):
         assert rows.tolist() == expected
 
 
-def test_values_need_no_state_and_no_options():
+def test_sum_and_assign_have_no_slots_and_no_options():
     assert Sum({}).slots() == Assign({}).slots() == ()
     for method, option in ((Sum, "lr"), (Assign, "schedule")):
         with pytest.raises(UnknownName, match=f"unknown option of {method.name} '{option}'"):
             method({option: 0.5})
 
 
-def test_a_method_of_ones_own():
+def test_a_users_access_method_is_checked_and_applied():
     """What a plug-in writes: name, options, dtypes, state, apply."""
 
     class Largest(AccessMethod):
@@ -75,22 +75,22 @@ def test_options_take_their_defaults_and_decide_the_slots():
     ("option", "value", "allowed"),
     [("eps", -0.5, "0 <= value"), ("eps", True, "0 <= value"), ("keeps", 1, "true, false")],
 )
-def test_an_option_out_of_range_is_named(option, value, allowed):
+def test_an_option_out_of_range_is_refused_by_name(option, value, allowed):
     with pytest.raises(InvalidValue, match=f"decayed: {option}={value!r} .*; allowed: {allowed}$"):
         Decayed({option: value})
 
 
-def test_initial_of_an_unknown_slot():
+def test_the_initial_value_of_an_unknown_slot_is_refused():
     with pytest.raises(UnknownName, match=r"unknown slot of decayed 'kept' \(known: \)"):
         Decayed({}).initial("kept")
 
 
-def test_a_schedules_option_belongs_to_methods_with_a_rate():
+def test_a_schedule_option_without_a_learning_rate_is_refused():
     with pytest.raises(UnknownName, match="unknown option of decayed 'schedule_warmup'"):
         Decayed({"schedule_warmup": 3})
 
 
-def test_the_given_options_are_copied():
+def test_changing_the_given_options_does_not_change_the_method():
     given = {"eps": 0.25}
     method = Decayed(given)
     given["eps"] = 1.0
@@ -98,7 +98,7 @@ def test_the_given_options_are_copied():
     assert Decayed.options["eps"] == 0.5
 
 
-def test_supports_knows_the_methods_dtypes():
+def test_supports_tells_which_dtypes_a_method_takes():
     assert Decayed.supports("float32")
     assert not Decayed.supports("float64")
     assert not any(method.supports("complex64") for method in (Sum, Assign))

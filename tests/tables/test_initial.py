@@ -66,7 +66,7 @@ def test_initial_rows_have_the_tables_dtype(dtype):
     assert (initial(Init("zeros"), 0, 5, 2, dtype) == 0).all()
 
 
-def test_random_rows_look_random():
+def test_random_initial_rows_have_the_mean_and_spread_of_their_distribution():
     """20,000 draws: means within 4 standard errors, within [a, b), columns and seeds unrelated."""
     uniform = initial(Init("uniform", -2.0, 5.0, seed=1), 0, 10_000, 2)
     normal = initial(Init("normal", 1.0, 2.0, seed=1), 0, 10_000, 2)
@@ -83,7 +83,7 @@ def test_random_rows_look_random():
 @pytest.mark.parametrize("init", INITS, ids=lambda init: init.kind)
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 5))
-def test_initial_rows_do_not_depend_on_the_servers(init, rows, fragment_rows, servers):
+def test_initial_rows_do_not_depend_on_the_number_of_servers(init, rows, fragment_rows, servers):
     """DESIGN section 4, rule 7: bit for bit, as a replica or a hand-off would create them."""
     spec = TableSpec("w", rows, (3,), init=init, fragment_rows=fragment_rows)
     whole = DenseShard(spec, KeyRange(0, rows)).rows

@@ -47,16 +47,16 @@ class Allocated(TorchDispatchMode):
 # --- names -----------------------------------------------------------------------------------
 
 
-def test_every_method_is_covered_by_the_tests_below():
+def test_every_access_method_is_covered_by_these_tests():
     assert sorted(FULL) == list(access_methods)
 
 
-def test_a_method_is_registered_under_its_own_name():
+def test_every_access_method_is_registered_under_its_own_name():
     assert all(access_methods[name].name == name for name in access_methods)
     assert all(type(make(Access(name))) is access_methods[name] for name in access_methods)
 
 
-def test_unknown_method():
+def test_an_unknown_access_method_is_refused():
     with pytest.raises(UnknownName, match=r"unknown access method 'adamw' \(known: adadelta, ada"):
         make(Access("adamw"))
 
@@ -65,7 +65,7 @@ def test_unknown_method():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_step_allocates_nothing_of_the_models_size(name):
+def test_a_step_allocates_no_memory_of_the_models_size(name):
     """DESIGN section 4: no allocation of model size in a step; once warm, none beyond SMALL."""
     method = make(Access(name, FULL[name]))
     rows, update = torch.ones(3 * BLOCK + 5), torch.full((3 * BLOCK + 5,), 2.0)
@@ -87,7 +87,7 @@ def test_the_counter_of_allocations_counts():
 
 @pytest.mark.parametrize("size", [1, SMALL, SMALL + 1, 2 * BLOCK + 3])
 @pytest.mark.parametrize("name", FULL)
-def test_how_rows_are_cut_does_not_matter(name, size):
+def test_a_step_in_pieces_equals_a_step_on_all_rows(name, size):
     """Replicas may hold the same rows in other fragments; float64, to a rounding of the last bit.
 
     The pieces go one by one, each with scratch that the one before has used.
@@ -107,7 +107,7 @@ def test_how_rows_are_cut_does_not_matter(name, size):
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_rows_of_any_shape_and_stride(name):
+def test_a_step_works_on_rows_of_any_shape_and_stride(name):
     method = make(Access(name, FULL[name]))
     update = torch.linspace(1, 2, 24, dtype=torch.float64).reshape(2, 3, 4)
     dense = torch.ones(2, 3, 4, dtype=torch.float64)

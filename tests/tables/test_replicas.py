@@ -63,7 +63,9 @@ def rounds(draw):
 @pytest.mark.parametrize("merge", ["mean", "sum"])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rounds(), min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 2**32))
-def test_dense_copies_are_the_same(access, merge, programme, fragment_rows, seed):
+def test_a_dense_replica_that_applies_the_merged_rounds_equals_its_head(
+    access, merge, programme, fragment_rows, seed
+):
     spec = TableSpec("w", ROWS, (WIDTH,), access=access, merge=merge, fragment_rows=fragment_rows)
     head, tail = DenseShard(spec, spec.keys), DenseShard(spec, spec.keys)
     random = np.random.default_rng(seed)
@@ -86,7 +88,7 @@ def test_dense_copies_are_the_same(access, merge, programme, fragment_rows, seed
 
 
 @pytest.mark.parametrize("method", ["sum", "sgd", "adagrad", "adam", "ftrl"])
-def test_sparse_copies_are_the_same(method):
+def test_a_sparse_replica_that_applies_the_merged_rounds_equals_its_head(method):
     spec = TableSpec("e", 0, (WIDTH,), kind="sparse", access=Access(method))
     head, tail = (SparseShard(spec, KeyRange(0, SLOTS)) for _ in range(2))
     random = np.random.default_rng(0)
@@ -106,7 +108,7 @@ def test_sparse_copies_are_the_same(method):
     np.testing.assert_array_equal(*rows)
 
 
-def test_neighbours_travel_as_one():
+def test_a_round_of_whole_pushes_is_one_update_without_a_copy():
     """All of a shard's fragments, pushed whole by everybody: one part, in the first's memory."""
     spec = TableSpec("w", ROWS, (WIDTH,), access=Access("sum"), fragment_rows=3)
     shard = DenseShard(spec, spec.keys)
@@ -121,7 +123,7 @@ def test_neighbours_travel_as_one():
 
 
 @pytest.mark.parametrize("keys", [None, [1, 4]])
-def test_memory_of_what_is_retained_is_not_used_for_another(keys):
+def test_retained_staging_memory_is_not_reused_until_it_is_released(keys):
     spec = TableSpec("w", ROWS, (WIDTH,), access=Access("sum"), fragment_rows=ROWS)
     shard = DenseShard(spec, spec.keys)
     count = ROWS if keys is None else len(keys)

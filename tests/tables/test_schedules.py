@@ -93,12 +93,12 @@ def test_warmup_by_hand():
 
 
 @pytest.mark.parametrize("name", ["polynomial", "cosine"])
-def test_ends_at_end_lr_and_stays_there(name):
+def test_a_schedule_ends_at_end_lr_and_stays_there(name):
     lr = schedule_lr({"lr": 8.0, "schedule": name, "schedule_total": 4, "schedule_end_lr": 2.0})
     assert (lr(0), lr(2), lr(4), lr(5), lr(10**9)) == (8.0, 5.0, 2.0, 2.0, 2.0)
 
 
-def test_is_pure():
+def test_a_schedules_rate_depends_on_the_step_only():
     """Asking out of order, or twice, changes nothing: a replica need not have seen the past."""
     lr = schedule_lr({"lr": 8.0, "schedule": "exponential", "schedule_gamma": 0.5})
     assert [lr(3), lr(0), lr(3)] == [1.0, 8.0, 1.0]
@@ -109,16 +109,16 @@ def test_long_runs_neither_overflow_nor_go_below_zero():
     assert schedule_lr({"lr": 1.0, "schedule": "exponential", "schedule_gamma": 0.5})(10**7) == 0.0
 
 
-def test_other_options_of_the_access_method_are_not_looked_at():
+def test_a_schedule_ignores_other_options_of_the_access_method():
     assert rates(1, lr=0.5, momentum=-1, nesterov=True) == [0.5]
 
 
-def test_unknown_schedule_lists_the_known_and_suggests():
+def test_an_unknown_schedule_is_refused_with_a_suggestion():
     with pytest.raises(UnknownName, match=r"unknown schedule 'cosin' .*step\); did you mean 'cosi"):
         schedule_lr({"lr": 1.0, "schedule": "cosin"})
 
 
-def test_unknown_parameter_lists_the_schedules_own():
+def test_an_unknown_parameter_is_refused_with_the_known_ones():
     expected = (
         r"unknown option of schedule 'step' 'schedule_gama' "
         r"\(known: schedule_every, schedule_gamma, schedule_warmup\); did you mean"
@@ -139,7 +139,7 @@ def test_unknown_parameter_lists_the_schedules_own():
         ("cosine", "total"),
     ],
 )
-def test_missing_parameter_is_named(name, parameter):
+def test_a_missing_parameter_is_refused_by_name(name, parameter):
     with pytest.raises(
         InvalidValue, match=f"schedule '{name}' needs the option {PREFIX}{parameter}"
     ):
@@ -166,7 +166,7 @@ def test_missing_parameter_is_named(name, parameter):
         ("cosine", {"total": 1}, {"end_lr": float("nan")}),
     ],
 )
-def test_out_of_range_names_schedule_option_value_and_range(name, parameters, wrong):
+def test_a_parameter_out_of_range_is_refused_with_its_range(name, parameters, wrong):
     options = {PREFIX + key: value for key, value in {**parameters, **wrong}.items()}
     (option, value) = (PREFIX + next(iter(wrong)), next(iter(wrong.values())))
     with pytest.raises(InvalidValue, match=f"schedule '{name}': {option}={value!r} .*allowed: "):
@@ -174,22 +174,22 @@ def test_out_of_range_names_schedule_option_value_and_range(name, parameters, wr
 
 
 @pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), "0.1", True])
-def test_base_rate_out_of_range(lr):
+def test_a_base_rate_out_of_range_is_refused(lr):
     with pytest.raises(InvalidValue, match=r"lr=.*allowed: 0 <= value"):
         schedule_lr({"lr": lr})
 
 
-def test_base_rate_missing():
+def test_a_missing_base_rate_is_refused():
     with pytest.raises(InvalidValue, match="give the option lr"):
         schedule_lr({"schedule": "constant"})
 
 
-def test_schedule_that_is_no_name():
+def test_a_schedule_that_is_no_name_is_refused():
     with pytest.raises(InvalidValue, match=r"schedule=3 is not a name \(known: constant, cosine"):
         schedule_lr({"lr": 0.1, "schedule": 3})
 
 
-def test_registered_names():
+def test_the_built_in_schedules_are_registered():
     assert list(schedules) == [
         "constant",
         "cosine",
@@ -200,7 +200,7 @@ def test_registered_names():
     ]
 
 
-def test_range_prints_what_it_allows():
+def test_a_range_prints_what_it_allows():
     assert str(Range()) == "any finite number"
     assert str(Range(0)) == "0 <= value"
     assert str(Range(0, low_open=True)) == "0 < value"
@@ -208,5 +208,5 @@ def test_range_prints_what_it_allows():
     assert float("inf") not in Range()
 
 
-def test_examples_run():
+def test_docstring_examples_run():
     assert doctest.testmod(module).failed == 0

@@ -65,7 +65,7 @@ def content(shard):
 @pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
 @pytest.mark.parametrize("make", [dense, sparse])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_learner_ends_up_with_the_same_rows_whatever_is_pushed_meanwhile(make, access, seed):
+def test_a_syncing_replica_equals_its_sender_whatever_is_pushed_meanwhile(make, access, seed):
     random = np.random.default_rng(seed)
     teacher, learner = make(access), make(access)
     learner.syncing = True
@@ -89,7 +89,7 @@ def test_a_learner_ends_up_with_the_same_rows_whatever_is_pushed_meanwhile(make,
 
 
 @pytest.mark.parametrize("make", [dense, sparse])
-def test_a_piece_stays_as_it_was(make):
+def test_a_snapshot_piece_does_not_change_with_later_pushes(make):
     shard = make(METHODS[0])
     random = np.random.default_rng(0)
     push(shard, *random_push(shard, random))
@@ -100,7 +100,7 @@ def test_a_piece_stays_as_it_was(make):
     assert piece.last
 
 
-def test_a_sparse_learner_leaves_keys_out_that_have_not_come_yet():
+def test_a_sparse_syncing_replica_skips_keys_it_has_not_received():
     learner = sparse(METHODS[0])
     learner.syncing = True
     push(learner, np.array([5, 6], np.uint64), np.ones((2, WIDTH), np.float32))
@@ -109,7 +109,7 @@ def test_a_sparse_learner_leaves_keys_out_that_have_not_come_yet():
 
 
 @pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
-def test_pieces_of_a_dense_shard_go_on_as_the_whole_would(access):
+def test_a_split_dense_shard_trains_as_the_whole(access):
     random = np.random.default_rng(1)
     whole, other = dense(access), dense(access)
     first = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -126,7 +126,7 @@ def test_pieces_of_a_dense_shard_go_on_as_the_whole_would(access):
 
 
 @pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
-def test_pieces_of_a_sparse_shard_have_each_key_once(access):
+def test_a_split_sparse_shard_has_each_key_once(access):
     random = np.random.default_rng(2)
     whole = sparse(access)
     for _ in range(5):
@@ -141,7 +141,7 @@ def test_pieces_of_a_sparse_shard_have_each_key_once(access):
 
 
 @pytest.mark.parametrize("keys", [None, [1, 4, 5, 9], []])
-def test_what_waits_for_a_round_is_cut_with_its_dense_shard(keys):
+def test_a_staged_push_is_split_with_its_dense_shard(keys):
     whole = dense(METHODS[0])
     counted = ROWS if keys is None else len(keys)
     staged = whole.stage(whole.held, -1 if keys is None else counted)
@@ -156,7 +156,7 @@ def test_what_waits_for_a_round_is_cut_with_its_dense_shard(keys):
         assert torch.equal(torch.cat([part.keys for part in parts]), staged.keys)
 
 
-def test_what_waits_for_a_round_is_cut_with_its_sparse_shard():
+def test_a_staged_push_is_split_with_its_sparse_shard():
     whole = sparse(METHODS[0])
     staged = whole.stage(whole.held, 50)
     staged.keys[:] = np.arange(50)
@@ -180,7 +180,7 @@ def digests(shard, other):
 
 @pytest.mark.parametrize("access", METHODS, ids=lambda each: each.name)
 @pytest.mark.parametrize("make", [dense, sparse])
-def test_every_piece_of_a_copy_comes_to_the_same_and_no_other_does(make, access):
+def test_digests_of_replicas_agree_unless_a_row_differs(make, access):
     random = np.random.default_rng(3)
     one, other = make(access), make(access)
     if make is sparse:  # some are only read, on one of them

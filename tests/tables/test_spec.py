@@ -49,7 +49,7 @@ def test_fragments_tile_the_table(spec, count):
 
 
 @given(specs, servers)
-def test_fragments_are_about_a_mebibyte(spec, count):
+def test_fragments_are_about_a_mebibyte_each(spec, count):
     """At most a row more; and no server has more than twice its even share of the rows."""
     cut = spec.cut(count)
     assert (cut.fragment_rows - 1) * spec.row_bytes <= FRAGMENT_BYTES
@@ -73,7 +73,7 @@ def test_fragments_are_about_a_mebibyte(spec, count):
         (1, 8, 1),
     ],
 )
-def test_cuts_by_hand(rows, count, fragment_rows):
+def test_fragment_sizes_equal_those_computed_by_hand(rows, count, fragment_rows):
     assert TableSpec("t", rows).cut(count).fragment_rows == fragment_rows
 
 
@@ -83,7 +83,7 @@ def test_a_row_is_never_split():
     assert wide.cut(8).fragments() == [KeyRange(0, 1), KeyRange(1, 2), KeyRange(2, 3)]
 
 
-def test_a_cut_is_for_life():
+def test_cutting_a_table_again_changes_nothing():
     cut = TableSpec("t", 1 << 20).cut(8)
     assert cut.cut(2) is cut
     assert TableSpec("t", 10, fragment_rows=4).fragments() == [
@@ -93,7 +93,7 @@ def test_a_cut_is_for_life():
     ]
 
 
-def test_a_table_that_was_not_cut_has_no_fragments():
+def test_a_table_that_was_not_cut_refuses_to_list_fragments():
     with pytest.raises(InvalidValue, match="'t' has not been cut"):
         TableSpec("t", 10).fragments()
 
@@ -101,7 +101,7 @@ def test_a_table_that_was_not_cut_has_no_fragments():
 # --- sizes -----------------------------------------------------------------------------------
 
 
-def test_sizes():
+def test_a_specification_tells_its_sizes_in_bytes():
     spec = TableSpec("t", 10, (3, 4), "float16")
     assert (spec.width, spec.row_bytes, spec.nbytes) == (12, 24, 240)
     assert spec.keys == KeyRange(0, 10)
@@ -109,7 +109,7 @@ def test_sizes():
 
 
 @pytest.mark.parametrize("dtype", ITEM_SIZES)
-def test_item_sizes_are_torchs(dtype):
+def test_item_sizes_equal_torchs(dtype):
     assert getattr(torch, dtype).itemsize == ITEM_SIZES[dtype]
 
 
@@ -130,7 +130,7 @@ def test_item_sizes_are_torchs(dtype):
         ({"fragment_rows": -1}, "'t': fragment_rows -1 < 0"),
     ],
 )
-def test_invalid_tables(fields, message):
+def test_an_impossible_table_is_refused(fields, message):
     with pytest.raises(InvalidValue, match=message):
         TableSpec(**{"name": "t", "rows": 1, **fields})
 
@@ -145,12 +145,12 @@ def test_invalid_tables(fields, message):
         (lambda: Consistency(apply_at="never"), "unknown apply_at 'never'"),
     ],
 )
-def test_unknown_names(build, message):
+def test_an_unknown_name_is_refused_with_a_suggestion(build, message):
     with pytest.raises(UnknownName, match=message):
         build()
 
 
-def test_limits_are_admitted():
+def test_values_at_their_limits_are_allowed():
     assert TableSpec("x" * 200, 1, (1,), "int64", merge="sum").rows == 1
 
 
@@ -164,12 +164,12 @@ def test_limits_are_admitted():
         (("asp", 0, "round_end"), "asp has no rounds"),
     ],
 )
-def test_consistency_that_contradicts_itself(arguments, message):
+def test_a_contradictory_consistency_is_refused(arguments, message):
     with pytest.raises(InvalidValue, match=message):
         Consistency(*arguments)
 
 
-def test_named_consistency():
+def test_consistency_is_made_from_its_name():
     assert bsp() == Consistency("bsp", 0, "round_end")
     assert ssp(3) == Consistency("ssp", 3, "arrival")
     assert ssp(0, "round_end") == Consistency("ssp", 0, "round_end")
@@ -179,14 +179,14 @@ def test_named_consistency():
 # --- travelling ------------------------------------------------------------------------------
 
 
-def test_a_specification_travels():
+def test_a_specification_decodes_to_what_was_encoded():
     spec = TableSpec(
         "t", 10, (3,), "float64", Init("normal", 0.5, 2.0, 7), Access("sgd", {"lr": 0.5}), ssp(2)
     ).cut(2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=TableSpec) == spec
 
 
-def test_it_imports_without_torch():
+def test_the_specification_imports_without_torch():
     """DESIGN section 2: a scheduler restarts in a tenth of a second."""
     code = "import sys, shoal.tables.spec; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

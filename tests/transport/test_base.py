@@ -18,19 +18,19 @@ def test_a_scheme_names_a_transport(scheme):
 
 
 @pytest.mark.parametrize("bad", ["", "nonsense", "tcp:", "tcp://", "://x", "host:80", "TCP://x:1"])
-def test_a_bad_address_is_told_the_good_forms(bad):
+def test_a_bad_address_is_refused_with_the_valid_forms(bad):
     with pytest.raises(AddressInvalid, match="inproc://NAME, unix:///PATH or tcp://HOST:PORT"):
         transport_for(bad)
 
 
-def test_an_unknown_scheme_is_told_the_known_ones():
+def test_an_unknown_scheme_is_refused_with_the_known_ones():
     with pytest.raises(
         AddressInvalid, match=r"unknown transport 'tpc' .known: inproc, tcp, unix.*tcp"
     ):
         transport_for("tpc://x:1")
 
 
-def test_a_place_follows_its_scheme():
+def test_an_address_without_a_place_is_refused():
     assert place_of("tcp://h:1", "tcp") == "h:1"
     for bad in ("h:1", "unix://h:1", "tcp://", "tcp://h\0:1"):
         with pytest.raises(AddressInvalid, match="use inproc://NAME"):

@@ -24,5 +24,5 @@ def make(request, tmp_path):
 
 
 @pytest.mark.parametrize("law", TRANSPORT_LAWS, ids=lambda law: law.__name__)
-def test_law(law, make):
+def test_a_transport_keeps_the_law(law, make):
     law(make)

@@ -28,7 +28,7 @@ def talk(caller, listener):
 
 
 @pytest.mark.parametrize("token", ["", SECRET, "é漢"])
-def test_both_sides_learn_the_other_name(token):
+def test_both_sides_learn_each_others_name(token):
     server, worker = change(SERVER, token=token), change(WORKER, token=token)
     asked, said, verdict = talk(worker, server)
     assert isinstance(verdict, Welcome)
@@ -36,7 +36,7 @@ def test_both_sides_learn_the_other_name(token):
     assert conclude(worker, asked, said, verdict).node == "server-a"
 
 
-def test_a_job_is_compared_where_both_name_one():
+def test_a_job_is_compared_if_both_sides_name_one():
     for mine, theirs, good in [
         ("a", "a", True),
         ("a", "", True),
@@ -57,23 +57,23 @@ def test_a_wrong_token_is_denied(guess):
         conclude(WORKER, asked, said, verdict)
 
 
-def test_a_missing_token_is_noticed_before_anything_is_said():
+def test_a_missing_token_is_noticed_before_the_hello():
     with pytest.raises(HandshakeFailed, match="--token"):
         hello(change(WORKER, token=""), challenge(SERVER))
 
 
-def test_a_proof_left_out_is_denied():
+def test_a_hello_without_a_proof_is_denied():
     asked = challenge(SERVER)
     assert isinstance(judge(SERVER, asked, change(hello(WORKER, asked), proof=b"")), Denied)
 
 
-def test_a_listener_without_the_token_is_left():
+def test_a_caller_leaves_a_listener_without_the_token():
     asked, said, verdict = talk(WORKER, change(SERVER, token=""))
     with pytest.raises(HandshakeFailed, match="does not know our token"):
         conclude(WORKER, asked, said, verdict)
 
 
-def test_proofs_are_of_one_conversation_and_one_direction():
+def test_a_proof_is_valid_for_one_conversation_and_direction():
     asked, said, verdict = talk(WORKER, SERVER)
     another = challenge(SERVER)
     assert isinstance(judge(SERVER, another, said), Denied), "a recorded hello was accepted"
@@ -86,7 +86,7 @@ def test_proofs_are_of_one_conversation_and_one_direction():
     assert len({hello(WORKER, asked).nonce for _ in range(100)}) == 100
 
 
-def test_versions_have_to_agree():
+def test_another_protocol_version_is_refused():
     asked = challenge(SERVER)
     with pytest.raises(HandshakeFailed, match=f"version 99, this one {PROTOCOL_VERSION}"):
         hello(WORKER, change(asked, version=99))
@@ -96,12 +96,12 @@ def test_versions_have_to_agree():
 
 
 @pytest.mark.parametrize("who", [{"node": ""}, {"node": SCHEDULER}, {"role": "scheduler"}])
-def test_nobody_poses_as_the_scheduler(who):
+def test_a_caller_cannot_pose_as_the_scheduler(who):
     _, _, verdict = talk(change(WORKER, **who), SERVER)
     assert isinstance(verdict, Denied)
 
 
-def test_other_messages_are_no_handshake():
+def test_other_messages_are_refused_in_a_handshake():
     asked, said, _ = talk(WORKER, SERVER)
     with pytest.raises(HandshakeFailed, match="expected a challenge, not Nudge"):
         hello(WORKER, Nudge("x"))

@@ -83,7 +83,7 @@ def test_the_signal_counts_arrivals(transport):
     listener.close()
 
 
-def test_a_turn_is_bounded_and_what_is_left_signals_again(pair):
+def test_a_receive_turn_is_bounded_and_the_rest_signals_again(pair):
     count = 2 * FRAMES_A_TURN + 1
     for number in range(count):
         pair.caller.send(Nudge(str(number)))
@@ -98,7 +98,7 @@ def test_a_turn_is_bounded_and_what_is_left_signals_again(pair):
 
 
 @pytest.mark.parametrize("count", [0, 1, FRAMES_A_TURN, FRAMES_A_TURN + 1])
-def test_the_end_signals_too(pair, count):
+def test_the_end_of_a_connection_is_signalled(pair, count):
     for number in range(count):
         pair.caller.send(Nudge(str(number)))
     pair.caller.connection.close()
@@ -116,7 +116,7 @@ def test_the_end_is_signalled_until_the_connection_is_closed(pair):
     assert pair.callee.ended
 
 
-def test_names_are_of_this_process(transport):
+def test_an_inproc_name_that_is_taken_or_unknown_is_refused(transport):
     listener = transport.listen(ADDRESS, LISTENER)
     with pytest.raises(AddressInUse, match="inproc://here is taken"):
         transport.listen(ADDRESS, LISTENER)
@@ -126,7 +126,7 @@ def test_names_are_of_this_process(transport):
         transport.connect(ADDRESS, CALLER, 1.0)
 
 
-def test_threads_on_both_ends(transport):
+def test_threads_on_both_ends_exchange_all_messages(transport):
     """Nothing is lost or left where each end has its own thread, and one closes at some time."""
     for _ in range(20):
         listener = transport.listen(ADDRESS, LISTENER)

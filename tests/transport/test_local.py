@@ -47,19 +47,19 @@ def works(transport, listener, me=CALLER):
     "bad",
     ["unix://it.sock", "unix://./it.sock", "unix://", "unix:/x", "/x", "tcp:///x", "unix:///a\0b"],
 )
-def test_a_path_is_absolute(bad):
+def test_a_relative_path_is_refused(bad):
     with pytest.raises(AddressInvalid, match="unix:///PATH"):
         path_of(bad)
 
 
-def test_a_path_has_to_fit(transport):
+def test_a_path_that_is_too_long_is_refused(transport):
     assert path_of("unix:///" + "x" * (PATH_BYTES_MAX - 1)).name
     for long in ("x" * PATH_BYTES_MAX, "é" * (PATH_BYTES_MAX // 2 + 1)):
         with pytest.raises(AddressInvalid, match="107 bytes"):
             transport.connect(f"unix:///{long}", CALLER, 1.0)
 
 
-def test_a_directory_is_made_for_its_owner_only(transport, tmp_path):
+def test_a_missing_directory_is_made_for_its_owner_only(transport, tmp_path):
     listener = transport.listen(f"unix://{tmp_path}/new/er/it.sock", LISTENER)
     assert (tmp_path / "new" / "er").stat().st_mode & 0o777 == 0o700
     assert works(transport, listener)
@@ -88,7 +88,7 @@ def test_a_directory_of_another_user_needs_a_token(transport, address, tmp_path,
         transport.listen(address, LISTENER)
 
 
-def test_the_socket_file_goes_with_its_listener(transport, address):
+def test_a_closed_listener_removes_its_socket_file(transport, address):
     listener = transport.listen(address, LISTENER)
     path = path_of(address)
     assert path.is_socket()
@@ -97,13 +97,13 @@ def test_the_socket_file_goes_with_its_listener(transport, address):
     listener.close()
 
 
-def test_a_file_that_has_gone_is_no_trouble(transport, address):
+def test_a_listener_whose_file_is_gone_closes_quietly(transport, address):
     listener = transport.listen(address, LISTENER)
     path_of(address).unlink()
     listener.close()
 
 
-def test_the_file_of_a_successor_is_left_alone(transport, address):
+def test_a_closed_listener_leaves_its_successors_file(transport, address):
     first = transport.listen(address, LISTENER)
     path_of(address).rename(path_of(address).with_name("moved"))
     second = transport.listen(address, LISTENER)
@@ -113,14 +113,14 @@ def test_the_file_of_a_successor_is_left_alone(transport, address):
     first.close()
 
 
-def test_a_file_left_behind_is_taken_over(transport, address):
+def test_a_stale_socket_file_is_taken_over(transport, address):
     left_behind(path_of(address))
     listener = transport.listen(address, LISTENER)
     assert works(transport, listener)
     listener.close()
 
 
-def test_the_file_of_a_killed_process_is_taken_over(transport, address):
+def test_a_killed_processs_socket_file_is_taken_over(transport, address):
     program = (
         "import sys, time\n"
         "from shoal.transport.base import Identity, transport_for\n"
@@ -142,7 +142,7 @@ def test_the_file_of_a_killed_process_is_taken_over(transport, address):
     listener.close()
 
 
-def test_one_of_many_takes_it_over(transport, address):
+def test_one_of_many_listeners_takes_over_a_stale_file(transport, address):
     """All see that it was left behind; one gets it, and the others are told that it is taken."""
     for _ in range(10):
         left_behind(path_of(address))
@@ -196,13 +196,13 @@ def test_a_listener_whose_queue_is_full_is_not_taken_over(transport, address):
 
 
 @pytest.mark.parametrize("under", ["file", "file/deeper"])
-def test_a_directory_that_cannot_be_made_is_said(transport, tmp_path, under):
+def test_a_directory_that_cannot_be_made_is_refused(transport, tmp_path, under):
     (tmp_path / "file").touch()
     with pytest.raises(AddressInvalid, match="cannot listen at"):
         transport.listen(f"unix://{tmp_path}/{under}/it.sock", LISTENER)
 
 
-def test_nobody_there(transport, address, tmp_path):
+def test_a_connection_to_nobody_fails_with_the_reason(transport, address, tmp_path):
     with pytest.raises(HandshakeFailed, match="No such file"):
         transport.connect(address, CALLER, 1.0)
     left_behind(path_of(address))
@@ -213,7 +213,7 @@ def test_nobody_there(transport, address, tmp_path):
         transport.connect(f"unix://{tmp_path}/file", CALLER, 1.0)
 
 
-def test_a_listener_that_does_not_answer_is_left(transport, address):
+def test_a_listener_that_does_not_answer_times_out(transport, address):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path_of(address)))
         silent.listen()
@@ -221,7 +221,7 @@ def test_a_listener_that_does_not_answer_is_left(transport, address):
             transport.connect(address, CALLER, 0.05)
 
 
-def test_a_listener_that_hangs_up_is_said(transport, address):
+def test_a_listener_that_hangs_up_fails_the_connection(transport, address):
     with socket.socket(socket.AF_UNIX) as rude:
         rude.bind(str(path_of(address)))
         rude.listen()
@@ -230,13 +230,13 @@ def test_a_listener_that_hangs_up_is_said(transport, address):
             transport.connect(address, CALLER, 5.0)
 
 
-def test_nothing_is_left_in_the_directory(transport, tmp_path, address):
+def test_a_closed_connection_leaves_no_file(transport, tmp_path, address):
     with connected(lambda: (transport, address)):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_file_descriptor_left_callers_are_sent_away(transport, address):
+def test_a_listener_without_descriptors_left_refuses_callers(transport, address):
     listener = transport.listen(address, LISTENER)
     callers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for caller in callers:

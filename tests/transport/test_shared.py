@@ -74,7 +74,7 @@ def test_a_large_payload_does_not_touch_the_socket(pair, size):
     assert watched.sent < 100 + 20 * (size // CHUNK_BYTES + 2)
 
 
-def test_a_small_one_stays_on_the_socket(pair):
+def test_a_small_payload_stays_on_the_socket(pair):
     watched = pair.caller.connection._sock = Watched(pair.caller.connection._sock)
     pair.caller.send(HEADER, memoryview(bytes(SHARED_BYTES - 1)))
     assert watched.sent >= SHARED_BYTES - 1
@@ -91,13 +91,13 @@ def test_both_ends_may_fill_their_rings_at_once(pair):
         assert all(sink.views[0] == data for _, sink in end.delivered)
 
 
-def test_who_waits_for_room_in_the_ring_does_not_wait_for_the_socket(pair):
+def test_a_sender_that_waits_for_the_ring_does_not_poll_the_socket(pair):
     pair.caller.send(HEADER, memoryview(bytes(2 * RING_BYTES)))
     assert pair.caller.connection.backlog == RING_BYTES
     assert not pair.caller.connection.wants_write
 
 
-def test_nothing_is_copied_for_a_loan_that_is_not_recalled(pair):
+def test_guarded_rows_are_not_copied_unless_they_are_recalled(pair):
     rows, guard = bytearray(2 * RING_BYTES), CopyOnWriteGuard()
     pair.caller.send(HEADER, memoryview(rows), guard=guard)
     rows[-4:] = b"late"  # they were not to change; it shows that no copy was made
@@ -105,7 +105,7 @@ def test_nothing_is_copied_for_a_loan_that_is_not_recalled(pair):
     assert bytes(pair.callee.delivered[0][1].views[0][-4:]) == b"late"
 
 
-def test_payloads_of_any_size_follow_each_other(pair):
+def test_payloads_of_any_size_follow_each_other_through_the_ring(pair):
     """Each begins on a line's edge in the ring: what is skipped is counted on both sides."""
     sizes = [SHARED_BYTES + extra for extra in (1, 63, 64, 65, 0, 7)] * 40
     for size in sizes:
@@ -116,7 +116,7 @@ def test_payloads_of_any_size_follow_each_other(pair):
     assert pair.caller.connection._outbox.outlet._at % 64 == 0
 
 
-def test_views_that_begin_within_a_line_are_filled(pair):
+def test_views_at_unaligned_offsets_are_filled(pair):
     into = memoryview(bytearray(RING_BYTES))
     cuts = [0, 13, 77, 1000, CHUNK_BYTES + 1, RING_BYTES]
     views = [into[a:b] for a, b in pairwise(cuts)]
@@ -127,7 +127,7 @@ def test_views_that_begin_within_a_line_are_filled(pair):
     assert into == data
 
 
-def test_nobody_sees_the_rings_in_the_file_system(pair):
+def test_rings_are_not_visible_in_the_file_system(pair):
     pair.caller.send(HEADER, memoryview(bytes(RING_BYTES)))
     assert not [path for path in Path("/dev/shm").iterdir() if "shoal" in path.name]
 
@@ -176,13 +176,13 @@ def liar():
         [signal(TAKEN, 0)],
     ],
 )
-def test_signals_that_make_no_sense_are_typed_errors(liar, frames):
+def test_impossible_ring_signals_raise_typed_errors(liar, frames):
     with pytest.raises(WireError):
         liar.says(*frames)
     assert not liar.end.delivered
 
 
-def test_nothing_is_taken_from_a_peer_without_a_ring():
+def test_a_shared_payload_from_a_peer_without_a_ring_is_refused():
     ours, theirs = socket.socketpair()
     connection = StreamConnection(ours, LISTENER, peer=CALLER.node)
     theirs.sendall(encode(HEADER, 100, SHARED))
@@ -192,14 +192,14 @@ def test_nothing_is_taken_from_a_peer_without_a_ring():
     theirs.close()
 
 
-def test_a_message_that_makes_no_sense_is_drained_from_the_ring_as_well(liar):
+def test_a_malformed_messages_payload_is_drained_from_the_ring(liar):
     liar.theirs.put(memoryview(bytes(100)), 100)
     liar.says(encode(Nudge(7), 100, SHARED), signal(PUT, 100), encode(Nudge("after")))
     assert len(liar.end.malformed) == 1
     assert liar.end.messages == [Nudge("after")]
 
 
-def test_more_taken_than_was_put_is_refused():
+def test_taking_more_than_was_put_is_refused():
     outlet = Outlet()
     outlet.put(memoryview(bytes(100)), 100)
     with pytest.raises(BadLength):
@@ -224,7 +224,7 @@ def memory(size=RING_BYTES, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
         lambda: os.eventfd(0),
     ],
 )
-def test_memory_that_could_vanish_is_refused(make):
+def test_memory_that_could_shrink_is_refused(make):
     fd = make()
     with pytest.raises(BadSharedMemory):
         Inlet(fd)
@@ -232,7 +232,7 @@ def test_memory_that_could_vanish_is_refused(make):
         os.fstat(fd)  # and not kept open
 
 
-def test_a_ring_cannot_be_cut_or_written_to_by_its_reader():
+def test_a_ring_cannot_be_resized_or_written_by_its_reader():
     outlet = Outlet()
     fd = os.dup(outlet.fd)
     with pytest.raises(PermissionError):
@@ -245,7 +245,7 @@ def test_a_ring_cannot_be_cut_or_written_to_by_its_reader():
 
 
 @pytest.mark.parametrize("lends", [False, True])
-def test_an_interruption_within_what_was_put_loses_nothing(liar, lends):
+def test_an_interrupted_delivery_loses_no_view(liar, lends):
     """Ctrl-C, or a machine that fails, while the third of eight views is delivered."""
     size = 16 << 10
     data = b"".join(bytes([number]) * size for number in range(8))
@@ -315,7 +315,7 @@ def door(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["unsealed memory", "a file", "two rings"])
-def test_a_caller_with_anything_but_one_ring_is_sent_away(door, what):
+def test_a_caller_that_passes_anything_but_one_ring_is_refused(door, what):
     outlet, null = Outlet(), os.open(os.devnull, os.O_RDONLY)
     bad = memory(seals=0)
     passed = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
@@ -329,7 +329,7 @@ def test_a_caller_with_anything_but_one_ring_is_sent_away(door, what):
     os.close(null)
 
 
-def test_a_caller_may_die_in_its_greeting(door):
+def test_a_caller_that_dies_in_the_handshake_fails_it(door):
     caller, there, asked = door.knock()
     outlet = Outlet()
     send_with(caller, encode(hello(CALLER, asked)), outlet)
@@ -340,7 +340,7 @@ def test_a_caller_may_die_in_its_greeting(door):
     outlet.close()
 
 
-def test_a_ring_that_did_not_come_is_not_used(tmp_path, monkeypatch):
+def test_without_a_ring_both_ends_use_the_socket(tmp_path, monkeypatch):
     """The listener had no descriptor left for it: both go on over the socket."""
     without = lambda sock, data, outlet: send_with(sock, data, None)  # noqa: E731
     monkeypatch.setattr(sockets, "send_with", without)
@@ -355,7 +355,7 @@ def test_a_ring_that_did_not_come_is_not_used(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rings", ["one that was announced", "two"])
-def test_a_caller_refuses_other_than_one_ring(rings):
+def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
     """The first is what it sees that has no descriptor left."""
     outlet = Outlet()
     passed = {"one that was announced": [], "two": [outlet.fd, outlet.fd]}[rings]
@@ -396,7 +396,7 @@ def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeyp
 # ---------------------------------------------------------------------------- races
 
 
-def test_a_reader_may_look_while_the_writer_writes():
+def test_a_reader_may_read_while_the_writer_writes():
     """What is read is what somebody wrote; nothing crashes."""
     outlet = Outlet()
     inlet = Inlet(os.dup(outlet.fd))

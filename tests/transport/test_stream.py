@@ -106,7 +106,7 @@ def test_frames_may_be_cut_anywhere(raw, cut):
 
 
 @pytest.mark.parametrize("cut", range(len(WIRE)))
-def test_the_end_may_come_anywhere(raw, cut):
+def test_the_stream_may_end_anywhere(raw, cut):
     """Then whole messages were delivered, and nothing else."""
     sinks = []
 
@@ -125,7 +125,7 @@ def test_the_end_may_come_anywhere(raw, cut):
     assert all(sink.revoked != (sink in filled) for sink in sinks)
 
 
-def test_a_byte_at_a_time(raw):
+def test_frames_may_come_a_byte_at_a_time(raw):
     raw.end.sinks = two_views
     for i in range(len(WIRE)):
         raw.feed(WIRE[i : i + 1])
@@ -134,7 +134,7 @@ def test_a_byte_at_a_time(raw):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_frames_in_any_pieces(data):
+def test_random_frames_in_random_pieces_are_delivered(data):
     """Headers and payloads around the sizes at which the inbox moves, grows and is passed by."""
     sizes = st.sampled_from(
         [0, 1, 19, 20, 21, 4095, 4096, 4097, 65515, 65516, 65536, 65537, 200000]
@@ -152,7 +152,7 @@ def test_any_frames_in_any_pieces(data):
         assert raw.all_delivered() == frames
 
 
-def test_many_frames_in_one_gulp_leave_nothing_behind(raw):
+def test_many_frames_in_one_read_leave_nothing_behind(raw):
     """A level-triggered poll does not see what is in the inbox: one `receive` takes it all."""
     frame = encode(Nudge("x"))
     count = (INBOX_BYTES - 10) // len(frame)
@@ -161,7 +161,7 @@ def test_many_frames_in_one_gulp_leave_nothing_behind(raw):
     assert len(raw.end.delivered) == count
 
 
-def test_a_payload_in_small_views_takes_few_calls(raw, monkeypatch):
+def test_a_payload_of_many_views_takes_few_system_calls(raw, monkeypatch):
     """They come by way of the inbox, not by a system call each."""
     calls = []
     real = raw.connection._sock
@@ -210,7 +210,7 @@ def test_a_large_payload_is_received_straight_into_its_sink(raw):
 # ---------------------------------------------------------------------------- the inbox
 
 
-def test_the_inbox_grows_for_a_large_header_and_shrinks_again(raw):
+def test_the_receive_buffer_grows_for_a_large_header_and_shrinks_again(raw):
     large = Nudge("x" * (HEADER_MAX - 100))
     raw.feed(encode(large))
     assert raw.end.messages == [large]
@@ -220,7 +220,7 @@ def test_the_inbox_grows_for_a_large_header_and_shrinks_again(raw):
     assert len(raw.connection._inbox) == INBOX_BYTES
 
 
-def test_messages_do_not_share_memory_with_the_inbox(raw):
+def test_messages_do_not_share_memory_with_the_receive_buffer(raw):
     raw.feed(encode(Challenge(1, b"nonce", True)))
     raw.feed(encode(Challenge(1, b"NONCE", True)))
     assert [message.nonce for message in raw.end.messages] == [b"nonce", b"NONCE"]
@@ -248,7 +248,7 @@ class Endless:
 
 
 @pytest.mark.parametrize("payload", [0, 100, 100_000])
-def test_a_turn_is_bounded(raw, payload):
+def test_a_receive_turn_is_bounded(raw, payload):
     """A peer that never stops sending does not keep the others from their turn."""
     data = encode(Nudge("x"), payload) + bytes(payload)
     endless = raw.connection._sock = Endless(raw.connection._sock, data)
@@ -314,7 +314,7 @@ def test_mutated_streams_raise_only_wire_errors(messages, data):
 # ---------------------------------------------------------------------------- sending
 
 
-def test_borrowed_buffers_are_not_copied(raw):
+def test_borrowed_buffers_are_sent_without_a_copy(raw):
     """What is sent is what they hold when they leave."""
     source = bytearray(8 << 20)
     raw.end.send(Nudge("x"), memoryview(source))
@@ -328,7 +328,7 @@ def test_borrowed_buffers_are_not_copied(raw):
     assert got[-8:] == b"at flush"
 
 
-def test_lent_rows_are_not_held_after_their_recall(raw):
+def test_guarded_rows_are_not_held_after_their_recall(raw):
     source, guard = bytearray(8 << 20), CopyOnWriteGuard()
     raw.end.send(Nudge("x"), memoryview(source), guard=guard)
     with pytest.raises(BufferError):
@@ -347,7 +347,7 @@ def test_a_sent_message_holds_no_buffer(raw):
     source.extend(b"x")  # BufferError where a view of it is kept
 
 
-def test_nothing_follows_half_a_frame(raw):
+def test_no_message_follows_half_a_frame(raw):
     """A send that failed within a frame ends the connection: what follows would be misread."""
     real = raw.connection._sock
 
@@ -381,7 +381,7 @@ def stranger():
         yield raw
 
 
-def test_a_hello_makes_a_peer_and_delivers_nothing(stranger):
+def test_a_hello_names_the_peer_and_delivers_no_message(stranger):
     asked = stranger.read_message()
     stranger.sock.sendall(encode(hello(CALLER, asked)))
     stranger.end.receive()
@@ -419,7 +419,7 @@ def test_no_message_is_delivered_before_a_hello(stranger, message):
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_a_stranger_may_not_say_much(stranger, data):
+def test_a_large_frame_before_the_hello_is_refused(stranger, data):
     stranger.read_message()
     with pytest.raises((HandshakeFailed, WireError)):
         stranger.feed(data)
@@ -428,14 +428,14 @@ def test_a_stranger_may_not_say_much(stranger, data):
 
 
 @pytest.mark.parametrize("more", [encode(Nudge("too early")), b"x"])
-def test_a_caller_waits_for_its_welcome(stranger, more):
+def test_a_message_before_the_welcome_is_refused(stranger, more):
     answer = encode(hello(CALLER, stranger.read_message()))
     with pytest.raises(HandshakeFailed, match="before it was welcome"):
         stranger.feed(answer + more)
     assert not stranger.end.delivered
 
 
-def test_a_hello_has_no_payload(stranger):
+def test_a_hello_with_a_payload_is_refused(stranger):
     answer = hello(CALLER, stranger.read_message())
     with pytest.raises(HandshakeFailed):
         stranger.feed(encode(answer, 3) + b"abc")
@@ -457,7 +457,7 @@ def test_a_wrong_token_fails_on_the_listeners_side_too():
         assert decode(sock.recv(header_bytes)) == Denied("wrong token")
 
 
-def test_revoked_between_two_reads(raw):
+def test_a_sink_revoked_between_two_reads_takes_no_more_bytes(raw):
     """The rest of the payload goes to scratch, however the views were cut."""
     memory = bytearray(300_000)
     sink = Sink([memoryview(memory)[i : i + 30_000] for i in range(0, len(memory), 30_000)])

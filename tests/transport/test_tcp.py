@@ -27,7 +27,7 @@ def transport():
         ("tcp://[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
     ],
 )
-def test_endpoints(address, endpoint):
+def test_a_tcp_address_is_parsed(address, endpoint):
     assert endpoint_of(address) == endpoint
     assert tcp_address(*endpoint) == address
 
@@ -40,7 +40,7 @@ def test_endpoints(address, endpoint):
         "[::1]80", "[]:80", "[::1:80", "a:b:80", "host:80/path",
     ],
 )  # fmt: skip
-def test_bad_endpoints(transport, place):
+def test_a_bad_tcp_address_is_refused(transport, place):
     with pytest.raises(AddressInvalid, match="tcp://HOST:PORT"):
         endpoint_of(f"tcp://{place}")
     with pytest.raises(AddressInvalid):
@@ -50,14 +50,14 @@ def test_bad_endpoints(transport, place):
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70])
-def test_hosts_that_cannot_be(transport, host):
+def test_an_impossible_host_is_refused(transport, host):
     with pytest.raises((AddressInvalid, HandshakeFailed)):
         transport.connect(f"tcp://{host}:80", CALLER, 1.0)
     with pytest.raises(AddressInvalid, match="cannot listen"):
         transport.listen(f"tcp://{host}:0", FRIEND)
 
 
-def test_who_stays_here():
+def test_loopback_hosts_are_recognised():
     assert all(map(stays_here, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
     others = [
         "0.0.0.0",
@@ -72,12 +72,12 @@ def test_who_stays_here():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "example.org"])
-def test_beyond_this_host_only_with_a_token(transport, host):
+def test_listening_beyond_this_host_needs_a_token(transport, host):
     with pytest.raises(AddressInvalid, match=r"--token.*127\.0\.0\.1:PORT"):
         transport.listen(f"tcp://{host}:0", LISTENER)
 
 
-def test_with_a_token_it_listens_everywhere(transport):
+def test_a_listener_with_a_token_listens_on_any_host(transport):
     listener = transport.listen("tcp://0.0.0.0:0", FRIEND)
     port = endpoint_of(listener.address)[1]
     assert port > 0
@@ -89,7 +89,7 @@ def test_with_a_token_it_listens_everywhere(transport):
     listener.close()
 
 
-def test_the_address_has_the_port_that_was_found(transport):
+def test_a_listeners_address_has_its_real_port(transport):
     listener = transport.listen("tcp://127.0.0.1:0", LISTENER)
     assert endpoint_of(listener.address)[1] > 0
     with pytest.raises(AddressInUse, match="another port"):
@@ -97,19 +97,19 @@ def test_the_address_has_the_port_that_was_found(transport):
     listener.close()
 
 
-def test_a_name_can_be_listened_at(transport):
+def test_a_listener_may_use_a_host_name(transport):
     with connected(lambda: (transport, "tcp://localhost:0")):
         pass
 
 
-def test_small_messages_do_not_wait(transport):
+def test_connections_disable_nagles_algorithm(transport):
     with connected(lambda: (transport, "tcp://127.0.0.1:0")) as pair:
         for end in (pair.caller, pair.callee):
             with socket.socket(fileno=socket.dup(end.connection.fileno())) as sock:
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_nobody_there(transport):
+def test_a_connection_to_nobody_fails(transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -117,7 +117,7 @@ def test_nobody_there(transport):
             transport.connect(address, CALLER, 5.0)
 
 
-def test_somebody_else_is_there(transport):
+def test_a_listener_that_does_not_answer_times_out(transport):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = tcp_address(*other.getsockname())
         with pytest.raises(HandshakeFailed, match="in time"):
@@ -129,7 +129,7 @@ def test_somebody_else_is_there(transport):
         conversation.close()
 
 
-def test_another_protocol_is_recognised(transport):
+def test_a_peer_of_another_protocol_is_recognised(transport):
     with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(transport.connect, tcp_address(*other.getsockname()), CALLER, 5.0)
         conversation, _ = other.accept()

@@ -52,7 +52,7 @@ def test_every_message_round_trips(message):
     assert payload_bytes == 12345
 
 
-def test_the_layout_is_the_documented_one():
+def test_the_frame_layout_is_the_documented_one():
     frame = encode(Nudge("hi"), 258)
     body = b"\x92\xa5Nudge\xa2hi"
     assert frame == b"SHOL\x02\0\0\0" + b"\x0a\0\0\0" + b"\x02\x01" + bytes(6) + body
@@ -60,7 +60,7 @@ def test_the_layout_is_the_documented_one():
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
-def test_a_large_payload_begins_on_a_line(message):
+def test_a_large_payload_is_aligned(message):
     frame = encode(message, PADDED_BYTES)
     _, header_bytes, padding, _ = read_prefix(frame)
     assert len(frame) % LINE_BYTES == 0
@@ -68,7 +68,7 @@ def test_a_large_payload_begins_on_a_line(message):
     assert message_of(frame) == message
 
 
-def test_a_prefix_may_begin_anywhere():
+def test_a_prefix_is_read_at_any_offset():
     assert read_prefix(b"xyz" + prefix(header=5, payload=6), 3) == (0, 5, 0, 6)
 
 
@@ -89,12 +89,12 @@ def test_a_prefix_may_begin_anywhere():
         (prefix(kind=3, header=1), BadMessage, "kind 3"),
     ],
 )
-def test_a_bad_prefix_is_a_typed_error(data, error, says):
+def test_a_bad_prefix_raises_a_typed_error(data, error, says):
     with pytest.raises(error, match=says):
         read_prefix(data)
 
 
-def test_the_largest_lengths_pass():
+def test_the_largest_lengths_are_accepted():
     assert read_prefix(prefix(header=HEADER_MAX, payload=PAYLOAD_MAX)) == (
         0,
         HEADER_MAX,
@@ -130,7 +130,7 @@ def test_the_largest_lengths_pass():
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_malformed_header_is_a_bad_message(data):
+def test_a_malformed_header_raises_bad_message(data):
     with pytest.raises(BadMessage, match="not a message"):
         decode(data)
 

@@ -8,7 +8,7 @@ from shoal.protocol.machine import Received, Send, Stop, Ticked
 from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Finish, Join
 
 
-def test_it_says_so_until_it_is_heard():
+def test_a_death_report_is_repeated_until_it_is_seen():
     obituary = DeathReporter("here", 77, limit_s=1.0)
     told = [Send(SCHEDULER, DeathReport("here", 77))]
     assert obituary.handle(Ticked(), 5.0) == told
@@ -17,7 +17,7 @@ def test_it_says_so_until_it_is_heard():
     assert obituary.handle(Received(SCHEDULER, DeathReportSeen(77)), 5.2) == [Stop(None)]
 
 
-def test_it_gives_up():
+def test_a_death_reporter_stops_after_its_limit():
     obituary = DeathReporter("here", 77, limit_s=1.0)
     obituary.handle(Ticked(), 5.0)
     assert obituary.handle(Ticked(), 6.0) == [Stop(None)]
@@ -33,7 +33,7 @@ def rig(rigs):
     return rig
 
 
-def test_who_has_ended_is_dead_at_once(rig):
+def test_a_reported_member_is_dead_at_once(rig):
     rig.receive("engine", DeathReport("here", 12))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
     assert rig.notes("lost") == [
@@ -49,19 +49,19 @@ def test_who_has_ended_is_dead_at_once(rig):
 @pytest.mark.parametrize(
     "died", [DeathReport("here", 13), DeathReport("elsewhere", 12), DeathReport("here", 0)]
 )
-def test_processes_that_are_no_members_are_nothing_to_it(rig, died):
+def test_a_report_of_a_process_that_is_no_member_changes_nothing(rig, died):
     rig.receive("engine", died)
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(died.process)}
     assert rig.notes("lost") == []
 
 
-def test_who_has_finished_may_end(rig):
+def test_a_report_of_a_finished_worker_changes_nothing(rig):
     rig.receive("worker-1", Finish(3))
     rig.receive("engine", DeathReport("here", 12))
     assert rig.notes("lost") == []
 
 
-def test_the_last_replica_goes_with_it(rig):
+def test_a_report_of_the_last_replica_ends_the_run(rig):
     rig.receive("engine", DeathReport("here", 10))
     assert isinstance(rig.machine._shutdown._error, RangeLost)
     assert "its process has ended" in rig.machine._shutdown.reason

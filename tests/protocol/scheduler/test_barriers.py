@@ -14,7 +14,7 @@ def cluster(rigs):
     return rig
 
 
-def test_a_barrier_is_released_once_all_are_there(cluster):
+def test_a_barrier_is_released_when_all_have_arrived(cluster):
     enter = BarrierArrival(2, "epoch", 0, ("workers",))
     cluster.receive("worker-0", enter)
     assert cluster.sent() == []
@@ -27,7 +27,7 @@ def test_a_barrier_is_released_once_all_are_there(cluster):
     assert cluster.told(BarrierReleased) == {"worker-0": BarrierReleased("epoch", 0)}
 
 
-def test_a_barrier_of_several_groups(cluster):
+def test_a_barrier_of_workers_and_servers_waits_for_both(cluster):
     cluster.receive("worker-0", BarrierArrival(2, "all", 0, ("workers", "servers")))
     cluster.receive("worker-1", BarrierArrival(3, "all", 0, ("workers",)))
     reason = "waits for server-0"
@@ -36,7 +36,7 @@ def test_a_barrier_of_several_groups(cluster):
     assert len(cluster.sent(BarrierReleased)) == 3
 
 
-def test_nobody_waits_at_a_barrier_for_the_dead_or_the_finished(rigs):
+def test_a_barrier_does_not_wait_for_dead_or_finished_workers(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=3)
     rig.join("server-0", "worker-0", "worker-1", "worker-2")
     rig.receive("worker-0", BarrierArrival(2, "epoch", 0, ("workers",)))

@@ -35,30 +35,30 @@ def alive(rig, *nodes):
         rig.receive(node, Heartbeat(member.incarnation, 0, rig.view.id))
 
 
-def test_who_is_regular_has_the_least_limit(detector):
+def test_a_regular_member_has_the_lowest_limit(detector):
     beats(detector, *range(20))
     assert detector.limit("a") == OPTIONS.silence_s
     assert detector.wakes_at() == 19 + OPTIONS.silence_s - LOOK_S
 
 
-def test_who_was_late_once_is_waited_for_longer_the_next_time(detector):
+def test_a_late_heartbeat_raises_the_members_limit(detector):
     beats(detector, 0, 1, 2, 3, 11)  # seven seconds late
     assert detector.limit("a") > PATIENCE * 6
     assert detector.silent(11 + 2 * OPTIONS.silence_s - 1) == []
 
 
-def test_that_fades(detector):
+def test_a_raised_limit_decays_with_regular_heartbeats(detector):
     beats(detector, 0, 1, 2, 3, 11)
     beats(detector, *range(12, 12 + int(4 * HALVES_S)))
     assert detector.limit("a") == OPTIONS.silence_s
 
 
-def test_nobody_is_waited_for_for_ever(detector):
+def test_a_limit_is_capped_at_silence_most(detector):
     beats(detector, 0, 1, 500)
     assert detector.limit("a") == OPTIONS.silence_most_s
 
 
-def test_a_broken_connection_is_judged_by_lateness_too(detector):
+def test_a_late_heartbeat_raises_the_limit_of_a_broken_connection_too(detector):
     beats(detector, 0, 1, 2, 6)
     detector.cut_off("a", 6.0)
     assert detector.silent(6.0 + OPTIONS.broken_s) == []
@@ -67,14 +67,14 @@ def test_a_broken_connection_is_judged_by_lateness_too(detector):
     assert "its connection broke" in detector.how("a", 15.0)
 
 
-def test_one_that_comes_back_is_not_cut_off_any_more(detector):
+def test_a_heartbeat_clears_a_broken_connection(detector):
     beats(detector, 0, 1)
     detector.cut_off("a", 1.0)
     detector.heard_of("a", 2.0)
     assert detector.silent(1.0 + OPTIONS.broken_s) == []
 
 
-def test_a_scheduler_that_was_stopped_blames_nobody(cluster):
+def test_a_scheduler_that_was_stopped_declares_no_member_dead_for_its_own_pause(cluster):
     """It was SIGSTOPped for a minute: what its members have said meanwhile is still unread."""
     cluster.now = 60.0
     alive(cluster, "worker-0")
@@ -86,7 +86,7 @@ def test_a_scheduler_that_was_stopped_blames_nobody(cluster):
     assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
 
 
-def test_a_server_that_alone_has_rows_is_waited_for_without_a_proof(cluster):
+def test_a_sole_replica_is_waited_for_longer_when_its_death_is_not_proven(cluster):
     for now in range(0, 60, 5):
         cluster.at(float(now))
         assert cluster.notes("lost") == []
@@ -99,7 +99,7 @@ def test_a_server_that_alone_has_rows_is_waited_for_without_a_proof(cluster):
     assert "not heard of for 60.0 s" in cluster.told(End)["worker-0"].error
 
 
-def test_it_may_come_back(cluster):
+def test_a_silent_sole_replica_that_is_heard_of_again_does_not_end_the_run(cluster):
     for now in range(0, 40, 5):
         cluster.at(float(now))
         alive(cluster, "worker-0", "worker-1")
@@ -109,7 +109,7 @@ def test_it_may_come_back(cluster):
     assert not cluster.machine.ended
 
 
-def test_where_its_process_was_seen_to_end_nobody_waits(rigs):
+def test_a_sole_replica_whose_process_ended_ends_the_run_at_once(rigs):
     rig = rigs.SchedulerRig()
     rig.receive("server-0", Join("server-0", "server", "", "here", process=77))
     rig.join("worker-0", "worker-1")
@@ -117,14 +117,14 @@ def test_where_its_process_was_seen_to_end_nobody_waits(rigs):
     assert "its process has ended" in rig.told(End)["worker-0"].error
 
 
-def test_a_broken_connection_is_no_proof_between_hosts(cluster):
+def test_a_broken_connection_between_hosts_does_not_prove_a_death(cluster):
     cluster.handle(PeerLost("server-0"))
     cluster.at(9.0)
     assert cluster.notes("lost") == []
     assert not cluster.machine.ended
 
 
-def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
+def test_a_member_that_left_with_a_pending_view_is_not_looked_up_again(rigs):
     """Both were silent at once: the second was no member any more when it was looked up."""
     rig = rigs.SchedulerRig(servers=2, workers=1)
     rig.join("server-0", "server-1", "worker-0")
@@ -140,7 +140,7 @@ def test_who_went_with_the_view_that_the_silent_one_kept_from_being_made(rigs):
     assert "server-0" not in rig.machine.members.by_id
 
 
-def test_the_last_server_of_all_ends_the_run_in_whatever_view_it_is(rigs):
+def test_the_death_of_the_last_server_ends_the_run_even_if_it_is_in_no_view(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=1)
     rig.join("server-0", "worker-0")
     rig.receive("late", Join("late", "server", "", "here", process=8))  # in no view yet

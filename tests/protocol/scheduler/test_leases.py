@@ -44,7 +44,7 @@ def test_grants_follow_each_other_and_get_smaller():
     assert leases.over
 
 
-def test_a_question_that_comes_again_is_answered_again():
+def test_a_repeated_lease_request_gets_the_same_answer():
     leases = Leases(LedgerRecord())
     first = asked(leases, 7, 4)
     assert asked(leases, 7, 4) == first
@@ -55,7 +55,7 @@ def test_a_question_that_comes_again_is_answered_again():
 
 
 @pytest.mark.parametrize(("last_clock", "left"), [(4, 5), (6, 3), (8, 1), (9, 0), (FOREVER, 0)])
-def test_others_do_what_a_dead_worker_had_not_done(last_clock, left):
+def test_batches_that_a_dead_worker_left_are_leased_to_others(last_clock, left):
     leases = Leases(LedgerRecord())
     assert span(asked(leases, 7, 4)) == (0, 0, 5)
     returned = leases.gone(7, last_clock)
@@ -71,7 +71,7 @@ def test_others_do_what_a_dead_worker_had_not_done(last_clock, left):
     assert leases.gone(7, last_clock) is None
 
 
-def test_who_has_nothing_to_do_steps_on_or_waits():
+def test_a_worker_without_batches_advances_or_waits_if_it_is_patient():
     leases = Leases(LedgerRecord())
     small = {"epochs": 1, "batches": 2}
     assert span(asked(leases, 7, 0, **small)) == (0, 0, 1)
@@ -88,7 +88,7 @@ def test_who_has_nothing_to_do_steps_on_or_waits():
     assert asked(leases, 9, 5, **small).over
 
 
-def test_other_data_are_refused():
+def test_a_lease_request_for_other_data_is_refused():
     leases = Leases(LedgerRecord())
     asked(leases, 7, 0)
     answer = asked(leases, 8, 0, batches=BATCHES + 1)
@@ -99,7 +99,7 @@ def test_other_data_are_refused():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_batch_is_done_once_whoever_dies_and_whatever_is_written_down(seed):
+def test_each_batch_is_done_once_under_deaths_and_restarts(seed):
     """Workers come, work, die between two clocks; the ledger is read from its record each time."""
     random = Random(seed)
     record, done, held, clocks, born = LedgerRecord(), [], {}, {}, 0
@@ -131,19 +131,8 @@ def test_each_batch_is_done_once_whoever_dies_and_whatever_is_written_down(seed)
 # ---------------------------------------------------------------------------- the scheduler
 
 
-@pytest.fixture
-def started(rigs):
-    rig = rigs.SchedulerRig()
-    rig.join("server-0", "worker-0", "worker-1")
-    return rig
-
-
-def incarnation(rig, name):
-    return rig.machine.members.by_id[name].incarnation
-
-
-def test_a_lease_is_on_disk_before_it_is_told(started):
-    mine = incarnation(started, "worker-0")
+def test_a_lease_is_journaled_before_it_is_sent(started):
+    mine = started.incarnation("worker-0")
     started.receive("worker-0", lease(mine, 0))
     told = started.told(Leased)["worker-0"]
     assert told == Leased(0, 0, 0, 5, False)
@@ -153,14 +142,14 @@ def test_a_lease_is_on_disk_before_it_is_told(started):
     assert again.told(Leased)["worker-0"] == told
 
 
-def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+def test_a_lost_workers_batches_are_leased_to_others_from_the_next_view(started):
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     started.receive("worker-0", lease(mine, 0))
     started.receive("worker-1", lease(other, 0))
     started.handle(PeerLost("worker-0"))
     for node in ("worker-1", "server-0"):
         started.now = 2.2
-        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
     started.at(2.5)
     assert not started.notes("returned")
     started.promise(((mine, 2), (other, 3)))
@@ -173,8 +162,8 @@ def test_what_a_lost_worker_had_is_for_the_others_from_the_view_on(started):
     assert started.told(End)
 
 
-def test_who_has_finished_has_done_what_it_had(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+def test_a_finished_workers_leases_count_as_done(started):
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
@@ -183,8 +172,8 @@ def test_who_has_finished_has_done_what_it_had(started):
     assert started.told(Leased)["worker-1"].over
 
 
-def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+def test_status_names_the_worker_that_a_lease_request_waits_for(started):
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
@@ -197,15 +186,15 @@ def test_it_is_said_for_whom_a_worker_waits_that_gets_none(started):
     assert started.why() == []
 
 
-def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
-    mine, other = incarnation(started, "worker-0"), incarnation(started, "worker-1")
+def test_a_worker_lost_while_it_waits_gets_no_lease(started):
+    mine, other = started.incarnation("worker-0"), started.incarnation("worker-1")
     small = {"epochs": 1, "batches": 1}
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
     started.handle(PeerLost("worker-1"))
     started.now = 2.2
     for node in ("worker-0", "server-0"):
-        started.receive(node, Heartbeat(incarnation(started, node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
     started.at(2.5)
     assert "worker-1" not in started.machine.members.by_id
     started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told
@@ -215,7 +204,7 @@ def test_a_worker_that_is_lost_while_it_waits_is_granted_nothing(started):
 # ---------------------------------------------------------------------------- the worker
 
 
-def test_a_worker_takes_the_answer_to_its_last_question(worker):
+def test_a_worker_takes_only_the_answer_to_its_last_lease_request(worker):
     rig = worker
     rig.machine.clock = 5
     rig.ask(1, TakeLease(EPOCHS, BATCHES))
@@ -251,7 +240,7 @@ def logged(grants, returned=()):
         (5, [Span(1, 2, 4)]),
     ],
 )
-def test_what_was_done_at_a_clock(clock, left):
+def test_the_ledger_as_of_a_clock_has_the_batches_not_done_by_then(clock, left):
     """Of three batches each, from the first clock on; and one worker has gone on to the next."""
     record = as_of(clock, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
     assert list(record.returned) == left
@@ -259,14 +248,14 @@ def test_what_was_done_at_a_clock(clock, left):
     assert Leases(record).over == (not left)
 
 
-def test_what_was_returned_is_done_by_whoever_had_it_next():
+def test_returned_batches_count_for_their_next_worker():
     grants = [(0, 0, 0, 6)]
     events = [*logged(grants, [(0, 4, 2)]), *logged([(7, 0, 4, 2)])]
     assert [span.count for span in as_of(6, events, 1).returned] == [2]
     assert as_of(9, events, 1).returned == ()
 
 
-def test_a_run_that_went_on_with_another_goes_on():
+def test_a_ledger_as_of_a_clock_continues_one_that_was_resumed_before():
     """Its clocks are counted from where it began, and more epochs are asked for by now."""
     first = as_of(2, logged([(0, 0, 0, 6)]))
     begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}

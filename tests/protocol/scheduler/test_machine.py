@@ -43,7 +43,7 @@ def cluster(make):
 # ---------------------------------------------------------------------------- joining
 
 
-def test_the_first_view_waits_for_all_and_for_the_servers_promise(make):
+def test_the_first_view_waits_for_all_joins_and_for_frozen_servers(make):
     rig = make()
     rig.join("server-0", "worker-0")
     assert rig.view is None
@@ -56,7 +56,7 @@ def test_the_first_view_waits_for_all_and_for_the_servers_promise(make):
     assert sorted(rig.told(NewView)) == ["server-0", "worker-0", "worker-1"]
 
 
-def test_incarnations_are_granted_once_and_ranks_as_wished_where_free(make):
+def test_a_join_gets_a_new_incarnation_and_the_rank_it_asks_for_if_free(make):
     rig = make()
     for node, wish in (("a", 1), ("b", 1), ("c", -1)):
         rig.receive(node, Join(node, "worker" if node != "c" else "server", "", "", wish))
@@ -73,7 +73,7 @@ def test_a_repeated_join_gets_the_same_answer(make):
     assert len(rig.machine.members.by_id) == 1
 
 
-def test_repeated_joins_do_not_put_a_view_off(make):
+def test_a_repeated_join_does_not_delay_a_proposed_view(make):
     """Each would once have begun another view, and made the servers' promises void."""
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
@@ -88,7 +88,7 @@ def test_repeated_joins_do_not_put_a_view_off(make):
     assert rig.view.reason == "worker-2, worker-3 joined"
 
 
-def test_joins_that_come_too_late_or_too_many_are_refused_with_the_reason(make):
+def test_a_late_or_surplus_join_is_refused_with_its_reason(make):
     rig = make()
     rig.join("worker-0", "worker-1", "worker-2")
     reason = "too many: this run has 2 workers and all of them have joined"
@@ -99,7 +99,7 @@ def test_joins_that_come_too_late_or_too_many_are_refused_with_the_reason(make):
     assert rig.sent() == [NotJoined("there is a scheduler already")]
 
 
-def test_servers_join_later_even_where_workers_cannot(make):
+def test_a_server_may_join_a_running_run_that_refuses_workers(make):
     rig = make()
     rig.join("server-0", "worker-0", "worker-1", "server-1")
     assert [member.name for member in rig.machine.view.servers] == ["server-0", "server-1"]
@@ -107,7 +107,7 @@ def test_servers_join_later_even_where_workers_cannot(make):
     assert "too late" in rig.sent(NotJoined)[0].reason
 
 
-def test_the_join_time_out_names_who_is_missing_and_stays_the_reason(make):
+def test_a_join_timeout_names_the_missing_members(make):
     rig = make(join_timeout_s=60, silence_s=100)
     rig.join("server-0", "worker-1")
     rig.at(60.0)
@@ -120,7 +120,7 @@ def test_the_join_time_out_names_who_is_missing_and_stays_the_reason(make):
     assert rig.stop.error.message == reason
 
 
-def test_somebody_is_lost_again_before_the_first_view(make):
+def test_a_member_lost_before_the_first_view_is_waited_for_again(make):
     rig = make(servers=2, workers=1)
     for node in ("server-0", "server-1", "worker-0"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
@@ -137,7 +137,7 @@ def test_somebody_is_lost_again_before_the_first_view(make):
     assert len(rig.view.servers) == 2
 
 
-def test_nobody_joins_for_somebody_else(make):
+def test_a_join_in_another_nodes_name_is_refused(make):
     rig = make()
     rig.receive("worker-0", Join("worker-1", "worker", "", ""))
     assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
@@ -146,7 +146,7 @@ def test_nobody_joins_for_somebody_else(make):
 # ---------------------------------------------------------------------------- views
 
 
-def test_a_freeze_is_repeated_until_it_is_promised(make):
+def test_a_freeze_is_repeated_until_every_server_is_frozen(make):
     rig = make()
     for node in ("server-0", "worker-0", "worker-1"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
@@ -159,7 +159,7 @@ def test_a_freeze_is_repeated_until_it_is_promised(make):
     assert rig.sent(Freeze) == []
 
 
-def test_a_view_is_on_disk_before_it_is_told(cluster):
+def test_a_view_is_journaled_before_it_is_sent(cluster):
     kinds = [
         "disk" if isinstance(each, Persist) else "told"
         for each in cluster.effects
@@ -169,7 +169,7 @@ def test_a_view_is_on_disk_before_it_is_told(cluster):
     assert kinds == ["disk", "told", "told", "told"]
 
 
-def test_tables_come_with_views(cluster, rigs):
+def test_a_declared_table_is_in_the_next_view(cluster, rigs):
     spec = rigs.table(fragment_rows=0)
     cluster.receive("worker-0", Declare(2, spec))
     cluster.promise()
@@ -182,7 +182,7 @@ def test_tables_come_with_views(cluster, rigs):
     assert cluster.sent() == [NotDeclared("w", "table 'w' exists with another specification")]
 
 
-def test_a_table_that_is_declared_early_waits_for_the_first_view(make, rigs):
+def test_a_table_declared_before_the_first_view_is_in_it(make, rigs):
     rig = make()
     rig.join("server-0", "worker-0")
     rig.receive("worker-0", Declare(2, rigs.table()))
@@ -191,7 +191,7 @@ def test_a_table_that_is_declared_early_waits_for_the_first_view(make, rigs):
     assert [table.name for table in rig.view.tables] == ["w"]
 
 
-def test_without_servers_there_are_views_but_no_tables(make, rigs):
+def test_without_servers_a_table_is_refused(make, rigs):
     rig = make(servers=0)
     rig.join("worker-0", "worker-1")
     assert rig.view.id == (1, 1)
@@ -199,19 +199,19 @@ def test_without_servers_there_are_views_but_no_tables(make, rigs):
     assert "no servers to keep tables" in rig.sent(NotDeclared)[0].reason
 
 
-def test_heartbeats_are_seen_and_bring_the_view(cluster):
+def test_a_heartbeat_is_answered_and_with_the_view_if_it_has_an_old_one(cluster):
     cluster.receive("worker-0", Heartbeat(2, 77, (1, 1)))
     assert cluster.sent() == [HeartbeatSeen(77)]
     cluster.receive("worker-0", Heartbeat(2, 78, (0, 0)))
     assert cluster.sent() == [HeartbeatSeen(78), NewView(cluster.view)]
 
 
-def test_a_stranger_is_told_to_join_again(cluster):
+def test_a_heartbeat_of_a_stranger_is_answered_with_the_end(cluster):
     cluster.receive("worker-9", Heartbeat(9, 0, (1, 1)))
     assert "not a member of this run" in cluster.sent(End)[0].error
 
 
-def test_it_is_said_where_replicas_would_die_together(make):
+def test_replicas_on_one_host_are_noted_until_another_host_joins(make):
     rig = make(servers=2, workers=1, replicas=2)
     rig.join("server-0", "server-1", "worker-0")
     rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
@@ -225,7 +225,7 @@ def test_it_is_said_where_replicas_would_die_together(make):
 # ---------------------------------------------------------------------------- deaths
 
 
-def test_what_a_former_self_says_does_not_count(make):
+def test_messages_of_an_earlier_incarnation_are_ignored(make):
     """Seed 903: a worker taken for dead, its old Join that came in late, and then its Finish."""
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
@@ -254,7 +254,7 @@ def test_what_a_former_self_says_does_not_count(make):
     assert [note["name"] for note in rig.notes("lost")] == ["worker-0"]
 
 
-def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
+def test_the_first_view_closes_gaps_among_the_ranks(make):
     """Seed 881: a replacement joined before the death was noticed, and got a rank too high."""
     rig = make(elastic=True)
     rig.join("worker-0", "worker-1")
@@ -268,7 +268,7 @@ def test_the_first_view_closes_the_holes_that_the_dead_have_left(make):
     assert {m.rank for m in rig.machine.members.by_id.values() if m.role == "worker"} == {0, 1}
 
 
-def test_a_silent_worker_leaves_with_its_last_clock(make):
+def test_a_silent_worker_departs_with_its_last_clock(make):
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     rig.now = 5.0
@@ -281,7 +281,7 @@ def test_a_silent_worker_leaves_with_its_last_clock(make):
     assert [(m.name, m.last_clock) for m in rig.view.departed] == [("worker-1", 7)]
 
 
-def test_a_broken_connection_is_a_hint_that_a_heartbeat_takes_back(cluster):
+def test_a_heartbeat_after_a_broken_connection_keeps_a_member(cluster):
     cluster.handle(PeerLost("worker-0"))
     cluster.handle(PeerLost("worker-1"))
     cluster.receive("worker-0", Heartbeat(2, 0, (1, 1)))
@@ -289,7 +289,7 @@ def test_a_broken_connection_is_a_hint_that_a_heartbeat_takes_back(cluster):
     assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
 
 
-def test_a_dead_server_ends_the_run_by_its_name(make):
+def test_a_sole_replicas_death_ends_the_run_and_names_the_server(make):
     cluster = make(same_host=True)  # where a connection that broke is a proof
     cluster.join("server-0", "worker-0", "worker-1")
     cluster.handle(PeerLost("server-0"))
@@ -301,7 +301,7 @@ def test_a_dead_server_ends_the_run_by_its_name(make):
     assert isinstance(cluster.stop.error, RunAborted)
 
 
-def test_of_several_deaths_in_one_tick_the_first_server_ends_the_run(make):
+def test_two_deaths_in_one_tick_end_the_run_without_another_view(make):
     """It once went on to make a view without any server."""
     cluster = make(same_host=True)
     cluster.join("server-0", "worker-0", "worker-1")
@@ -313,14 +313,14 @@ def test_of_several_deaths_in_one_tick_the_first_server_ends_the_run(make):
     assert cluster.view.id == (1, 1)
 
 
-def test_the_last_worker_dies(cluster):
+def test_the_last_workers_death_ends_the_run(cluster):
     for node in ("worker-0", "worker-1"):
         cluster.handle(PeerLost(node))
     cluster.at(2.0)
     assert cluster.told(End) == {"server-0": End("every worker has died")}
 
 
-def test_an_elastic_run_waits_for_workers_to_come(make):
+def test_an_elastic_run_outlives_its_last_worker(make):
     rig = make(elastic=True, workers=1)
     rig.join("server-0", "worker-0")
     rig.handle(PeerLost("worker-0"))
@@ -328,7 +328,7 @@ def test_an_elastic_run_waits_for_workers_to_come(make):
     assert not rig.machine.ended
 
 
-def test_a_member_aborts_the_run(cluster):
+def test_an_abort_ends_the_run_with_its_reason(cluster):
     cluster.receive("worker-1", Abort("out of memory"))
     assert cluster.told(End)["worker-0"] == End("worker-1: out of memory")
 
@@ -336,7 +336,7 @@ def test_a_member_aborts_the_run(cluster):
 # ---------------------------------------------------------------------------- restarts
 
 
-def test_a_restart_begins_a_new_term_with_the_same_members(cluster):
+def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(cluster):
     again = cluster.restart()
     again.at(100.0)
     assert again.told(Freeze) == {"server-0": Freeze((2, 2))}
@@ -351,7 +351,7 @@ def test_a_restart_begins_a_new_term_with_the_same_members(cluster):
     assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
 
 
-def test_incarnations_are_not_granted_twice_over_a_restart(make):
+def test_a_restarted_scheduler_grants_no_incarnation_twice(make):
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     again = rig.restart()
@@ -359,7 +359,7 @@ def test_incarnations_are_not_granted_twice_over_a_restart(make):
     assert again.machine.members.by_id["worker-2"].incarnation == 4
 
 
-def test_a_restart_knows_barriers_and_who_has_finished(cluster):
+def test_a_restarted_scheduler_keeps_barriers_and_finished_workers(cluster):
     for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
         cluster.receive(node, BarrierArrival(incarnation, "epoch", 0, ("workers",)))
     cluster.receive("worker-0", Finish(2))
@@ -370,14 +370,14 @@ def test_a_restart_knows_barriers_and_who_has_finished(cluster):
     assert End("") in again.sent()
 
 
-def test_a_restart_in_the_middle_of_the_end_goes_on_ending(cluster):
+def test_a_scheduler_restarted_during_the_shutdown_goes_on_with_it(cluster):
     cluster.receive("worker-1", Abort("out of memory"))
     again = cluster.restart()
     again.at(0.0)
     assert again.told(End)["worker-0"] == End("worker-1: out of memory")
 
 
-def test_the_record_survives_its_encoding(cluster):
+def test_a_journal_record_decodes_to_what_was_written(cluster):
     record = msgspec.msgpack.decode(cluster.journal, type=JournalRecord)
     assert record.view == cluster.view
     assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
@@ -386,7 +386,7 @@ def test_the_record_survives_its_encoding(cluster):
 @pytest.mark.parametrize(
     ("servers", "workers", "words"), [(-1, 1, "not -1"), (1, 0, "at least one worker")]
 )
-def test_options_that_make_no_cluster(servers, workers, words):
+def test_impossible_cluster_sizes_are_refused(servers, workers, words):
     with pytest.raises(InvalidValue, match=words):
         check_options(SchedulerOptions(servers, workers))
     check_options(SchedulerOptions(0, 1))

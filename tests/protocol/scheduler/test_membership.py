@@ -45,11 +45,11 @@ def first_view(present=ALL):
         ({**ALL, "worker-2": member("worker-2", 9)}, ""),
     ],
 )
-def test_missing_names_who_has_not_joined(present, words):
+def test_missing_names_the_members_that_have_not_joined(present, words):
     assert missing(present.values(), TWO_AND_TWO) == words
 
 
-def test_a_hole_among_the_ranks_is_nobody_missing():
+def test_a_gap_among_the_ranks_counts_as_nobody_missing():
     holed = members("server-0", "server-1", "worker-1", "worker-4")
     assert missing(holed.values(), TWO_AND_TWO) == ""
     closed = closed_up(holed.values())
@@ -59,7 +59,7 @@ def test_a_hole_among_the_ranks_is_nobody_missing():
     assert [m.incarnation for m in closed.values()] == [1, 2, 3, 4]
 
 
-def test_the_first_view_waits_for_everybody():
+def test_the_first_view_is_due_when_all_have_joined():
     some = members("server-0", "server-1", "worker-0")
     assert decide_view(some, None, TWO_AND_TWO) == (
         False,
@@ -68,7 +68,7 @@ def test_the_first_view_waits_for_everybody():
     assert decide_view(ALL, None, TWO_AND_TWO) == (True, "all have joined")
 
 
-def test_later_views_say_who_came_and_went():
+def test_a_later_view_is_due_when_members_join_or_leave_and_names_them():
     view = first_view()
     assert decide_view(ALL, view, TWO_AND_TWO) == (False, "nobody came or went")
     joined = {**ALL, "worker-2": member("worker-2", 9)}
@@ -78,7 +78,7 @@ def test_later_views_say_who_came_and_went():
     assert (due, reason) == (True, "worker-2 joined and worker-0, worker-1 left")
 
 
-def test_members_are_in_rank_order():
+def test_a_views_members_are_in_rank_order():
     view = first_view(members("worker-1", "server-1", "worker-0", "server-0"))
     assert [m.name for m in (*view.servers, *view.workers)] == [
         "server-0",
@@ -88,21 +88,21 @@ def test_members_are_in_rank_order():
     ]
 
 
-def test_a_new_worker_begins_with_the_latest_round_that_is_open_anywhere():
+def test_a_new_worker_begins_at_the_latest_round_open_on_any_server():
     promises = [at(((3, 4),), 4), at(((3, 6),), 6)]
     joined = {**ALL, "worker-2": member("worker-2", 9)}
     view = next_view((1, 2), joined, first_view(), (), promises, "")
     assert [m.first_clock for m in view.workers] == [0, 0, 6]
 
 
-def test_rounds_that_no_server_has_opened_do_not_count():
+def test_a_server_without_open_rounds_does_not_count_for_a_new_workers_clock():
     promises = [Frozen((1, 2), ()), at((), 3)]
     joined = {**ALL, "worker-2": member("worker-2", 9)}
     view = next_view((1, 2), joined, first_view(), (), promises, "")
     assert view.workers[-1].first_clock == 3
 
 
-def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
+def test_a_dead_workers_last_clock_is_the_latest_that_any_server_saw():
     gone = ALL["worker-1"].incarnation
     promises = [at(((gone, 4),), 3), at(((gone, 5),), 3)]
     left = {n: m for n, m in ALL.items() if n != "worker-1"}
@@ -111,7 +111,7 @@ def test_the_dead_count_in_every_round_that_any_server_saw_them_finish():
 
 
 @pytest.mark.parametrize(("rule", "done"), [(asp(), 3), (ssp(2), 3), (bsp(), 5)])
-def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done):
+def test_a_dead_workers_done_clock_is_what_every_server_saw_unless_rounds_hold_it(rule, done):
     """Where pushes settle on arrival its clock travelled with them, to each server."""
     clocks = [((3, 5), (4, 4)), ((3, 3), (4, 4))]
     promises = [at(each, 2) for each in clocks]
@@ -122,7 +122,7 @@ def test_what_the_dead_have_done_for_certain_is_what_all_servers_saw(rule, done)
     assert (gone.last_clock, gone.done_clock) == (5, done)
 
 
-def test_the_dead_are_kept_until_every_server_is_past_their_last_round():
+def test_a_departed_worker_is_kept_until_every_server_has_closed_its_last_round():
     left = {n: m for n, m in ALL.items() if n != "worker-1"}
     gone = ALL["worker-1"].incarnation
     second = next_view((1, 2), left, first_view(), (), [at(((gone, 5),), 3)], "")

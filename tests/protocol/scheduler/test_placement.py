@@ -31,7 +31,7 @@ def fragments_of(placements, spec, at):
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 6), replicas, st.integers(0, 9))
-def test_arcs_tile_the_table_in_whole_fragments(rows, fragment_rows, count, replicas, turn):
+def test_shards_tile_the_table_in_whole_fragments(rows, fragment_rows, count, replicas, turn):
     spec = table(rows, fragment_rows)
     placements = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
     assert tiles([placement.rows for placement in placements], rows)
@@ -42,7 +42,7 @@ def test_arcs_tile_the_table_in_whole_fragments(rows, fragment_rows, count, repl
 
 
 @given(st.integers(1, 10), replicas, st.integers(0, 9), st.integers(0, 63))
-def test_servers_have_as_many_fragments_to_one(count, replicas, turn, more):
+def test_servers_differ_by_at_most_one_fragment(count, replicas, turn, more):
     """At 64 fragments a server that is within 2 %, at every place of the chains."""
     spec = table(64 * count + min(more, count - 1))
     placements = place(spec, servers_on(*((rank, "") for rank in range(count))), replicas, turn)
@@ -53,7 +53,7 @@ def test_servers_have_as_many_fragments_to_one(count, replicas, turn, more):
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), replicas)
-def test_replicas_are_on_different_hosts_where_there_are_as_many(sizes, replicas):
+def test_replicas_are_on_different_hosts_if_there_are_enough(sizes, replicas):
     hosts = [f"host-{number}" for number, size in enumerate(sizes) for _ in range(size)]
     servers = servers_on(*enumerate(hosts))
     placements = place(table(64), servers, replicas, 0)
@@ -64,7 +64,7 @@ def test_replicas_are_on_different_hosts_where_there_are_as_many(sizes, replicas
     assert bool(crowded(placements, servers)) == (min(replicas, len(servers)) > len(sizes))
 
 
-def test_neighbours_are_on_other_hosts():
+def test_neighbours_in_a_chain_are_on_different_hosts():
     servers = servers_on((0, "a"), (1, "a"), (2, "b"), (3, "b"))
     assert [placement.chain for placement in place(table(4), servers, 2, 0)] == [
         (0, 2),
@@ -76,10 +76,10 @@ def test_neighbours_are_on_other_hosts():
 
 
 @pytest.mark.parametrize(("turn", "rank"), [(0, 0), (1, 1), (2, 2), (3, 0)])
-def test_tables_of_one_fragment_are_not_all_on_one_server(turn, rank):
+def test_tables_of_one_fragment_are_placed_on_servers_in_turn(turn, rank):
     [placement] = place(table(1), servers_on((0, ""), (1, ""), (2, "")), 1, turn)
     assert placement.chain == (rank,)
 
 
-def test_without_servers_there_are_no_arcs():
+def test_without_servers_a_table_has_no_placements():
     assert place(table(4), [], 1, 0) == ()

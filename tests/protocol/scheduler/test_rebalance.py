@@ -72,7 +72,7 @@ def table(fragments=60, **more):
     return TableSpec("w", fragments, fragment_rows=1, **more)
 
 
-def test_a_chain_that_lost_a_server_gets_another_at_its_end():
+def test_a_chain_that_lost_a_server_gets_a_syncing_replica_at_its_end():
     cluster = Cluster(map(member, range(3)), [table()], replicas=2)
     cluster.servers.pop(1)
     cluster.step(drained=False)
@@ -89,7 +89,7 @@ def test_a_chain_that_lost_a_server_gets_another_at_its_end():
     )
 
 
-def test_a_learner_takes_its_place_only_when_nothing_is_under_way():
+def test_a_syncing_replica_becomes_the_tail_only_when_servers_are_drained():
     cluster = Cluster(map(member, range(3)), [table(1)], replicas=2)
     cluster.servers.pop(0)
     cluster.step(drained=False)
@@ -100,7 +100,7 @@ def test_a_learner_takes_its_place_only_when_nothing_is_under_way():
     assert cluster.view.placements[0] == (Placement(KeyRange(0, 1), (1, 2)),)
 
 
-def test_a_learner_begins_anew_where_somebody_else_sends_it_the_rows():
+def test_a_syncing_replica_starts_again_when_its_sender_dies():
     cluster = Cluster(map(member, range(4)), [table(1)], replicas=3)
     cluster.servers.pop(0)
     cluster.step(drained=False)
@@ -110,7 +110,7 @@ def test_a_learner_begins_anew_where_somebody_else_sends_it_the_rows():
     assert cluster.view.placements[0][0] == Placement(KeyRange(0, 1), (1, 3), syncing_since=3)
 
 
-def test_a_server_that_came_back_under_its_rank_has_nothing():
+def test_a_server_restarted_under_its_rank_syncs_from_nothing():
     cluster = Cluster(map(member, range(2)), [table(2)], replicas=2)
     cluster.servers[1] = member(1, incarnation=9)
     cluster.step(drained=False)
@@ -121,7 +121,7 @@ def test_a_server_that_came_back_under_its_rank_has_nothing():
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("fragments", [64, 128, 200])
-def test_a_third_server_gets_a_third(replicas, fragments):
+def test_a_third_server_gets_a_third_of_the_rows(replicas, fragments):
     cluster = Cluster(map(member, range(2)), [table(fragments)], replicas)
     cluster.servers.append(member(2))
     cluster.settle()
@@ -130,7 +130,7 @@ def test_a_third_server_gets_a_third(replicas, fragments):
     assert len(cluster.view.placements[0]) <= 6
 
 
-def test_a_server_that_wants_to_go_is_left_with_nothing():
+def test_a_leaving_server_is_left_without_rows():
     cluster = Cluster(map(member, range(3)), [table()], replicas=2)
     cluster.leaving = {"s1"}
     cluster.settle()
@@ -138,7 +138,7 @@ def test_a_server_that_wants_to_go_is_left_with_nothing():
     assert all(len(placement.in_sync) == 2 for placement in cluster.view.placements[0])
 
 
-def test_whoever_wanted_to_go_stays_where_the_others_have_died():
+def test_a_leaving_server_stays_when_it_is_the_last():
     """Two are asked to go while there is a third; it dies. One of them has to stay, and counts."""
     cluster = Cluster(map(member, range(3)), [table()], replicas=2)
     migration = Migration(())
@@ -151,7 +151,7 @@ def test_whoever_wanted_to_go_stays_where_the_others_have_died():
     assert migration.moves(2, drained=True).leaving == {"s0"}
 
 
-def test_rows_that_cannot_be_moved_stay():
+def test_rows_of_a_custom_table_that_cannot_save_stay():
     spec = TableSpec("s", 0, kind="custom", access=Access("lists")).cut(2)
     cluster = Cluster(map(member, range(2)), [spec])
     before = cluster.view.placements
@@ -160,7 +160,7 @@ def test_rows_that_cannot_be_moved_stay():
     assert cluster.view.placements == before
 
 
-def test_what_handlers_have_goes_to_others_whole():
+def test_a_custom_tables_shards_are_moved_but_never_split():
     """A call names an arc: where that was cut, it would be for two."""
     spec = TableSpec("s", 0, kind="custom", access=Access("lists"), saves=True).cut(2)
     cluster = Cluster(map(member, range(2)), [spec], replicas=2)
@@ -174,7 +174,7 @@ def test_what_handlers_have_goes_to_others_whole():
     assert [placement.rows for placement in cluster.view.placements[0]] == ranges
 
 
-def test_replicas_go_to_another_host():
+def test_a_lost_replica_is_replaced_on_another_host():
     hosts = ["a", "a", "b", "b"]
     servers = [member(rank, host=host) for rank, host in enumerate(hosts)]
     cluster = Cluster(servers, [table(8)], replicas=2)
@@ -188,7 +188,7 @@ def test_replicas_go_to_another_host():
     ("before", "come", "replicas"),
     [("aa", "bb", 2), ("aa", "bc", 2), ("aaa", "bbb", 2), ("aaa", "bbbccc", 3), ("aab", "b", 2)],
 )
-def test_rows_spread_over_hosts_as_these_come(before, come, replicas):
+def test_rows_spread_over_hosts_that_join(before, come, replicas):
     cluster = Cluster(
         [member(rank, host=host) for rank, host in enumerate(before)], [table()], replicas
     )
@@ -200,7 +200,7 @@ def test_rows_spread_over_hosts_as_these_come(before, come, replicas):
     assert crowded(cluster.view.placements[0], cluster.servers) == []
 
 
-def test_who_is_sent_away_is_one_of_two_on_a_host():
+def test_the_replica_removed_from_a_chain_shares_its_host_with_another():
     """By loads alone it was the one that was alone on its host."""
     servers = [member(0, host="a"), member(1, host="b"), member(2, host="b")]
     cluster = Cluster(servers, [table(6)], replicas=2)
@@ -227,7 +227,7 @@ def happens(cluster, random, number):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_happens_all_rows_end_up_on_enough_servers_and_evenly(seed):
+def test_all_rows_end_up_balanced_and_replicated_after_random_joins_and_deaths(seed):
     random = Random(seed)
     replicas = random.randint(1, 3)
     tables = [

@@ -24,7 +24,7 @@ def test_the_run_ends_when_all_workers_have_finished(cluster):
     assert cluster.stop.error is None
 
 
-def test_an_unconfirmed_end_lingers_for_a_while(cluster):
+def test_a_scheduler_whose_end_is_not_confirmed_stops_after_lingering(cluster):
     for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
         cluster.receive(node, Finish(incarnation))
     cluster.at(2.0)

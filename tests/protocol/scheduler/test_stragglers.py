@@ -19,7 +19,7 @@ def make(rigs):
     return rigs.SchedulerRig
 
 
-def test_it_says_whom_it_waits_for(make):
+def test_status_names_the_missing_worker_and_the_server_that_has_not_frozen(make):
     rig = make()
     rig.join("server-0", "worker-0")
     assert rig.why() == [
@@ -41,7 +41,7 @@ def waited(rig, *totals):
         rig.receive("server-0", WaitTimes(1, ((2, first), (3, second))))
 
 
-def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
+def test_a_worker_that_others_wait_for_most_of_the_window_is_dropped(make):
     rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
@@ -64,7 +64,7 @@ def test_a_worker_that_the_others_wait_for_most_of_the_time_is_dropped(make):
         ({"slow_share": 0.5}, [(0, 0), (0, 1), (0, 1.9), (0, 1.9), (0, 1.9), (0, 2.5), (0, 2.5)]),
     ],
 )
-def test_others_stay(make, options, totals):
+def test_a_worker_below_the_slow_share_is_not_dropped(make, options, totals):
     rig = make(slow_s=4.0, **options)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, *totals)
@@ -79,14 +79,14 @@ def test_a_worker_that_has_finished_is_not_dropped(make):
     assert "worker-1" in rig.machine.members.by_id
 
 
-def test_nobody_is_dropped_before_a_whole_window(make):
+def test_no_worker_is_dropped_before_a_whole_window_has_passed(make):
     rig = make(slow_share=0.5, slow_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 3), (0, 4))
     assert "worker-1" in rig.machine.members.by_id
 
 
-def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
+def test_no_worker_is_dropped_while_a_server_is_silent(make):
     rig = make(servers=2, slow_share=0.5, slow_s=3.0)
     rig.join("server-0", "server-1", "worker-0", "worker-1")
     told = [(0, n) for n in range(9)]
@@ -101,7 +101,7 @@ def test_where_a_server_is_not_heard_of_nobody_is_blamed(make):
     assert "worker-1" not in rig.machine.members.by_id
 
 
-def test_the_shares_are_told(make):
+def test_status_has_each_workers_share_of_the_window(make):
     rig = make(slow_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 1), (0, 2))

@@ -12,7 +12,7 @@ from shoal.protocol.requests import (
 from shoal.tables.spec import bsp, ssp
 
 
-def test_an_advance_waits_until_all_servers_hold_the_push(synchronous, push):
+def test_an_advance_waits_until_all_servers_have_accepted_the_push(synchronous, push):
     assert len(synchronous.ask(1, Exchange(push, advance=True))) == 2
     synchronous.answer(0, 0, "accepted")
     assert synchronous.sent(Request) == []
@@ -20,13 +20,13 @@ def test_an_advance_waits_until_all_servers_hold_the_push(synchronous, push):
     assert [each.advance for each in synchronous.sent(Request)] == [1, 1]
 
 
-def test_with_one_server_everything_rides_in_one_message(rigs, push, pull):
+def test_push_advance_and_pull_to_one_server_travel_in_one_request(rigs, push, pull):
     worker = rigs.WorkerRig(rigs.table(bsp()))
     (request,) = worker.ask(1, Exchange(push, advance=True, pulls=pull))
     assert (len(request.pushes), request.advance, len(request.pulls)) == (1, 1, 1)
 
 
-def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
+def test_an_advance_does_not_wait_for_a_push_whose_pull_is_waiting(rigs, push, pull):
     """Its advance once waited for it, and it for its advance."""
     worker = rigs.WorkerRig(rigs.table(ssp(0)), servers=2)
     assert len(worker.ask(1, Exchange(push, pulls=pull))) == 2
@@ -36,7 +36,7 @@ def test_a_push_whose_pull_is_parked_has_been_taken(rigs, push, pull):
     assert [each.advance for each in worker.sent(Request)] == [1, 1]
 
 
-def test_a_pull_follows_the_pushes_to_its_table_and_no_others(rigs, push, pull):
+def test_a_pull_follows_the_open_pushes_to_its_table_only(rigs, push, pull):
     other = rigs.table(name="v")
     worker = rigs.WorkerRig(rigs.table(), other)
     worker.ask(1, Exchange(push))
@@ -47,7 +47,7 @@ def test_a_pull_follows_the_pushes_to_its_table_and_no_others(rigs, push, pull):
     assert [each.follows for each in worker.ask(4, Exchange(pulls=pull))] == [()]
 
 
-def test_a_pull_does_not_leave_before_what_it_follows(rigs, push, pull):
+def test_a_pull_is_not_sent_before_the_push_that_it_follows(rigs, push, pull):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
     worker.ask(1, Exchange(push))
     assert worker.ask(2, Exchange(push)) == []  # no credit
@@ -57,7 +57,7 @@ def test_a_pull_does_not_leave_before_what_it_follows(rigs, push, pull):
     assert [(each.seq, each.follows) for each in sent] == [(1, ()), (2, (1,))]
 
 
-def test_each_server_is_told_what_it_may_not_have_yet(rigs, push, pull):
+def test_a_request_follows_only_what_its_server_has_not_answered(rigs, push, pull):
     worker = rigs.WorkerRig(rigs.table(), servers=2)
     worker.ask(1, Exchange(push))
     worker.answer(1, 0, "applied")
@@ -65,14 +65,14 @@ def test_each_server_is_told_what_it_may_not_have_yet(rigs, push, pull):
     assert [each.follows for each in sends] == [(0,), ()]
 
 
-def test_an_advance_follows_its_pushes_to_the_only_server(rigs, push):
+def test_an_advance_to_the_only_server_follows_its_pushes(rigs, push):
     worker = rigs.WorkerRig(rigs.table(bsp()))
     worker.ask(1, Exchange(push))
     (told,) = worker.ask(2, Exchange(advance=True))
     assert (told.advance, told.follows) == (1, (0,))
 
 
-def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, push, pull):
+def test_an_out_of_order_reply_probes_the_request_that_is_missing(worker, push, pull):
     worker.ask(1, Exchange(push))
     worker.ask(2, Exchange(pulls=pull))
     worker.answer(0, 1, "out_of_order")
@@ -86,7 +86,7 @@ def test_a_server_that_lacks_what_a_request_follows_is_asked_about_that(worker, 
     assert [(each.seq, each.follows) for each in worker.sent(Request)] == [(1, (0,))]
 
 
-def test_a_request_may_come_after_others(worker, push):
+def test_a_request_with_after_is_sent_when_the_others_are_answered(worker, push):
     worker.ask(1, Exchange(push))
     assert worker.ask(2, Exchange(push, after=(1,))) == []
     worker.answer(0, 0, "applied")
@@ -94,7 +94,7 @@ def test_a_request_may_come_after_others(worker, push):
     assert len(worker.ask(3, Exchange(push, after=(1, 99)))) == 1  # done, and unknown
 
 
-def test_what_comes_after_a_failure_fails(worker, push):
+def test_a_request_after_a_failed_one_fails(worker, push):
     worker.ask(1, Exchange(push))
     worker.ask(2, Exchange(push, after=(1,)))
     worker.ask(3, Exchange(push, after=(2,)))
@@ -106,7 +106,7 @@ def test_what_comes_after_a_failure_fails(worker, push):
     assert "comes after failed" in errors[3].message
 
 
-def test_no_more_is_in_flight_than_the_window(worker):
+def test_no_more_requests_are_in_flight_than_the_window(worker):
     advance = Exchange(advance=True)
     sent = sum(len(worker.ask(each, advance)) for each in range(WINDOW + 5))
     assert sent == WINDOW
@@ -114,14 +114,14 @@ def test_no_more_is_in_flight_than_the_window(worker):
     assert [each.seq for each in worker.sent(Request)] == [WINDOW]
 
 
-def test_no_more_bytes_are_under_way_than_the_credits(rigs, push):
+def test_no_more_bytes_are_in_flight_than_the_credit(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=64)
     assert [len(worker.ask(each, Exchange(push))) for each in range(4)] == [1, 1, 0, 0]
     worker.answer(0, 1, "applied")
     assert [each.seq for each in worker.sent(Request)] == [2]
 
 
-def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
+def test_credit_returns_when_a_push_is_accepted(rigs, push):
     """It is applied only once this worker has advanced, which follows the push that waits."""
     worker = rigs.WorkerRig(rigs.table(bsp()), credit_bytes=32)
     for each in (1, 2):
@@ -131,7 +131,7 @@ def test_credit_is_given_back_when_a_push_is_accepted(rigs, push):
     assert [(each.seq, each.advance) for each in worker.sent(Request)] == [(1, -1), (2, 1)]
 
 
-def test_each_server_gives_its_own_credit(rigs, push):
+def test_each_server_has_its_own_credit(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), servers=2, credit_bytes=16)
     assert len(worker.ask(1, Exchange(push))) == 2
     assert worker.ask(2, Exchange(push)) == []
@@ -141,12 +141,12 @@ def test_each_server_gives_its_own_credit(rigs, push):
     assert len(worker.sent(Request)) == 2
 
 
-def test_one_push_may_exceed_the_credits_alone(rigs, push):
+def test_a_single_push_may_exceed_the_credit(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=8)
     assert len(worker.ask(1, Exchange(push))) == 1
 
 
-def test_a_push_does_not_overtake_one_of_an_earlier_clock(rigs, push):
+def test_a_push_does_not_overtake_a_push_of_an_earlier_clock(rigs, push):
     """It may wait there until that clock is over, with the credit that the other needs."""
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=40)
     worker.ask(1, Exchange(push))

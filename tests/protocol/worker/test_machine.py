@@ -42,7 +42,7 @@ from shoal.tables.spec import ssp
 # ---------------------------------------------------------------------------- the roads
 
 
-def test_a_push(worker, push):
+def test_a_push_resolves_when_it_is_applied(worker, push):
     (request,) = worker.ask(1, Exchange(push, weight=2.0, lr=0.5))
     assert (request.seq, request.clock, request.weight, request.lr) == (0, 0, 2.0, 0.5)
     worker.answer(0, 0, "applied")
@@ -51,7 +51,7 @@ def test_a_push(worker, push):
     assert worker.machine.bytes_pushed == 32
 
 
-def test_a_pull_lands_in_its_buffer(worker, pull, out, rigs):
+def test_a_pull_resolves_with_its_rows_in_its_buffer(worker, pull, out, rigs):
     worker.ask(1, Exchange(pulls=pull))
     worker.answer(0, 0, "applied", rigs.as_bytes(5, 6, 7, 8), clock_min=3, round_weight=4.0)
     outcome = worker.resolved()[1]
@@ -60,7 +60,7 @@ def test_a_pull_lands_in_its_buffer(worker, pull, out, rigs):
     assert worker.machine.bytes_pulled == 32
 
 
-def test_an_exchange_resolves_when_every_server_has_answered(synchronous, pull, out, rigs):
+def test_an_exchange_resolves_when_all_servers_have_answered(synchronous, pull, out, rigs):
     requests = synchronous.ask(1, Exchange(pulls=pull))
     assert [each.pulls[0].start for each in requests] == [0, 2]
     synchronous.answer(1, 0, "applied", rigs.as_bytes(3, 4), clock_min=7)
@@ -70,26 +70,26 @@ def test_an_exchange_resolves_when_every_server_has_answered(synchronous, pull, 
     assert out == rigs.as_bytes(1, 2, 3, 4)
 
 
-def test_what_is_settled_is_told_with_the_next_request(worker, push):
+def test_the_next_request_tells_the_server_what_to_forget(worker, push):
     for seq in range(3):
         assert worker.ask(seq, Exchange(push))[0].forget_below == seq
         worker.answer(0, seq, "applied")
 
 
-def test_a_request_without_any_row_asks_nobody(worker, rigs):
+def test_a_request_without_rows_resolves_without_a_message(worker, rigs):
     nothing = PullOp("w", KeyRange(2, 2), rigs.as_bytes())
     assert worker.ask(1, Exchange(pulls=(nothing,))) == []
     assert worker.resolved()[1].error is None
 
 
-def test_an_advance_is_told_to_every_server(synchronous):
+def test_an_advance_goes_to_every_server(synchronous):
     requests = synchronous.ask(1, Exchange(advance=True))
     assert [each.advance for each in requests] == [1, 1]
     assert synchronous.machine.clock == 1
     assert synchronous.ask(2, Exchange(advance=True, last=True))[0].advance == FOREVER
 
 
-def test_mistakes_resolve_with_their_error_and_change_nothing(worker, push, rigs):
+def test_an_invalid_exchange_resolves_with_its_error_and_changes_nothing(worker, push, rigs):
     bad = PullOp("w", KeyRange(0, 9), rigs.as_bytes(0))
     assert worker.ask(1, Exchange(push, advance=True, pulls=(bad,))) == []
     assert isinstance(worker.resolved()[1].error, InvalidValue)
@@ -97,7 +97,7 @@ def test_mistakes_resolve_with_their_error_and_change_nothing(worker, push, rigs
     assert list(worker.machine._requests) == []
 
 
-def test_there_is_nothing_to_ask_before_the_first_view(rigs, push):
+def test_an_exchange_before_the_first_view_fails(rigs, push):
     rig = rigs.Rig(WorkerMachine(Session("worker-0", "worker")))
     rig.handle(Asked(1, Exchange(push)))
     assert "in no view yet" in rig.resolved()[1].error.message
@@ -111,7 +111,7 @@ def expire(worker, at):
     worker.handle(Ticked())
 
 
-def test_the_first_expiry_asks_urgently_and_the_second_names_the_missing(rigs, pull):
+def test_a_timed_out_pull_probes_urgently_then_fails_with_the_missing_clock(rigs, pull):
     worker = rigs.WorkerRig(rigs.table(ssp(0)), sync_timeout_s=10)
     worker.ask(1, Exchange(pulls=pull))
     worker.answer(0, 0, "waiting", reason="waits for clock 1 of worker-1 (at 0)")
@@ -126,7 +126,7 @@ def test_the_first_expiry_asks_urgently_and_the_second_names_the_missing(rigs, p
     assert error.trace
 
 
-def test_a_server_that_says_nothing_is_named(synchronous, pull, rigs):
+def test_a_timeout_names_the_server_that_did_not_answer(synchronous, pull, rigs):
     synchronous.ask(1, Exchange(pulls=pull, timeout_s=1.0))
     synchronous.answer(0, 0, "applied", rigs.as_bytes(1, 2))
     expire(synchronous, 1.0)
@@ -136,7 +136,7 @@ def test_a_server_that_says_nothing_is_named(synchronous, pull, rigs):
     assert error.message == "no answer within 2 s: server-1 no answer"
 
 
-def test_a_late_answer_does_not_land_in_a_buffer_in_use(worker, pull, out, rigs):
+def test_a_reply_after_the_timeout_does_not_write_to_the_buffer(worker, pull, out, rigs):
     worker.ask(1, Exchange(pulls=pull, timeout_s=1.0))
     reply = Reply(11, 0, (1, 1), "applied", payload=32)
     arrival = worker.machine.arriving("server-0", reply, 32)
@@ -150,7 +150,7 @@ def test_a_late_answer_does_not_land_in_a_buffer_in_use(worker, pull, out, rigs)
     assert worker.machine.arriving("server-0", reply, 32) == Discard("nobody waits for it")
 
 
-def test_the_first_of_two_answers_loses_its_place_to_the_second(worker, pull, rigs):
+def test_a_second_reply_revokes_the_sink_of_the_first(worker, pull, rigs):
     worker.ask(1, Exchange(pulls=pull))
     reply = Reply(11, 0, (1, 1), "applied", payload=32)
     first = worker.machine.arriving("server-0", reply, 32)
@@ -162,7 +162,7 @@ def test_the_first_of_two_answers_loses_its_place_to_the_second(worker, pull, ri
     assert worker.resolved()[1].error is None
 
 
-def test_answers_that_nobody_waits_for_are_discarded(worker, pull):
+def test_a_reply_that_no_request_waits_for_is_discarded(worker, pull):
     worker.ask(1, Exchange(pulls=pull))
     for reply, nbytes in (
         (Reply(12, 0, (1, 1), "applied"), 32),  # another incarnation's
@@ -172,7 +172,7 @@ def test_answers_that_nobody_waits_for_are_discarded(worker, pull):
         assert worker.machine.arriving("server-0", reply, nbytes) == Discard("nobody waits for it")
 
 
-def test_a_push_that_was_given_up_goes_on_with_its_own_copy(synchronous, rigs):
+def test_a_timed_out_push_goes_on_with_a_copy_of_its_values(synchronous, rigs):
     """One that only some servers count would split its round."""
     values = rigs.as_bytes(1, 2, 3, 4)
     synchronous.ask(1, Exchange((PushOp("w", KeyRange(0, 4), values),), timeout_s=1.0))
@@ -188,7 +188,7 @@ def test_a_push_that_was_given_up_goes_on_with_its_own_copy(synchronous, rigs):
     assert [each.advance for each in synchronous.sent(Request)] == [1, 1]
 
 
-def test_what_was_not_sent_yet_is_dropped_at_its_time_out(rigs, push):
+def test_a_push_that_times_out_before_it_was_sent_is_dropped(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
     worker.ask(1, Exchange(push))
     worker.ask(2, Exchange(push, timeout_s=0.1))
@@ -199,7 +199,7 @@ def test_what_was_not_sent_yet_is_dropped_at_its_time_out(rigs, push):
     assert worker.sent(Request) == []
 
 
-def test_an_advance_goes_on_when_its_request_is_given_up(worker, pull):
+def test_an_advance_goes_on_when_its_pull_times_out(worker, pull):
     """Its clock has moved, and the others wait for it."""
     worker.ask(1, Exchange(advance=True, pulls=pull, timeout_s=1.0))
     expire(worker, 1.0)
@@ -212,7 +212,7 @@ def test_an_advance_goes_on_when_its_request_is_given_up(worker, pull):
     assert worker.machine._in_flight.sub_requests == {}
 
 
-def test_an_advance_goes_on_without_the_push_that_was_not_sent(rigs, push, pull):
+def test_an_advance_is_sent_alone_when_its_unsent_exchange_is_cancelled(rigs, push, pull):
     worker = rigs.WorkerRig(rigs.table(), credit_bytes=32)
     worker.ask(1, Exchange(push))
     assert worker.ask(2, Exchange(push, advance=True, pulls=pull)) == []
@@ -222,7 +222,7 @@ def test_an_advance_goes_on_without_the_push_that_was_not_sent(rigs, push, pull)
     assert (told.advance, told.pushes, told.pulls) == (1, (), ())
 
 
-def test_a_cancelled_pull_frees_its_buffer(worker, pull):
+def test_a_cancelled_pull_revokes_its_sink(worker, pull):
     worker.ask(1, Exchange(pulls=pull))
     sink = worker.machine.arriving("server-0", Reply(11, 0, (1, 1), "applied"), 32)
     worker.handle(Asked(2, Cancel(1)))
@@ -234,7 +234,7 @@ def test_a_cancelled_pull_frees_its_buffer(worker, pull):
 # ---------------------------------------------------------------------------- refusals
 
 
-def test_refusals_say_who_and_why(synchronous, push):
+def test_a_refusal_names_the_server_the_request_and_the_reason(synchronous, push):
     synchronous.ask(1, Exchange(push))
     synchronous.answer(1, 0, "round_closed", reason="this worker is at clock 2")
     error = synchronous.resolved()[1].error
@@ -244,7 +244,7 @@ def test_refusals_say_who_and_why(synchronous, push):
     )
 
 
-def test_waiting_for_a_push_before_advancing_is_hopeless(synchronous, push):
+def test_waiting_for_a_bsp_push_before_advance_is_hopeless(synchronous, push):
     synchronous.ask(1, Exchange(push))
     assert "call advance() before waiting" in synchronous.machine.hopeless(1)
     synchronous.ask(2, Exchange(advance=True))
@@ -252,12 +252,12 @@ def test_waiting_for_a_push_before_advancing_is_hopeless(synchronous, push):
     assert synchronous.machine.hopeless(99) == ""
 
 
-def test_a_push_that_settles_now_is_never_hopeless(worker, push):
+def test_waiting_for_an_asynchronous_push_is_not_hopeless(worker, push):
     worker.ask(1, Exchange(push))
     assert worker.machine.hopeless(1) == ""
 
 
-def test_waiting_says_what_and_for_whom(synchronous, push):
+def test_waiting_names_each_request_its_server_and_the_reason(synchronous, push):
     synchronous.ask(1, Exchange(push))
     synchronous.answer(0, 0, "accepted", reason="waits for clock 1 of worker-1 (at 0)")
     assert synchronous.machine.waiting() == [
@@ -269,13 +269,13 @@ def test_waiting_says_what_and_for_whom(synchronous, push):
 # ---------------------------------------------------------------------------- views, the end
 
 
-def test_a_worker_that_joins_begins_at_its_first_clock(rigs):
+def test_a_joining_worker_begins_at_the_first_clock_of_its_view(rigs):
     worker = rigs.WorkerRig()
     worker.receive(SCHEDULER, NewView(rigs.view_of(2, first_clock=5)))
     assert worker.machine.clock == 5
 
 
-def test_a_table_is_there_when_a_view_has_it(rigs):
+def test_a_declaration_resolves_when_a_view_has_the_table(rigs):
     worker = rigs.WorkerRig()
     spec = rigs.table()
     worker.handle(Asked(1, DeclareTable(spec)))
@@ -287,14 +287,14 @@ def test_a_table_is_there_when_a_view_has_it(rigs):
     assert worker.resolved()[2].error is None
 
 
-def test_a_table_that_cannot_be_is_refused(rigs):
+def test_a_refused_declaration_resolves_with_its_error(rigs):
     worker = rigs.WorkerRig()
     worker.handle(Asked(1, DeclareTable(rigs.table())))
     worker.receive(SCHEDULER, NotDeclared("w", "it exists with another specification"))
     assert isinstance(worker.resolved()[1].error, Refused)
 
 
-def test_the_first_view_is_awaited(rigs):
+def test_await_view_resolves_with_the_first_view(rigs):
     rig = rigs.Rig(WorkerMachine(Session("worker-0", "worker")))
     rig.handle(Asked(1, AwaitView()))
     assert rig.resolved() == {}
@@ -302,7 +302,7 @@ def test_the_first_view_is_awaited(rigs):
     assert rig.resolved()[1].value == rigs.view_of()
 
 
-def test_barriers_and_the_end_of_work_are_the_schedulers(worker):
+def test_barriers_and_finish_are_sent_to_the_scheduler(worker):
     worker.handle(Asked(1, EnterBarrier("epoch")))
     assert worker.sent() == [BarrierArrival(11, "epoch", 0, ("workers",))]
     worker.receive(SCHEDULER, BarrierReleased("epoch", 0))
@@ -311,7 +311,7 @@ def test_barriers_and_the_end_of_work_are_the_schedulers(worker):
     assert worker.sent() == [Finish(11)]
 
 
-def test_the_end_fails_everything_that_is_under_way(worker, push, pull):
+def test_the_end_fails_all_requests_in_flight(worker, push, pull):
     worker.ask(1, Exchange(push))
     worker.ask(2, Exchange(pulls=pull))
     worker.handle(Asked(3, EnterBarrier("epoch")))

@@ -11,7 +11,7 @@ def reply(clock_min, round_weight=-1.0):
     return Reply(1, 0, (1, 1), "applied", "", clock_min, round_weight)
 
 
-def test_a_request_waits_for_those_that_are_open():
+def test_a_request_waits_for_the_open_ones_of_its_after():
     requests = PendingRequests()
     requests.open(1, 0.0, 10.0, ())
     assert requests.open(2, 0.0, 10.0, (1, 99)).after == [1]
@@ -21,7 +21,7 @@ def test_a_request_waits_for_those_that_are_open():
     assert list(requests) == [2]
 
 
-def test_a_follower_that_has_gone_is_not_named():
+def test_a_closed_follower_is_not_released():
     requests = PendingRequests()
     requests.open(1, 0.0, 10.0, ())
     requests.open(2, 0.0, 10.0, (1,))
@@ -29,7 +29,7 @@ def test_a_follower_that_has_gone_is_not_named():
     assert requests.close(1)[1] == []
 
 
-def test_patience_ends_in_its_time():
+def test_expired_lists_requests_past_their_timeout():
     requests = PendingRequests()
     requests.open(1, 0.0, 10.0, ())
     requests.open(2, 0.0, 5.0, ())
@@ -44,7 +44,7 @@ def test_patience_ends_in_its_time():
     assert requests.wakes_at() == inf
 
 
-def test_an_outcome_is_of_the_slowest_answer():
+def test_an_outcome_has_the_lowest_clock_of_its_answers():
     pending = PendingRequests().open(1, 0.0, 10.0, ())
     assert pending.outcome(None).clock_min == -1
     pending.heard(reply(5, 2.0))

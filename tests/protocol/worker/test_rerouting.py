@@ -62,7 +62,7 @@ def test_pushes_go_to_heads_and_pulls_to_tails(rigs, rig):
     assert asked(rig) == [("0", 1, [], [(2, 4)], -1), ("1", 1, [], [(0, 2)], -1)]
 
 
-def test_an_acceptance_by_the_head_does_not_let_a_pull_go(rigs, rig):
+def test_a_pull_waits_for_its_push_to_be_applied_not_only_accepted(rigs, rig):
     rig = rig(ssp(1))
     out = rigs.as_bytes(0, 0, 0, 0)
     rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
@@ -71,7 +71,7 @@ def test_an_acceptance_by_the_head_does_not_let_a_pull_go(rigs, rig):
     assert asked(rig) == []
 
 
-def test_without_rounds_or_clocks_the_head_answers_at_once(rigs, rig):
+def test_an_asynchronous_push_and_pull_go_to_the_head_together(rigs, rig):
     rig = rig(asp())
     out = rigs.as_bytes(0, 0, 0, 0)
     rig.ask(1, Exchange((push(rigs),), pulls=(PullOp("w", KeyRange(0, ROWS), out),)))
@@ -81,7 +81,7 @@ def test_without_rounds_or_clocks_the_head_answers_at_once(rigs, rig):
     ]
 
 
-def test_what_was_not_done_goes_to_who_is_next_under_the_same_number(rigs, rig):
+def test_after_a_heads_death_its_push_goes_to_the_next_replica_under_the_same_seq(rigs, rig):
     rig = rig(asp())
     rig.ask(1, Exchange((push(rigs),)))
     rig.answer(1, 0, "applied")
@@ -93,7 +93,7 @@ def test_what_was_not_done_goes_to_who_is_next_under_the_same_number(rigs, rig):
     assert rig.resolved()[1].error is None
 
 
-def test_an_answer_of_the_view_before_is_to_what_was_cut_otherwise(rigs, rig):
+def test_a_reply_of_the_previous_view_does_not_resolve_a_rerouted_push(rigs, rig):
     rig = rig(asp())
     rig.ask(1, Exchange((push(rigs),)))
     rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
@@ -105,7 +105,7 @@ def test_an_answer_of_the_view_before_is_to_what_was_cut_otherwise(rigs, rig):
     assert rig.resolved()[1].error is None
 
 
-def test_pushes_that_the_dead_had_accepted_go_again_and_then_the_clock(rigs, rig):
+def test_accepted_pushes_are_resent_after_a_death_before_their_clock(rigs, rig):
     rig = rig(bsp())
     rig.ask(1, Exchange((push(rigs),), advance=True))
     for server in (0, 1):
@@ -119,7 +119,7 @@ def test_pushes_that_the_dead_had_accepted_go_again_and_then_the_clock(rigs, rig
     assert [each.follows for each in rig.sent(Request)] == [(), (), (0,)]
 
 
-def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull_now(rigs):
+def test_a_push_and_its_pull_are_split_when_another_replica_becomes_the_tail(rigs):
     """One server had the rows; then it heads a chain, and the pull is the tail's."""
     rig = rigs.WorkerRig(rigs.table(ssp(1), fragment_rows=ROWS), servers=2)
     out = rigs.as_bytes(0, 0, 0, 0)
@@ -136,7 +136,7 @@ def test_push_and_pull_that_travelled_together_part_where_others_answer_the_pull
     assert [(to, pulls) for to, _, _, pulls, _ in asked(rig) if pulls] == [("1", [(0, ROWS)])]
 
 
-def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
+def test_a_timed_out_push_is_resent_to_the_next_replica_from_its_copy(rigs, rig):
     """Its caller may write to its buffer by then."""
     rig = rig(bsp())
     values = rigs.as_bytes(1, 2, 3, 4)
@@ -151,7 +151,7 @@ def test_a_push_that_was_given_up_is_kept_for_the_next_server(rigs, rig):
     assert sorted(memoryview(b"".join(map(bytes, sent.buffers))).cast("q")) == [1, 2, 3, 4]
 
 
-def test_nobody_waits_for_a_server_that_had_no_rows(rigs):
+def test_an_advance_does_not_wait_for_a_dead_server_without_rows(rigs):
     """All servers hear of clocks, and one that is gone would keep them for ever."""
     rig = rigs.WorkerRig(rigs.table(bsp(), rows=2), servers=3, replicas=2)
     assert [placement.chain for placement in rig.view.placements[0]] == [(0, 1)]
@@ -166,7 +166,7 @@ def test_nobody_waits_for_a_server_that_had_no_rows(rigs):
     assert rig.resolved()[1].error is None
 
 
-def test_what_moves_and_what_has_replicas(rigs):
+def test_moved_and_chained_tell_changed_chains_and_replicated_tables(rigs):
     one = rigs.view_of(servers=2, tables=(rigs.table(),))
     two = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(),))
     assert (chained(one), chained(two)) == (False, True)
@@ -175,7 +175,7 @@ def test_what_moves_and_what_has_replicas(rigs):
     assert not moved(two, more)
 
 
-def test_a_view_of_the_same_servers_sends_nothing_again(rigs, rig):
+def test_a_view_with_the_same_chains_resends_nothing(rigs, rig):
     rig = rig(asp())
     rig.ask(1, Exchange((push(rigs),)))
     rig.receive(SCHEDULER, NewView(replace(rig.view, number=2)))

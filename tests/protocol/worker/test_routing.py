@@ -1,14 +1,17 @@
 """Cutting exchanges along the servers' rows, against a dictionary of single rows."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange
+from shoal.keys import SLOTS, KeyRange, slot_of
+from shoal.protocol.messages import SAME
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.worker import routing
 from shoal.protocol.worker.routing import PLANS_KEPT, Router
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def parts(server_parts, what="pushes"):
     ]
 
 
-def test_a_range_is_cut_where_the_servers_meet(router, rigs):
+def test_a_push_of_a_range_is_cut_at_the_shards_edges(router, rigs):
     push = PushOp("w", KeyRange(1, 5), rigs.as_bytes(1, 2, 3, 4))
     plan, server_parts = router.cut((push,), (), everybody=False)
     assert parts(server_parts) == [("0", 1, 2, -1), ("1", 2, 4, -1), ("2", 4, 5, -1)]
@@ -36,7 +39,7 @@ def test_a_range_is_cut_where_the_servers_meet(router, rigs):
     assert plan.pushed == (0,)
 
 
-def test_servers_that_hold_none_of_the_rows_are_asked_only_where_everybody_is(router, rigs):
+def test_servers_without_the_rows_are_asked_only_if_everybody_is(router, rigs):
     push = PushOp("w", KeyRange(2, 4), rigs.as_bytes(1, 2))
     assert [s.server for s in router.cut((push,), (), False)[1]] == ["server-1"]
     server_parts = router.cut((push,), (), True)[1]
@@ -44,7 +47,7 @@ def test_servers_that_hold_none_of_the_rows_are_asked_only_where_everybody_is(ro
     assert parts(server_parts) == [("1", 2, 4, -1)]
 
 
-def test_keys_go_to_those_that_hold_them_and_the_range_to_all_that_it_names(router, rigs):
+def test_a_push_of_keys_sends_its_keys_to_their_heads_and_its_range_to_all(router, rigs):
     """Rows that are named and not carried take part in the clock."""
     push = PushOp("w", KeyRange(0, 6), rigs.as_bytes(10, 40, 50), rigs.ints(1, 4, 5))
     server_parts = router.cut((push,), (), False)[1]
@@ -54,7 +57,7 @@ def test_keys_go_to_those_that_hold_them_and_the_range_to_all_that_it_names(rout
     ]
 
 
-def test_a_pull_of_keys_asks_nobody_in_vain(router, rigs):
+def test_a_pull_of_keys_asks_only_servers_that_have_some(router, rigs):
     out = rigs.as_bytes(0, 0)
     pull = PullOp("w", KeyRange(0, 6), out, rigs.ints(1, 4))
     server_parts = router.cut((), (pull,), False)[1]
@@ -64,7 +67,7 @@ def test_a_pull_of_keys_asks_nobody_in_vain(router, rigs):
     assert out == rigs.as_bytes(1, 4)
 
 
-def test_a_range_is_pulled_into_its_places(router, rigs):
+def test_a_pull_of_a_range_writes_each_shards_rows_in_place(router, rigs):
     out = rigs.as_bytes(0, 0, 0)
     server_parts = router.cut((), (PullOp("w", KeyRange(1, 4), out),), False)[1]
     for number, share in enumerate(server_parts):
@@ -74,7 +77,7 @@ def test_a_range_is_pulled_into_its_places(router, rigs):
 
 
 @given(st.data())
-def test_every_key_arrives_where_it_lives_with_its_value(rigs, data):
+def test_every_key_goes_to_its_shard_with_its_value(rigs, data):
     rows, servers = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     spec = rigs.table(rows=rows, fragment_rows=data.draw(st.integers(1, 4)))
     router = Router(rigs.view_of(servers=servers, tables=(spec,)))
@@ -104,7 +107,9 @@ def test_every_key_arrives_where_it_lives_with_its_value(rigs, data):
         (None, 1, {"assign": True}, True),
     ],
 )
-def test_what_may_ride_in_one_message(rigs, rule, servers, ask, answer):
+def test_push_advance_and_pull_share_a_request_if_consistency_allows(
+    rigs, rule, servers, ask, answer
+):
     router = Router(rigs.view_of(servers=servers, tables=(rigs.table(rule),)))
     pulls = (PullOp("w", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0)),) if ask.pop("pulls", 0) else ()
     push = PushOp("w", KeyRange(0, 4), rigs.as_bytes(1, 2, 3, 4))
@@ -119,18 +124,18 @@ def test_what_may_ride_in_one_message(rigs, rule, servers, ask, answer):
         ({"rows": KeyRange(0, 1)}, "1 rows of 8 bytes need 8 bytes, not 16"),
     ],
 )
-def test_mistakes_are_named(router, rigs, change, words):
+def test_an_invalid_push_is_refused_by_name(router, rigs, change, words):
     asked = {"table": "w", "rows": KeyRange(0, 2), "values": rigs.as_bytes(1, 2), **change}
     with pytest.raises(InvalidValue, match=words):
         router.cut((PushOp(**asked),), (), False)
 
 
-def test_nobody_pulls_into_a_read_only_buffer(router):
+def test_a_pull_into_a_read_only_buffer_is_refused(router):
     with pytest.raises(InvalidValue, match="read-only"):
         router.cut((), (PullOp("w", KeyRange(0, 1), memoryview(bytes(8))),), False)
 
 
-def test_plans_are_kept_and_bounded(router, rigs):
+def test_routing_plans_are_cached_up_to_a_bound(router, rigs):
     def cut(stop):
         return router.cut((), (PullOp("w", KeyRange(0, stop), rigs.as_bytes(*range(stop))),), False)
 
@@ -140,3 +145,86 @@ def test_plans_are_kept_and_bounded(router, rigs):
             router._plans[(start, table)] = None
     cut(4)
     assert len(router._plans) == 1
+
+
+def test_a_push_to_another_groups_synchronous_table_is_refused(rigs):
+    tables = (rigs.table(bsp()), rigs.table(asp(), name="shared"))
+    view = rigs.view_of(servers=1, tables=tables)
+    router, rows = Router(view, "eval"), KeyRange(0, 4)
+    with pytest.raises(InvalidValue, match="table 'w' is bsp and goes by the clocks of the first"):
+        router.sub_requests(Exchange((PushOp("w", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+    assert router.sub_requests(Exchange((PushOp("shared", rows, rigs.as_bytes(1, 1, 1, 1)),)))
+    out = memoryview(bytearray(32))
+    assert router.sub_requests(Exchange(pulls=(PullOp("w", rows, out),)))
+    assert Router(view).sub_requests(Exchange(pulls=(PullOp("/w", rows, out),)))  # as others say it
+
+
+# ---------------------------------------------------------------------------- sparse tables
+
+ALL = KeyRange(0, SLOTS)
+
+
+def sparse_table(consistency=None):
+    rule = consistency or asp()
+    return TableSpec("e", kind="sparse", access=Access("sum"), merge="sum", consistency=rule).cut(1)
+
+
+def ordered(*keys):
+    return np.array(sorted(keys, key=slot_of), np.uint64).data
+
+
+def values(*numbers):
+    return np.array(numbers, np.float32).view(np.uint8).data
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_sparse_key_goes_to_the_server_of_its_slot(rigs, servers):
+    router = Router(rigs.view_of(servers=servers, tables=(sparse_table(),)))
+    keys = ordered(*range(100))
+    push = PushOp("e", ALL, values(*keys), keys)
+    seen = []
+    for at, share in enumerate(router.cut((push,), (), False)[1]):
+        [part], held = share.pushes, rigs.held_by(router.view, at)
+        sent = np.frombuffer(share.buffers[0], np.uint64)
+        assert (part.start, part.stop, part.keys) == (held.start, held.stop, len(sent))
+        assert all(slot_of(int(key)) in held for key in sent)
+        assert np.frombuffer(share.buffers[1], np.float32).tolist() == sent.tolist()
+        seen += sent.tolist()
+    assert sorted(seen) == list(range(100))
+
+
+def test_keys_both_pushed_and_pulled_travel_once(rigs):
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
+    keys, out = ordered(*range(50)), values(*[0] * 50)
+    push, pull = PushOp("e", ALL, values(*range(50)), keys), PullOp("e", ALL, out, keys)
+    for share in router.cut((push,), (pull,), False)[1]:
+        assert [part.keys for part in share.pulls] == [SAME]
+        assert len(share.buffers) == 2
+        again = share.without_push()  # its rows were lost, the push was not
+        assert [part.keys for part in again.pulls] == [share.pushes[0].keys]
+        assert again.buffers == share.buffers[:1]
+        assert not again.pushes
+        assert again.nbytes == share.nbytes  # the credit that it took
+
+
+@pytest.mark.parametrize("why", ["other memory", "two pushes", "another leg"])
+def test_keys_travel_again_unless_push_and_pull_share_them(rigs, why):
+    rule = bsp() if why == "another leg" else asp()
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(rule),)))
+    keys = ordered(1, 2, 3)
+    push = PushOp("e", ALL, values(1, 2, 3), keys)
+    pushes = (push, push) if why == "two pushes" else (push,)
+    pulled = ordered(1, 2, 3) if why == "other memory" else keys
+    pull = PullOp("e", ALL, values(0, 0, 0), pulled)
+    for sub_request in router.sub_requests(Exchange(pushes, True, (pull,))):
+        for share in sub_request.server_parts:
+            assert all(part.keys >= 0 for part in share.pulls)
+
+
+@pytest.mark.parametrize("keys", [None, "many"])
+def test_a_sparse_pull_without_keys_or_with_too_many_is_refused(rigs, keys, monkeypatch):
+    monkeypatch.setattr(routing, "KEYS_MAX", 2)
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
+    chosen = None if keys is None else ordered(1, 2, 3)
+    with pytest.raises(InvalidValue, match="sparse"):
+        router.cut((), (PullOp("e", ALL, values(0, 0, 0), chosen),), False)

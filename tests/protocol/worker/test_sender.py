@@ -9,7 +9,7 @@ from shoal.protocol.requests import (
 )
 
 
-def test_an_unanswered_request_is_asked_about_and_ever_less_often(rigs, push):
+def test_an_unanswered_request_is_probed_with_exponential_backoff(rigs, push):
     worker = rigs.WorkerRig(rigs.table(), probe_s=0.5, probe_max_s=2.0, sync_timeout_s=99)
     worker.ask(1, Exchange(push))
     times = []
@@ -22,14 +22,14 @@ def test_an_unanswered_request_is_asked_about_and_ever_less_often(rigs, push):
     assert times == [0.5, 1.5, 3.5, 5.5, 7.5]
 
 
-def test_a_lost_request_is_sent_again_under_its_id(worker, push):
+def test_a_missing_request_is_resent_under_its_seq(worker, push):
     (first,) = worker.ask(1, Exchange(push))
     worker.answer(0, 0, "missing")
     assert worker.sent(Request) == [first]
     assert b"".join(worker.sends(Request)[0].buffers) == push[0].values
 
 
-def test_lost_rows_are_asked_for_again_without_the_push(worker, push, rigs):
+def test_an_applied_reply_without_rows_resends_the_pull_without_the_push(worker, push, rigs):
     keyed = PullOp("w", KeyRange(0, 4), rigs.as_bytes(0), rigs.ints(2))
     worker.ask(1, Exchange(push, pulls=(keyed,)))
     worker.answer(0, 0, "applied")
@@ -40,7 +40,7 @@ def test_lost_rows_are_asked_for_again_without_the_push(worker, push, rigs):
     assert worker.resolved()[1].error is None
 
 
-def test_a_server_with_an_older_view_is_asked_again_soon(worker, push):
+def test_a_stale_reply_is_probed_again_soon(worker, push):
     worker.ask(1, Exchange(push))
     worker.answer(0, 0, "stale", view=(1, 0))
     worker.now = 0.01
@@ -48,7 +48,7 @@ def test_a_server_with_an_older_view_is_asked_again_soon(worker, push):
     assert len(worker.sent(Probe)) == 1
 
 
-def test_a_stale_answer_says_nothing_of_what_its_request_follows(worker, push, rigs):
+def test_a_stale_reply_does_not_probe_the_requests_that_are_followed(worker, push, rigs):
     """That has been answered likewise, or will be: it is asked about at its own time."""
     pull = (PullOp("w", KeyRange(0, 4), rigs.as_bytes(0, 0, 0, 0)),)
     worker.ask(1, Exchange(push))
@@ -61,7 +61,7 @@ def test_a_stale_answer_says_nothing_of_what_its_request_follows(worker, push, r
     assert [each.seq for each in worker.sent(Probe)] == [0, 1]
 
 
-def test_a_broken_connection_is_asked_about_soon(worker, push):
+def test_a_broken_connections_requests_are_probed_soon(worker, push):
     worker.ask(1, Exchange(push))
     worker.handle(PeerLost("server-0"))
     worker.now = 0.01
@@ -69,14 +69,14 @@ def test_a_broken_connection_is_asked_about_soon(worker, push):
     assert len(worker.sent(Probe)) == 1
 
 
-def test_a_nudge_makes_a_worker_ask_about_everything(synchronous, push):
+def test_a_nudge_probes_all_requests(synchronous, push):
     synchronous.ask(1, Exchange(push))
     synchronous.answer(0, 0, "accepted")
     synchronous.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
     assert [send.to for send in synchronous.sends(Probe)] == ["server-0", "server-1"]
 
 
-def test_resends_and_probes_carry_the_new_view(worker, push, rigs):
+def test_resends_and_probes_carry_the_present_view(worker, push, rigs):
     worker.ask(1, Exchange(push))
     worker.receive(SCHEDULER, NewView(rigs.view_of(2, tables=worker.view.tables)))
     assert [each.view for each in worker.sent(Probe)] == [(1, 2)]

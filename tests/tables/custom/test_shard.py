@@ -39,7 +39,7 @@ lists = st.dictionaries(
 
 
 @given(lists, st.integers(-(1 << 63), (1 << 63) - 1))
-def test_a_call_is_read_as_it_was_written(rows, cmd):
+def test_a_call_decodes_to_what_was_encoded(rows, cmd):
     keys = sorted(rows)
     pairs = Pairs.of(np.array(keys, np.uint64), [np.array(rows[k]) for k in keys], "float32")
     values = pairs.values.view(np.uint8).data
@@ -59,7 +59,7 @@ def test_a_call_is_read_as_it_was_written(rows, cmd):
 
 
 @given(lists, st.randoms())
-def test_chosen_pairs(rows, random):
+def test_chosen_pairs_are_those_at_the_given_positions(rows, random):
     keys = sorted(rows)
     pairs = Pairs.of(np.array(keys, np.uint64), [np.array(rows[k]) for k in keys], "float32")
     which = np.array(sorted(random.sample(range(len(keys)), len(keys) // 2)), np.int64)
@@ -69,7 +69,7 @@ def test_chosen_pairs(rows, random):
 
 
 @given(st.data())
-def test_whatever_comes_is_a_call_or_refused(data):
+def test_mutated_calls_are_refused_or_answered(data):
     words = call(1, "push", [3, 8], [1, 2, 3], [2, 1]).words()
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(words) - 1))
@@ -84,7 +84,7 @@ def test_whatever_comes_is_a_call_or_refused(data):
         assert not shard.handler.rows
 
 
-def test_lists():
+def test_the_lists_handler_adds_replaces_and_pulls_values():
     shard = CustomShard(SPEC, EVERYTHING)
     asked(shard, 1, "push", [3, 8], [1, 2, 5], [2, 1])
     asked(shard, 2, "push", [3], [10, 20])
@@ -99,7 +99,7 @@ def test_lists():
         asked(shard, 8, "request")
 
 
-def test_a_call_is_done_once_however_often_it_comes():
+def test_a_repeated_call_is_applied_once():
     shard = CustomShard(SPEC, EVERYTHING)
     for _ in range(3):
         asked(shard, 1, "push", [3], [1])
@@ -112,7 +112,7 @@ def test_a_call_is_done_once_however_often_it_comes():
     assert len(shard._answered[1].answers) == 2
 
 
-def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
+def test_a_failed_call_is_not_repeated_and_departed_workers_are_forgotten():
     calls = []
 
     class Failing:
@@ -154,7 +154,7 @@ class Picky:
         return body[::-1] if head else "text"
 
 
-def test_a_handler_of_ones_own_and_what_it_does_wrong():
+def test_a_users_handler_is_called_and_its_errors_are_named():
     handler("picky", Picky)
     spec = TableSpec("own", kind="custom", access=Access("picky", {"least": 3}))
     checked(spec)
@@ -174,7 +174,7 @@ def test_a_handler_of_ones_own_and_what_it_does_wrong():
     assert shard.state()["keys"].numel() == 0  # it does not save
 
 
-def test_what_is_refused():
+def test_an_impossible_custom_table_is_refused():
     with pytest.raises(UnknownName, match=r"unknown handler 'list'.*did you mean 'lists'"):
         made(TableSpec("t", kind="custom", access=Access("list")))
     with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be made: TypeError.*size"):
@@ -186,7 +186,7 @@ def test_what_is_refused():
     assert "handler" in shard.stage(EVERYTHING, 3).problem()
 
 
-def test_what_is_left_is_taken_over_by_others():
+def test_a_saved_custom_shard_is_restored_on_other_servers():
     shard = CustomShard(SPEC, EVERYTHING)
     keys = list(range(100))
     asked(shard, 1, "push", keys, range(200))
@@ -201,7 +201,7 @@ def test_what_is_left_is_taken_over_by_others():
     assert HEAD == 7
 
 
-def test_another_server_learns_rows_answers_and_errors():
+def test_a_snapshot_carries_rows_answers_and_errors_to_a_replica():
     one, other = CustomShard(SPEC, EVERYTHING), CustomShard(SPEC, EVERYTHING)
     asked(one, 1, "push", [3, 9], [1.0, 2.0])
     with pytest.raises(AccessFailed) as failed:
@@ -256,7 +256,7 @@ def synced_version(one):
     return other
 
 
-def test_a_server_learns_what_is_saved_whatever_its_dtype_and_keys():
+def test_a_snapshot_carries_saved_pairs_of_any_dtype_and_key():
     handler("doubles", Doubles)
     slots = KeyRange(slot_of(9), slot_of(9) + 1)
     one = CustomShard(TableSpec("d", kind="custom", access=Access("doubles")), slots)
@@ -277,14 +277,14 @@ class Wrong(Doubles):
         return self.rows
 
 
-def test_what_a_handler_saves_is_pairs():
+def test_a_handler_that_saves_no_pairs_is_refused():
     handler("wrong", Wrong)
     shard = CustomShard(TableSpec("d", kind="custom", access=Access("wrong")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'wrong' failed in save: AttributeError"):
         shard.snapshot(0, 10)
 
 
-def test_a_handler_that_cannot_save_is_named():
+def test_a_handler_that_fails_to_save_is_named():
     handler("broken", Broken)
     shard = CustomShard(TableSpec("d", kind="custom", access=Access("broken")), EVERYTHING)
     with pytest.raises(AccessFailed, match="'broken' failed in save: OSError: the disk"):
@@ -300,7 +300,7 @@ class Alone(Doubles):
     replicated = False
 
 
-def test_whether_a_handler_can_be_on_several_servers_is_found_out():
+def test_a_handler_without_save_or_replication_is_not_marked_as_saving():
     assert checked(SPEC).saves
     for name, factory in (("forgetful", Forgetful), ("alone", Alone)):
         handler(name, factory)

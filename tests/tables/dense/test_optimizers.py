@@ -150,11 +150,11 @@ def test_equals_torch(optimizer_class, options, dtype):
     ],
     ids=show,
 )
-def test_defaults_are_torchs(optimizer_class, name):
+def test_defaults_equal_torchs(optimizer_class, name):
     assert make(access_of(optimizer_class, {})).settings == make(Access(name)).settings
 
 
-def test_defaults_of_sgd_are_torchs_but_for_the_rate():
+def test_defaults_of_sgd_equal_torchs_except_the_rate():
     theirs = make(access_of(torch.optim.SGD, {"lr": 0.01})).settings
     assert make(Access("sgd")).settings == theirs
 
@@ -253,7 +253,7 @@ def test_decoupled_decay_does_not_pass_through_the_moments():
 
 
 @pytest.mark.parametrize("name", GRADIENT_METHODS)
-def test_the_schedule_gives_the_rate_of_each_step(name):
+def test_a_schedule_gives_the_rate_of_each_step(name):
     scheduled = Access(
         name, {"lr": 0.1, "schedule": "step", "schedule_every": 2, "schedule_warmup": 3}
     )
@@ -267,7 +267,7 @@ def test_the_schedule_gives_the_rate_of_each_step(name):
     torch.testing.assert_close(by_table(scheduled, grads), rows, rtol=1e-12, atol=1e-12)
 
 
-def test_the_rate_that_a_worker_sends_beats_the_schedule():
+def test_a_pushs_rate_overrides_the_schedule():
     """A worker under a torch.optim.lr_scheduler sends its present rate."""
     grads = gradients(torch.float64)
     parameter = torch.nn.Parameter(torch.ones_like(grads[0]))
@@ -286,7 +286,7 @@ def test_the_rate_that_a_worker_sends_beats_the_schedule():
     torch.testing.assert_close(rows, parameter.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_rate_of_zero_is_a_rate():
+def test_a_pushs_rate_of_zero_changes_nothing():
     rows = torch.ones(2)
     make(Access("sgd", {"lr": 1.0})).apply(rows, {}, torch.ones(2), step=0, lr=0.0)
     assert rows.tolist() == [1.0, 1.0]
@@ -295,7 +295,7 @@ def test_a_rate_of_zero_is_a_rate():
 # --- blocks and scratch ----------------------------------------------------------------------
 
 
-def test_strided_rows_larger_than_a_block():
+def test_strided_rows_larger_than_a_block_are_updated():
     method = make(Access("adam"))
     side = BLOCK // 512
     rows = torch.ones(side, 1024)[:, ::2].t()  # 512 x side = BLOCK
@@ -309,7 +309,7 @@ def test_strided_rows_larger_than_a_block():
     assert torch.equal(rows, dense)
 
 
-def test_threads_may_share_a_method():
+def test_threads_may_share_a_methods_instance():
     """Scratch belongs to the thread: four of them at once, and each gets what one alone gets."""
     method = make(Access("adam", {"amsgrad": True, "weight_decay": 0.1}))
     grads = gradients(torch.float32, (SMALL, 8), steps=20)
@@ -334,12 +334,12 @@ def test_threads_may_share_a_method():
 
 
 @pytest.mark.parametrize(("name", "option"), [("sgd", "beta1"), ("adam", "alpha")])
-def test_unknown_option(name, option):
+def test_an_unknown_option_is_refused(name, option):
     with pytest.raises(UnknownName, match=f"unknown option of {name} '{option}' .known: "):
         make(Access(name, {option: 0.5}))
 
 
-def test_options_of_the_schedule_are_checked():
+def test_the_schedules_options_are_checked():
     with pytest.raises(UnknownName, match="unknown option of schedule 'step' 'schedule_decay'"):
         make(Access("sgd", {"schedule": "step", "schedule_every": 2, "schedule_decay": 0.5}))
 
@@ -365,26 +365,26 @@ def test_options_of_the_schedule_are_checked():
         ("adam", "eps", -1e-8, "0 <= value"),
     ],
 )
-def test_out_of_range_names_method_option_value_and_range(name, option, value, allowed):
+def test_an_option_out_of_range_is_refused_with_its_range(name, option, value, allowed):
     with pytest.raises(InvalidValue, match=f"{name}: {option}={value!r} .*; allowed: {allowed}$"):
         make(Access(name, {option: value}))
 
 
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "dampening": 0.1}])
-def test_nesterov_needs_momentum_without_dampening(extra):
+def test_nesterov_without_momentum_or_with_dampening_is_refused(extra):
     with pytest.raises(InvalidValue, match="nesterov=True needs momentum > 0 and dampening = 0"):
         make(Access("sgd", {"nesterov": True, **extra}))
 
 
 @pytest.mark.parametrize("name", GRADIENT_METHODS)
-def test_gradients_of_integers_are_not_supported(name):
+def test_integer_dtypes_are_not_supported(name):
     method = make(Access(name))
     assert all(method.supports(dtype) for dtype in ("bfloat16", "float32", "float64"))
     assert not any(method.supports(dtype) for dtype in ("int32", "int64", "uint8", "complex64"))
 
 
 @pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name != "sgd"])
-def test_squares_of_gradients_do_not_fit_a_float16(name):
+def test_methods_with_squared_gradients_do_not_support_float16(name):
     """Why it is refused: torch's own Adam is lost at its first step, as the second half shows."""
     assert not access_methods[name].supports("float16")
     assert access_methods["sgd"].supports("float16")
@@ -408,13 +408,13 @@ def test_squares_of_gradients_do_not_fit_a_float16(name):
         ("adam", {"amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
     ],
 )
-def test_slots_are_those_that_the_options_need(name, options, slots):
+def test_a_methods_slots_depend_on_its_options(name, options, slots):
     method = make(Access(name, options))
     assert method.slots() == slots
     assert all(method.initial(slot) == 0.0 for slot in slots)
 
 
-def test_adagrads_slot_starts_where_its_option_says():
+def test_adagrads_slot_begins_at_its_initial_accumulator_value():
     assert make(Access("adagrad", {"initial_accumulator_value": 0.5})).initial("sum") == 0.5
 
 

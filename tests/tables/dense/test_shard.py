@@ -258,7 +258,7 @@ def test_a_whole_push_reaches_every_fragment():
     assert shard.versions == [1, 1, 1]
 
 
-def test_a_push_of_a_part_starts_and_ends_inside_fragments():
+def test_a_push_may_begin_and_end_inside_fragments():
     shard = DenseShard(table(), KeyRange(4, 10))
     values = [[k, -k] for k in range(5, 9)]
     shard.apply(stage(shard, Push(KeyRange(5, 9), None, values)), None)
@@ -268,7 +268,7 @@ def test_a_push_of_a_part_starts_and_ends_inside_fragments():
 
 
 @pytest.mark.parametrize("how", ["apply", "write", "merge"])
-def test_a_push_counts_where_it_names_not_where_it_carries(how):
+def test_a_push_counts_in_every_fragment_of_its_range(how):
     """Row 5 alone is carried, fragments 0 to 2 are named; a reader of any must see the clock."""
     shard = DenseShard(table(14), KeyRange(0, 14))
     send(shard, how, some(KeyRange(0, 10), [5], 7.0))
@@ -279,14 +279,14 @@ def test_a_push_counts_where_it_names_not_where_it_carries(how):
 
 @pytest.mark.parametrize("how", ["apply", "write", "merge"])
 @pytest.mark.parametrize("at", [0, 3, 4, 10])
-def test_a_push_that_names_nothing_counts_nowhere(how, at):
+def test_a_push_of_an_empty_range_counts_nowhere(how, at):
     shard = DenseShard(table(), KeyRange(0, 10))
     send(shard, how, Push(KeyRange(at, at), None, []))
     assert shard.versions == [0, 0, 0]
     assert column(shard) == [1.0] * 10
 
 
-def test_a_push_without_keys_counts_and_changes_nothing():
+def test_a_push_of_no_keys_counts_and_changes_no_row():
     shard = DenseShard(table(), KeyRange(0, 10))
     shard.apply(stage(shard, some(KeyRange(0, 10), [], 7.0)), None)
     shard.merge([(1.0, None, stage(shard, some(KeyRange(0, 4), [], 7.0)))])
@@ -294,7 +294,7 @@ def test_a_push_without_keys_counts_and_changes_nothing():
     assert column(shard) == [1.0] * 10
 
 
-def test_a_merge_is_one_update():
+def test_a_merged_round_is_one_update():
     shard = DenseShard(table(), KeyRange(0, 10))
     pushed = [one(KeyRange(0, 10), value) for value in (1.0, 2.0, 4.0)]
     shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
@@ -302,7 +302,7 @@ def test_a_merge_is_one_update():
     assert shard.versions == [1, 1, 1]
 
 
-def test_a_mean_weighs_its_pushes():
+def test_a_mean_is_weighted_by_the_pushes_weights():
     """(1 x 8 + 3 x 4) / (1 + 3) = 5."""
     shard = DenseShard(table(merge="mean"), KeyRange(0, 10))
     pushed = [one(KeyRange(0, 10), 8.0, weight=1.0), one(KeyRange(0, 10), 4.0, weight=3.0)]
@@ -310,7 +310,7 @@ def test_a_mean_weighs_its_pushes():
     assert column(shard) == [6.0] * 10
 
 
-def test_a_row_that_is_named_and_not_carried_counts_as_zero():
+def test_a_row_in_the_range_without_a_value_counts_as_zero():
     shard = DenseShard(table(4, merge="mean"), KeyRange(0, 4))
     pushed = [some(KeyRange(0, 4), [1, 2], 8.0), some(KeyRange(0, 4), [2, 3], 4.0)]
     shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
@@ -326,7 +326,7 @@ def test_the_divisor_of_a_row_does_not_depend_on_its_fragment(fragment_rows):
     assert column(shard) == [9.0, 9.0, 7.0, 5.0, 5.0, 5.0, 1.0, 1.0]
 
 
-def test_a_fragment_counts_a_round_once_however_it_is_named():
+def test_a_fragment_counts_a_round_once():
     shard = DenseShard(table(8, 8), KeyRange(0, 8))
     pushed = [one(KeyRange(0, 3), 1.0), one(KeyRange(2, 5), 1.0), some(KeyRange(6, 8), [7], 1.0)]
     shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
@@ -334,7 +334,7 @@ def test_a_fragment_counts_a_round_once_however_it_is_named():
     assert shard.versions == [1]
 
 
-def test_whole_and_keyed_pushes_mix():
+def test_a_round_may_mix_whole_and_keyed_pushes():
     shard = DenseShard(table(), KeyRange(0, 10))
     pushed = [one(KeyRange(0, 10), 1.0), some(KeyRange(0, 10), [0, 9], 10.0)]
     shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
@@ -342,7 +342,7 @@ def test_whole_and_keyed_pushes_mix():
 
 
 @pytest.mark.parametrize("keys", [None, list(range(10))])
-def test_a_workers_rate_beats_the_tables(keys):
+def test_a_pushs_rate_overrides_the_tables(keys):
     shard = DenseShard(table(access=Access("sgd", {"lr": 99.0})), KeyRange(0, 10))
     push = Push(KeyRange(0, 10), keys, [[2.0] * WIDTH] * 10)
     shard.apply(stage(shard, push), 0.5)
@@ -351,7 +351,7 @@ def test_a_workers_rate_beats_the_tables(keys):
 
 
 @pytest.mark.parametrize("how", ["apply", "merge"])
-def test_adam_moves_the_rows_that_are_carried_and_no_other(how):
+def test_a_keyed_adam_push_moves_only_its_rows(how):
     """A row with a moment keeps moving under dense Adam; a sparse push leaves it where it is."""
     shard = DenseShard(table(access=Access("adam", {"lr": 0.5})), KeyRange(0, 10))
     shard.apply(stage(shard, one(KeyRange(0, 10), 1.0)), None)
@@ -365,7 +365,7 @@ def test_adam_moves_the_rows_that_are_carried_and_no_other(how):
     assert shard.rows[2].tolist() == pytest.approx([0.0, 0.0], abs=1e-5)
 
 
-def test_a_write_leaves_the_optimizers_state():
+def test_a_write_keeps_the_optimizers_state():
     shard = DenseShard(table(access=Access("adam", {"lr": 0.5})), KeyRange(0, 10))
     shard.apply(stage(shard, one(KeyRange(0, 10), 1.0)), None)
     moments = {name: slot.clone() for name, slot in shard.slots.items()}
@@ -376,14 +376,14 @@ def test_a_write_leaves_the_optimizers_state():
     assert shard.versions == [3, 3, 3]
 
 
-def test_slots_start_where_the_method_says():
+def test_slots_begin_at_the_methods_initial_value():
     access = Access("adagrad", {"initial_accumulator_value": 0.5})
     shard = DenseShard(table(access=access, dtype="bfloat16"), KeyRange(0, 10))
     assert (shard.slots["sum"].dtype, shard.slots["sum"].shape) == (torch.bfloat16, (10, WIDTH))
     assert (shard.slots["sum"] == 0.5).all()
 
 
-def test_a_server_without_fragments():
+def test_a_shard_without_rows_takes_empty_requests():
     """More servers than fragments: it holds [0:0), and every operation on that is nothing."""
     shard = DenseShard(table(), KeyRange(0, 0))
     shard.apply(stage(shard, Push(KeyRange(0, 0), None, [])), None)
@@ -392,7 +392,7 @@ def test_a_server_without_fragments():
 
 
 @pytest.mark.parametrize("row_shape", [(), (1,), (2, 3)])
-def test_rows_of_any_shape_are_flat(row_shape):
+def test_rows_of_any_shape_are_stored_flat(row_shape):
     shard = DenseShard(table(row_shape=row_shape, dtype="int32"), KeyRange(4, 10))
     width = shard.spec.width
     values = [[10 * k + c for c in range(width)] for k in range(5, 7)]
@@ -404,7 +404,7 @@ def test_rows_of_any_shape_are_flat(row_shape):
 # --- reads -----------------------------------------------------------------------------------
 
 
-def test_read_is_live_and_read_keys_is_a_copy():
+def test_read_returns_live_rows_and_read_keys_a_copy():
     shard = DenseShard(table(), KeyRange(4, 10))
     live = shard.read(KeyRange(5, 7))
     copied = shard.read_keys(staged_keys(shard, KeyRange(4, 10), [5, 6]))
@@ -414,7 +414,7 @@ def test_read_is_live_and_read_keys_is_a_copy():
     assert decoded(shard, copied) == [[1.0, 1.0]] * 2
 
 
-def test_read_of_no_rows():
+def test_a_read_of_no_rows_is_empty():
     shard = DenseShard(table(), KeyRange(4, 10))
     assert shard.read(KeyRange(7, 7)).nbytes == 0
     assert shard.read_keys(staged_keys(shard, KeyRange(4, 10), [])).nbytes == 0
@@ -437,7 +437,7 @@ def test_read_of_no_rows():
         ([4, 5, 5], "keys are not strictly increasing"),
     ],
 )
-def test_problem(keys, problem):
+def test_a_staged_push_with_bad_keys_says_its_problem(keys, problem):
     shard = DenseShard(table(), KeyRange(0, 10))
     for staged in (
         shard.stage(KeyRange(4, 8), len(keys)),
@@ -447,13 +447,13 @@ def test_problem(keys, problem):
         assert staged.problem() == problem
 
 
-def test_a_whole_push_has_no_problem():
+def test_a_staged_push_of_a_range_has_no_problem():
     shard = DenseShard(table(), KeyRange(0, 10))
     assert shard.stage(KeyRange(4, 8), -1).problem() == ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_views_are_as_long_as_what_comes_in(dtype):
+def test_staged_views_are_as_long_as_the_payload(dtype):
     """Odd counts too: values follow the keys where their dtype may be read from."""
     shard = DenseShard(table(dtype=dtype, row_shape=(3,)), KeyRange(0, 10))
     size = 3 * shard.dtype.itemsize
@@ -465,7 +465,7 @@ def test_views_are_as_long_as_what_comes_in(dtype):
     assert keyed.values.data_ptr() % 16 == 0
 
 
-def test_nothing_changes_before_a_push_is_whole():
+def test_a_push_that_is_not_complete_changes_no_row():
     """DESIGN section 4, rule 1: a sender that dies half-way changes nothing."""
     shard = DenseShard(table(), KeyRange(0, 10))
     stage(shard, one(KeyRange(0, 10), 7.0))
@@ -474,7 +474,7 @@ def test_nothing_changes_before_a_push_is_whole():
 
 
 @pytest.mark.parametrize("how", ["apply", "write", "merge", "release"])
-def test_staging_memory_is_used_again(how):
+def test_staging_memory_is_reused(how):
     shard = DenseShard(table(), KeyRange(0, 10))
 
     def run(push: Push) -> int:
@@ -484,7 +484,7 @@ def test_staging_memory_is_used_again(how):
     assert run(some(KeyRange(0, 10), [1, 2, 3], 1.0)) == run(some(KeyRange(0, 10), [4, 5, 6], 1.0))
 
 
-def test_pushes_under_way_do_not_share_memory():
+def test_staged_pushes_do_not_share_memory():
     shard = DenseShard(table(), KeyRange(0, 10))
     pushed = [one(KeyRange(0, 10), float(value)) for value in range(5)]
     for _ in range(2):  # the second time, from the pool
@@ -492,7 +492,7 @@ def test_pushes_under_way_do_not_share_memory():
     assert column(shard) == [21.0] * 10
 
 
-def test_pushes_of_many_sizes_do_not_gather_memory():
+def test_pushes_of_many_sizes_do_not_accumulate_memory():
     """A thousand key counts, one after the other: a few buffers, each at most twice too large."""
     shard = DenseShard(table(1000, 100), KeyRange(0, 1000))
     for count in range(1, 1000):
@@ -501,7 +501,7 @@ def test_pushes_of_many_sizes_do_not_gather_memory():
     assert sum(kept) <= 4 * 1000 * (8 + 4 * WIDTH)
 
 
-def test_a_burst_of_pushes_does_not_stay():
+def test_memory_of_a_burst_of_pushes_is_freed():
     shard = DenseShard(table(), KeyRange(0, 10))
     pushed = [one(KeyRange(0, 10), 1.0)] * 50
     shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
@@ -520,7 +520,7 @@ def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
         DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
 
 
-def test_a_write_is_no_step_of_the_optimizer():
+def test_a_write_does_not_count_as_an_update():
     """Initial values are written before the first update; Adam's bias correction starts at 1."""
     spec = TableSpec("w", 4, access=Access("adam", {"lr": 0.1}), fragment_rows=4)
     written, fresh = DenseShard(spec, KeyRange(0, 4)), DenseShard(spec, KeyRange(0, 4))

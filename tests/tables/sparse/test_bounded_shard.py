@@ -36,7 +36,7 @@ def pull(shard, keys):
 
 
 @POLICIES
-def test_a_row_that_was_evicted_begins_anew(evict):
+def test_an_evicted_row_begins_again_at_its_initial_value(evict):
     init = Init("uniform", seed=2)
     shard = shard_of(Access("adagrad", {"lr": 1.0}), init, max_rows=100, evict=evict)
     fresh = shard_of(init=init)
@@ -53,7 +53,7 @@ def test_a_row_that_was_evicted_begins_anew(evict):
     assert shard.records.nbytes == memory
 
 
-def test_a_request_larger_than_the_table_is_answered():
+def test_a_request_for_more_keys_than_max_rows_is_answered():
     """In parts: every row is right when it is read, if not kept."""
     init = Init("normal", 0, 1, 3)
     shard, fresh = shard_of(init=init, max_rows=10), shard_of(init=init)
@@ -65,7 +65,7 @@ def test_a_request_larger_than_the_table_is_answered():
 
 
 @POLICIES
-def test_what_is_only_read_takes_nobodys_place(evict):
+def test_a_pull_evicts_no_row(evict):
     init = Init("uniform", seed=4)
     shard, fresh = shard_of(init=init, max_rows=8, evict=evict), shard_of(init=init)
     push(shard, [1, 2], np.ones((2, WIDTH)))
@@ -77,7 +77,7 @@ def test_what_is_only_read_takes_nobodys_place(evict):
     assert shard.state()["uses"].tolist() == uses
 
 
-def test_keys_that_are_pulled_after_a_push_are_where_they_are_by_then():
+def test_a_pull_after_an_eviction_reads_the_keys_at_their_new_places():
     shard = shard_of(max_rows=4)
     load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
     load.kept = True
@@ -87,7 +87,7 @@ def test_keys_that_are_pulled_after_a_push_are_where_they_are_by_then():
     assert not np.frombuffer(shard.read_keys(load), np.float32).any()
 
 
-def test_servers_share_the_bound():
+def test_max_rows_is_divided_among_the_servers():
     spec = TableSpec("e", kind="sparse", max_rows=1000).cut(4)
     shard = open_shard(spec, KeyRange(0, SLOTS // 4))
     keys = [key for key in range(20_000) if slot_of(key) < SLOTS // 4]
@@ -152,7 +152,7 @@ def content(shard):
 
 @POLICIES
 @pytest.mark.parametrize("seed", range(4))
-def test_copies_have_the_same_rows_whoever_made_room(evict, seed):
+def test_replicas_evict_the_same_rows_as_their_head(evict, seed):
     chain = Chain(3, seed, evict=evict)
     chain.happen(40)
     assert chain.copies[0].evicted > 100
@@ -164,7 +164,7 @@ def test_copies_have_the_same_rows_whoever_made_room(evict, seed):
 
 @POLICIES
 @pytest.mark.parametrize("seed", range(8))
-def test_a_learner_has_the_same_rows_whatever_makes_room_meanwhile(evict, seed):
+def test_a_syncing_replica_has_the_same_rows_under_evictions(evict, seed):
     chain = Chain(2, seed, evict=evict)
     chain.happen(seed * 2)
     learner = chain.copy(7)
@@ -185,7 +185,7 @@ def test_a_learner_has_the_same_rows_whatever_makes_room_meanwhile(evict, seed):
 
 
 @POLICIES
-def test_copies_that_are_cut_are_cut_alike(evict):
+def test_replicas_split_alike(evict):
     chain = Chain(2, 1, evict=evict)
     chain.happen(30)
     first, second = (copy.split(split_evenly(SLOTS, 3)) for copy in chain.copies)
@@ -198,7 +198,7 @@ def test_copies_that_are_cut_are_cut_alike(evict):
 
 
 @POLICIES
-def test_what_is_restored_remembers_its_uses(evict):
+def test_a_restored_shard_keeps_the_rows_use_counts(evict):
     chain = Chain(1, 3, evict=evict)
     chain.happen(30)
     saved, again = chain.copies[0], chain.copy(5)

@@ -17,7 +17,7 @@ def array(keys):
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @settings(deadline=None)
 @given(data=st.data())
-def test_a_bounded_index_is_a_dictionary_that_forgets(policy, data):
+def test_a_bounded_index_equals_a_dictionary_that_evicts(policy, data):
     """Whoever has a place has it alone; who was asked for in a request is there after it."""
     most = data.draw(st.integers(1, 12))
     index, here, evicted = BoundedIndex(most, policy), {}, 0
@@ -62,14 +62,14 @@ def survivors(policy):
     return (kept < 400).sum(), ((kept >= 400) & (kept < 800)).sum()
 
 
-def test_who_is_used_stays_and_who_was_used_goes():
+def test_keys_in_use_stay_and_keys_used_long_ago_are_evicted():
     always, once = survivors("lru")
     assert always == 400
     assert once < 60
     assert survivors("lfu")[0] == 400
 
 
-def test_lfu_keeps_what_is_used_often_through_a_scan():
+def test_lfu_keeps_frequent_keys_through_a_scan():
     """Where lru would lose it to keys that come once."""
     kept = {}
     for policy in ("lru", "lfu"):
@@ -83,7 +83,7 @@ def test_lfu_keeps_what_is_used_often_through_a_scan():
     assert kept["lfu"] > 1.3 * kept["lru"]
 
 
-def test_lfu_forgets_what_was_used_often_once():
+def test_lfu_evicts_keys_that_were_frequent_long_ago():
     index = BoundedIndex(1000, "lfu")
     for _ in range(10):
         keys = np.arange(500, dtype=np.uint64)
@@ -94,7 +94,7 @@ def test_lfu_forgets_what_was_used_often_once():
     assert (index.keys < 500).sum() < 50
 
 
-def test_the_same_requests_evict_the_same_keys():
+def test_equal_requests_evict_equal_keys():
     kept = []
     for _ in range(2):
         index, random = BoundedIndex(100, "lru"), np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_the_same_requests_evict_the_same_keys():
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_a_copy_that_is_told_places_has_the_same_keys_there(policy):
+def test_a_replica_that_is_told_the_places_has_the_same_keys(policy):
     """Whatever it would have drawn itself: it has another past."""
     index, copy, random = (
         BoundedIndex(100, policy),
@@ -130,7 +130,7 @@ def test_a_copy_that_is_told_places_has_the_same_keys_there(policy):
     [([5], [4]), ([5, 6], [3, 5]), ([1], [1]), ([5], [1 << 40]), ([5, 6, 7], [3, 4, 5])],
     ids=["beyond the rows", "a gap", "it is elsewhere", "far out", "beyond the bound"],
 )
-def test_places_that_cannot_be_are_refused(keys, places):
+def test_impossible_places_are_refused_and_change_nothing(keys, places):
     index = BoundedIndex(5, "lru")
     index.find_or_add(array([1]), np.empty(1, np.uint64))
     index.find_or_add(array([2, 3]), np.empty(2, np.uint64))

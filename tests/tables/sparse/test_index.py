@@ -35,7 +35,7 @@ class Dumb:
 
 
 @given(st.lists(KEYS, max_size=8))
-def test_it_is_a_dictionary_that_counts(batches):
+def test_a_key_index_equals_a_dictionary_of_places(batches):
     index, dumb = KeyIndex(), Dumb()
     for keys in batches:
         created = np.empty(len(keys), np.uint64)
@@ -50,7 +50,7 @@ def test_it_is_a_dictionary_that_counts(batches):
 
 
 @pytest.mark.parametrize("batch", [1, 100, 10_000])
-def test_growth_moves_a_few_pairs_a_call(batch, monkeypatch):
+def test_growing_moves_a_bounded_number_of_pairs_per_call(batch, monkeypatch):
     """No call moves more than its share of the table, and nothing is lost."""
     moved = []
 
@@ -76,7 +76,7 @@ def test_growth_moves_a_few_pairs_a_call(batch, monkeypatch):
     assert 0.45 < 16 * len(index) / index.nbytes <= 0.65
 
 
-def test_no_memory_for_more_keys_leaves_the_index_as_it_was(monkeypatch):
+def test_growing_without_memory_leaves_the_index_unchanged(monkeypatch):
     index, keys = KeyIndex(), np.arange(20_000, dtype=np.uint64)
     created = np.empty(len(keys), np.uint64)
     index.find_or_add(keys[:10_000], created)
@@ -96,7 +96,7 @@ def test_no_memory_for_more_keys_leaves_the_index_as_it_was(monkeypatch):
     assert index.find_or_add(keys, created)[0].tolist() == list(range(20_000))
 
 
-def test_a_batch_larger_than_the_table_finds_room():
+def test_a_batch_larger_than_the_index_is_added():
     keys = np.arange(1_000_000, dtype=np.uint64)
     index = KeyIndex()
     _, added = index.find_or_add(keys, np.empty(len(keys), np.uint64))
@@ -105,12 +105,12 @@ def test_a_batch_larger_than_the_table_finds_room():
 
 
 @given(KEYS)
-def test_the_compiled_hash_is_the_hash(keys):
+def test_the_compiled_hash_equals_the_plain_hash(keys):
     assert [int(mixed(np.uint64(key))) for key in keys] == [hash_of(key) for key in keys]
     assert all(0 <= slot_of(key) < SLOTS for key in keys)
 
 
-def test_slots_are_about_equally_full():
+def test_hash_slots_are_evenly_filled():
     """10 % at 64 fragments of 64 slots is what placement promises (for a million keys in a row)."""
     keys = np.arange(1_000_000, dtype=np.uint64)
     slots = np.array([slot_of(int(key)) for key in keys[:100_000]])
@@ -120,19 +120,19 @@ def test_slots_are_about_equally_full():
 
 
 @given(KEYS)
-def test_distinct_keys(keys):
+def test_distinct_lists_keys_in_order_of_appearance(keys):
     chosen, numbers = distinct(array(keys))
     assert chosen.tolist() == list(dict.fromkeys(keys))
     assert chosen[numbers].tolist() == keys
 
 
 @given(KEYS)
-def test_by_slot_is_a_stable_sort(keys):
+def test_by_slot_sorts_stably(keys):
     expected = sorted(range(len(keys)), key=lambda number: slot_of(keys[number]))
     assert by_slot(array(keys)).tolist() == expected
 
 
 @given(KEYS, st.integers(0, SLOTS), st.integers(0, SLOTS))
-def test_the_first_key_outside(keys, start, stop):
+def test_outside_finds_the_first_key_outside_the_slots(keys, start, stop):
     expected = [i for i, key in enumerate(keys) if not start <= slot_of(key) < stop]
     assert outside(array(keys), start, stop) == (expected[0] if expected else -1)

@@ -79,13 +79,13 @@ def test_new_rows_are_a_function_of_seed_key_and_column(kind, dtype):
         assert not np.array_equal(pull(shard_of(init=Init(kind, -0.5, 2.0, 8)), range(5)), rows[:5])
 
 
-def test_rows_of_keys_that_differ_in_their_upper_bits_differ():
+def test_keys_that_differ_only_in_upper_bits_have_different_rows():
     shard = shard_of(init=Init("normal"), width=64)
     keys = [field << 56 | 5 for field in range(16)]
     assert len(np.unique(pull(shard, keys))) == 16 * 64
 
 
-def test_any_64_bits_are_a_key():
+def test_any_64_bit_number_is_a_key():
     shard = shard_of(init=Init("uniform", seed=1))
     keys = [0, BIG, 1 << 63, 12345678901234567890]
     first = pull(shard, keys)
@@ -95,7 +95,7 @@ def test_any_64_bits_are_a_key():
     assert len(np.unique(first)) == 12
 
 
-def test_a_push_creates_rows_as_a_pull_does():
+def test_a_push_creates_the_same_row_as_a_pull():
     init = Init("normal", 0.0, 1.0, seed=3)
     pushed, pulled = shard_of(init=init), shard_of(init=init)
     pull(pulled, [5, 6])
@@ -104,7 +104,7 @@ def test_a_push_creates_rows_as_a_pull_does():
     np.testing.assert_array_equal(pull(pushed, [5, 6, 7]), pull(pulled, [5, 6, 7]))
 
 
-def test_rows_outlive_growth():
+def test_rows_keep_their_values_while_the_shard_grows():
     """Records move while they grow; a million rows of pushes against plain arithmetic."""
     shard, random = shard_of(width=2), np.random.default_rng(0)
     total = np.zeros((200_000, 2), np.float32)
@@ -116,14 +116,14 @@ def test_rows_outlive_growth():
     np.testing.assert_array_equal(pull(shard, np.arange(len(total)) * 977), total)
 
 
-def test_no_keys_are_no_rows():
+def test_a_request_without_keys_creates_no_rows():
     shard = shard_of()
     push(shard, [], np.empty((0, WIDTH)))
     assert pull(shard, []).shape[0] == 0
     assert len(shard) == 0
 
 
-def test_writes_pass_the_method_by():
+def test_a_write_does_not_step_the_optimizer():
     shard = shard_of(Access("adagrad", {"lr": 1.0}))
     push(shard, [1], np.ones((1, WIDTH)))
     shard.write(staged(shard, [1, 2], np.array([[1, 2, 3], [4, 5, 6]])))
@@ -132,7 +132,7 @@ def test_writes_pass_the_method_by():
     np.testing.assert_allclose(pull(shard, [1])[0], np.array([1, 2, 3]) - 2**-0.5, rtol=1e-6)
 
 
-def test_keys_of_another_server_are_refused_and_named():
+def test_a_key_of_another_shard_is_refused_by_name():
     spec = table().cut(2)
     shard = SparseShard(spec, KeyRange(0, SLOTS // 2))
     keys = np.array([key for key in range(100) if slot_of(key) < SLOTS // 2], np.uint64)
@@ -163,7 +163,7 @@ HALVED = {"schedule": "exponential", "schedule_gamma": 0.5}
     [*((name, {}) for name in GRADIENTS), *((n, HALVED) for n in ("sgd", "adagrad", "adam"))],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_method_computes_what_the_dense_one_does(name, dtype, schedule):
+def test_a_sparse_method_equals_the_dense_one(name, dtype, schedule):
     """Where every push carries every row; and each row has its own past where it does not."""
     access, random = Access(name, {**GRADIENTS[name], **schedule}), np.random.default_rng(0)
     shard = shard_of(access, Init("uniform", seed=1), dtype=dtype)
@@ -216,7 +216,7 @@ def test_ftrl_is_the_papers_algorithm_1():
     assert 0 < zeros < 200  # L1 makes exact zeros
 
 
-def test_ftrl_stands_still_where_its_rate_is_zero():
+def test_ftrl_changes_nothing_at_a_rate_of_zero():
     schedule = {"schedule": "polynomial", "schedule_total": 2}
     shard = shard_of(Access("ftrl", {"lr": 0.1, **schedule}))
     for _ in range(4):
@@ -227,7 +227,7 @@ def test_ftrl_stands_still_where_its_rate_is_zero():
 
 
 @pytest.mark.parametrize("full", ["records", "index"])
-def test_a_growth_that_fails_changes_nothing(full, monkeypatch):
+def test_a_pull_without_memory_to_grow_changes_nothing(full, monkeypatch):
     shard = shard_of(Access("sum"))
     push(shard, range(100), np.ones((100, WIDTH)))
 
@@ -244,7 +244,7 @@ def test_a_growth_that_fails_changes_nothing(full, monkeypatch):
     assert not pull(shard, range(1_000_000, 1_100_000)).any()
 
 
-def test_staging_memory_is_not_given_back_twice():
+def test_staging_memory_is_released_once():
     shard = shard_of(Access("sum"))
     load = staged(shard, [1], np.ones((1, WIDTH)))
     load.kept = True
@@ -255,7 +255,7 @@ def test_staging_memory_is_not_given_back_twice():
 
 
 @pytest.mark.parametrize("name", [*row_methods])
-def test_equal_pushes_leave_equal_tables(name):
+def test_equal_pushes_leave_equal_rows_whatever_else_a_shard_holds(name):
     """Whatever else a shard has seen: rows do not know where they are."""
     init = Init() if name == "ftrl" else Init("normal", 0, 1, 5)
     one, two = (shard_of(Access(name), init, width=5) for _ in range(2))
@@ -273,7 +273,7 @@ def test_equal_pushes_leave_equal_tables(name):
 
 
 @pytest.mark.parametrize("merge", ["mean", "sum"])
-def test_a_round_is_merged_as_in_a_dense_table(merge):
+def test_a_sparse_round_merges_as_a_dense_one(merge):
     """There a push names all rows; here what it does not carry counts as zero as well."""
     access, random = Access("adagrad", {"lr": 0.5}), np.random.default_rng(0)
     sparse = shard_of(access, merge=merge, dtype="float64")
@@ -295,7 +295,7 @@ def test_a_round_is_merged_as_in_a_dense_table(merge):
     assert sparse.updates == 3
 
 
-def test_a_round_without_pushes_is_no_update():
+def test_a_round_without_pushes_does_not_count():
     shard = shard_of()
     shard.merge([])
     assert shard.updates == 0
@@ -314,7 +314,7 @@ def test_a_round_without_pushes_is_no_update():
         ({"row_shape": (2.0,)}, "whole numbers"),
     ],
 )
-def test_specifications_that_make_no_sense(options, says):
+def test_an_impossible_sparse_table_is_refused(options, says):
     with pytest.raises((InvalidValue, UnknownName), match=says):
         TableSpec("e", **{"kind": "sparse", **options})
 
@@ -330,21 +330,21 @@ def test_specifications_that_make_no_sense(options, says):
         (Access("ftrl"), "float32", InvalidValue, "zeros"),
     ],
 )
-def test_what_no_server_could_open(access, dtype, error, says):
+def test_a_sparse_table_that_no_server_could_open_is_refused(access, dtype, error, says):
     merge = "sum" if "int" in dtype else "mean"
     init = Init("normal") if says == "zeros" else Init()
     with pytest.raises(error, match=says):
         checked(TableSpec("e", 0, (), dtype, init, access, merge=merge, kind="sparse"))
 
 
-def test_slots_are_spread_over_servers():
+def test_hash_slots_are_cut_for_any_number_of_servers():
     for servers in (1, 2, 3, 64):
         spec = TableSpec("e", kind="sparse").cut(servers)
         assert spec.fragments()[-1].stop == SLOTS
         assert len(spec.fragments()) >= min(SLOTS, 4 * servers)
 
 
-def test_keys_that_are_pulled_after_a_push_are_as_they_are_by_then():
+def test_a_waiting_pull_of_pushed_keys_reads_the_latest_rows():
     """The pull may be parked meanwhile, and its own push is not the last."""
     shard = shard_of()
     load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
@@ -362,7 +362,7 @@ def test_keys_that_are_pulled_after_a_push_are_as_they_are_by_then():
     assert rows[0].tolist() == [9, 9, 9]
 
 
-def test_more_keys_than_are_changed_together_are_read_as_they_are():
+def test_a_pull_of_more_keys_than_one_block_reads_the_updated_rows():
     shard, keys = shard_of(), np.arange(3000)
     load = staged(shard, keys, np.ones((3000, WIDTH)))
     load.kept = True
@@ -381,6 +381,6 @@ def test_more_keys_than_are_changed_together_are_read_as_they_are():
         {"evict": "fifo"},
     ],
 )
-def test_bounds_that_make_no_sense(options):
+def test_impossible_max_rows_and_policies_are_refused(options):
     with pytest.raises((InvalidValue, UnknownName)):
         TableSpec("e", **{"kind": "sparse", **options})

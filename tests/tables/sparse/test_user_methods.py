@@ -88,7 +88,7 @@ def pull(table, keys):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_it_computes_what_its_functions_say(dtype):
+def test_a_users_method_computes_what_its_functions_do(dtype):
     table = shard("t.fading", dtype=dtype, options={"decay": 0.5, "lr": 0.2})
     random, row, state = np.random.default_rng(0), np.zeros(WIDTH), np.zeros(WIDTH + 1)
     for _ in range(5):
@@ -100,13 +100,13 @@ def test_it_computes_what_its_functions_say(dtype):
     assert table.records[2 * WIDTH] == 5
 
 
-def test_a_push_may_have_its_own_rate_and_options_their_schedule():
+def test_a_pushs_rate_overrides_a_users_methods_schedule():
     table = shard("t.fading", options={"schedule": "step", "schedule_every": 1})
     table.apply(staged(table, [1], np.ones(WIDTH)), 2.0)
     assert pull(table, [1])[0].tolist() == [-2.0] * WIDTH
 
 
-def test_one_that_raises_leaves_all_rows_as_they_were_repeated_keys_included():
+def test_an_apply_that_raises_leaves_all_rows_unchanged():
     table = shard("t.picky")
     table.apply(staged(table, [1, 2, 3], np.ones((3, WIDTH))), None)
     before, updates = table.records[: 3 * table.stride].copy(), np.ones((5, WIDTH))
@@ -118,7 +118,7 @@ def test_one_that_raises_leaves_all_rows_as_they_were_repeated_keys_included():
     assert pull(table, [2])[0].tolist() == [2.0, 2.0, 0.0]
 
 
-def test_reading_that_raises_is_no_business_of_the_push_before_it():
+def test_a_read_that_raises_does_not_undo_the_push_before_it():
     """Of the same request, too: the push is applied whole, and counts."""
     table = shard("t.shy")
     load = staged(table, [1, 2], [[6.0] * WIDTH, [1.0] * WIDTH])
@@ -141,13 +141,13 @@ def test_a_table_grows_after_its_method_has_raised():
     assert len(table) == 50_000
 
 
-def test_only_what_may_raise_pays_for_it():
+def test_only_a_method_that_may_raise_keeps_a_copy():
     assert _may_raise(row_method_of(spec("t.picky"))._compiled["apply"])
     assert not _may_raise(row_method_of(spec("t.fading"))._compiled["apply"])
 
 
 @pytest.mark.parametrize("more", [{}, {"max_rows": 4}])
-def test_rows_begin_as_init_says_and_where_it_raises_there_are_none(more):
+def test_an_init_that_raises_creates_no_rows(more):
     table = shard("t.by_key", init=Init(seed=10), **more)
     assert pull(table, [7, 8, 7])[:, 0].tolist() == [17.0, 18.0, 17.0]
     with pytest.raises(AccessFailed, match=r"init of .* raised KeyError"):
@@ -157,7 +157,7 @@ def test_rows_begin_as_init_says_and_where_it_raises_there_are_none(more):
     assert pull(table, [9])[0, 0] == 19
 
 
-def test_merge_and_read_are_the_users():
+def test_a_users_merge_and_read_are_used():
     table = shard("t.largest", merge="sum")
     one = staged(table, [1, 2], np.array([[1, 2, 3], [4, 5, 6]]))
     other = staged(table, [2, 3], np.array([[1, 9, 1], [2, 2, 2]]))
@@ -191,13 +191,13 @@ def half(row, state, out):
         ({"apply": plain, "init": plain}, "init of access method 't.bad' raised TypeError"),
     ],
 )
-def test_a_table_with_a_wrong_method_is_refused(functions, words):
+def test_a_wrong_method_is_refused_when_its_table_is_opened(functions, words):
     access_method("t.bad", **functions)
     with pytest.raises(InvalidValue, match=words):
         row_method_of(spec("t.bad"))
 
 
-def test_names_and_options_are_checked():
+def test_a_methods_name_and_options_are_checked():
     with pytest.raises(InvalidValue, match="'adagrad' is built in"):
         access_method("adagrad", plain)
     with pytest.raises(InvalidValue, match="lr comes first"):

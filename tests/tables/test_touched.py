@@ -58,7 +58,7 @@ def other_rows(keys):
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("keys", [[100, 107], [500], [103, 501, 502]], ids=str)
-def test_on_top_of_what_was_written_they_are_all_there_is(shard, change, keys):
+def test_a_base_and_its_changes_make_up_the_whole_state(shard, change, keys):
     before = shard.state(copied=True)
     CHANGES[change](shard, np.array(keys, np.uint64))
     changes = shard.changes()
@@ -67,7 +67,7 @@ def test_on_top_of_what_was_written_they_are_all_there_is(shard, change, keys):
     same(overlaid(before, changes), shard.state())
 
 
-def test_one_after_the_other_also_where_rows_make_room(shard):
+def test_many_changes_in_a_row_make_up_the_whole_state_under_eviction(shard):
     draw = np.random.default_rng(3)
     whole = shard.state(copied=True)
     for step in range(40):
@@ -79,7 +79,7 @@ def test_one_after_the_other_also_where_rows_make_room(shard):
     assert not shard.spec.max_rows or shard.evicted > 20
 
 
-def test_rows_that_were_only_read_need_not_be_written_but_are_not_lost():
+def test_changes_may_leave_out_rows_that_were_only_read():
     shard = opened("sparse")
     shard.apply(staged(shard, np.arange(20, dtype=np.uint64), 1.0), None)
     before = shard.state(copied=True)
@@ -89,7 +89,7 @@ def test_rows_that_were_only_read_need_not_be_written_but_are_not_lost():
     same(overlaid(before, shard.changes()), shard.state())
 
 
-def test_all_is_written_where_nothing_was_or_most_has_changed(shard):
+def test_there_are_no_changes_without_a_base_or_if_most_rows_changed(shard):
     assert shard.changes() is None
     shard.state()
     assert shard.changes() is None  # it was not for keeping
@@ -98,7 +98,7 @@ def test_all_is_written_where_nothing_was_or_most_has_changed(shard):
     assert shard.changes() is None
 
 
-def test_of_dense_and_handled_tables_all_is_written():
+def test_a_dense_table_has_no_changes_and_is_written_whole():
     dense = TableSpec("d", 4, (2,), access=Access("sum"), fragment_rows=2)
     shard = open_shard(dense, KeyRange(0, 4))
     shard.state(copied=True)

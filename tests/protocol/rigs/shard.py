@@ -1,0 +1,73 @@
+"""A shard that a person can follow."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+
+from shoal.keys import KeyRange
+from shoal.tables.spec import TableSpec
+from tests.protocol.rigs.views import as_bytes
+
+
+class FakeStaged:
+    """A push's keys and values, or the keys of a pull."""
+
+    def __init__(self, rows: KeyRange, keys: int, values: int) -> None:
+        self.rows = rows
+        self.keys = array("q", [0] * keys) if keys >= 0 else None
+        self.values = array("q", [0] * values)
+        buffers = [self.values] if self.keys is None else [self.keys, self.values]
+        self.views = [memoryview(each).cast("B") for each in buffers]
+
+    def problem(self) -> str:
+        return "" if self.keys is None or all(k in self.rows for k in self.keys) else "bad keys"
+
+    def updates(self) -> list[tuple[int, int]]:
+        """(key, value) of each row."""
+        keys: Iterable[int] = range(self.rows.start, self.rows.stop)
+        return list(zip(keys if self.keys is None else self.keys, self.values, strict=True))
+
+
+class FakeShard:
+    """Rows of one int64 each, to which pushes are added.
+
+    merged:  the weights of each merge, in the order given
+    kept:    the workers' incarnations that it was last told to keep
+    """
+
+    def __init__(self, spec: TableSpec, held: KeyRange) -> None:
+        self.spec, self.held = spec, held
+        self.rows = array("q", [0] * len(held))
+        self.merged: list[list[float]] = []
+        self.kept: list[int] = []
+
+    def stage(self, rows: KeyRange, keys: int) -> FakeStaged:
+        return FakeStaged(rows, keys, len(rows) if keys < 0 else keys)
+
+    def stage_keys(self, rows: KeyRange, keys: int) -> FakeStaged:
+        return FakeStaged(rows, keys, 0)
+
+    def keep(self, clients: Collection[int]) -> None:
+        self.kept = sorted(clients)
+
+    def apply(self, staged: FakeStaged, lr: float | None) -> None:
+        for key, value in staged.updates():
+            self.rows[key - self.held.start] += value
+
+    def write(self, staged: FakeStaged) -> None:
+        for key, value in staged.updates():
+            self.rows[key - self.held.start] = value
+
+    def merge(self, contributions: Sequence[tuple[float, float | None, FakeStaged]]) -> None:
+        self.merged.append([weight for weight, _, _ in contributions])
+        for _, lr, staged in contributions:
+            self.apply(staged, lr)
+
+    def read(self, rows: KeyRange) -> memoryview:
+        start = rows.start - self.held.start
+        return memoryview(self.rows)[start : start + len(rows)].cast("B")
+
+    def read_keys(self, staged: FakeStaged) -> memoryview:
+        assert staged.keys is not None
+        return as_bytes(*(self.rows[key - self.held.start] for key in staged.keys))

@@ -1,0 +1,71 @@
+"""A ledger of leases for each worker group, which its barriers go with."""
+
+import pytest
+
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Lease, Leased
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_dead_groups_leases_go_to_the_next_of_its_name_in_an_elastic_run_only(rigs, elastic):
+    rig = rigs.SchedulerRig(elastic=elastic)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.guest("guest-0", size=2)
+    rig.guest("guest-1", size=2)
+    rig.promise()
+    one, other = rig.incarnation("guest-0"), rig.incarnation("guest-1")
+    rig.receive("guest-0", Lease(one, 0, 1, 4))
+    rig.receive("guest-0", BarrierArrival(one, "go", 0, ("workers",)))
+    for node in ("guest-0", "guest-1"):
+        rig.machine._lost(node, "killed", rig.now, [])
+    rig.promise(clocks=((one, 0), (other, 0)))
+    rig.guest("guest-2", size=2)
+    rig.guest("guest-3", size=2)
+    rig.promise()
+    anew = rig.incarnation("guest-2")
+    rig.receive("guest-2", BarrierArrival(anew, "go", 0, ("workers",)))
+    assert not rig.sent(BarrierReleased)
+    rig.receive("guest-2", Lease(anew, 0, 1, 4 if elastic else 8))
+    assert rig.told(Leased)["guest-2"].count == (1 if elastic else 2)
+
+
+def test_barriers_of_one_name_are_separate_in_each_group(attached):
+    attached.receive(
+        "guest-0", BarrierArrival(attached.incarnation("guest-0"), "epoch", 0, ("workers",))
+    )
+    assert attached.told(BarrierReleased) == {"guest-0": BarrierReleased("epoch", 0)}
+    attached.receive("worker-0", BarrierArrival(2, "epoch", 0, ("workers",)))
+    assert not attached.sent(BarrierReleased)
+    attached.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
+    assert set(attached.told(BarrierReleased)) == {"worker-0", "worker-1"}
+
+
+def test_a_group_of_a_finished_groups_name_begins_with_new_barriers_and_leases(attached):
+    def life(node):
+        inc = attached.incarnation(node)
+        attached.receive(node, BarrierArrival(inc, "epoch", 0, ("workers",)))
+        assert attached.told(BarrierReleased) == {node: BarrierReleased("epoch", 0)}
+        attached.receive(node, Lease(inc, 0, 1, 4))
+        assert attached.told(Leased)[node] == Leased(0, 0, 0, 2, False)
+        attached.receive(node, Finish(inc))
+        attached.promise()
+
+    life("guest-0")
+    attached.guest("guest-1")
+    attached.promise()
+    attached.receive("worker-0", Lease(2, 0, 1, 4))
+    assert attached.told(Leased)["worker-0"].first == 0  # of its own
+    life("guest-1")
+
+
+def test_a_restarted_scheduler_keeps_the_groups_barriers_and_leases(attached, rigs):
+    inc = attached.incarnation("guest-0")
+    attached.receive("guest-0", Lease(inc, 0, 1, 4))
+    attached.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
+    again = rigs.SchedulerRig(attached.journal)
+    again.at(0.0)
+    again.promise()
+    assert again.view.group("eval")[0].group_size == 1
+    again.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
+    assert again.told(BarrierReleased) == {"guest-0": BarrierReleased("epoch", 0)}
+    again.receive("guest-0", Lease(inc, 2, 1, 4))
+    assert again.told(Leased)["guest-0"] == Leased(2, 0, 2, 1, False)

@@ -1,0 +1,163 @@
+"""Worker groups: how they join, begin, finish and fail, each by itself."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.protocol.machine import PeerLost
+from shoal.protocol.messages import (
+    Abort,
+    BarrierArrival,
+    BarrierReleased,
+    End,
+    Finish,
+    Frozen,
+    GroupProgress,
+    Join,
+    Joined,
+    Lease,
+    Leased,
+    NewView,
+    NotJoined,
+)
+from shoal.protocol.scheduler.membership import next_view
+from shoal.protocol.views import FOREVER, Member
+
+
+def test_a_group_enters_the_view_when_all_its_workers_have_joined(started):
+    started.guest("guest-0", size=2)
+    assert started.told(Joined)["guest-0"].rank == 0
+    assert started.machine._views._proposal is None
+    started.guest("guest-1", size=2)
+    started.promise(clocks=((2, 7), (3, 5)), open_round=5)
+    names = [member.name for member in started.view.workers]
+    assert names == ["worker-0", "worker-1", "eval/worker-0", "eval/worker-1"]
+    assert [member.first_clock for member in started.view.group("eval")] == [0, 0]
+    assert started.view.groups() == {"", "eval"}
+
+
+def test_a_worker_that_dies_before_its_group_begins_is_replaced(started):
+    started.guest("guest-0", size=2)
+    started.handle(PeerLost("guest-0"))
+    alive_at = started.now + 1.9
+    started.alive(alive_at)
+    started.machine.members.detector.cut_off("guest-0", started.now - 5)
+    started.at(started.now + 0.2)
+    started.guest("guest-1", size=2)
+    assert started.machine._views._proposal is None
+    started.guest("guest-2", size=2)
+    started.promise()
+    assert [member.rank for member in started.view.group("eval")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (Join("x", "worker", "", "", group="eval", group_size=1), "group 'eval' has 1 workers and"),
+        (Join("x", "worker", "", "", group="eval", group_size=2), "is of 1 workers, and not of 2"),
+        (Join("x", "worker", "", "", group="a/b", group_size=1), "there can be none"),
+        (Join("x", "worker", "", "", group="more", group_size=0), "there can be none"),
+        (Join("x", "server", "", "", group="more", group_size=1), "there can be none"),
+        (Join("x", "worker", "", ""), "too late: the run has started with all its 2 workers"),
+    ],
+)
+def test_a_join_that_does_not_fit_its_group_is_refused(attached, asked, reason):
+    attached.receive("x", asked)
+    assert reason in attached.told(NotJoined)["x"].reason
+
+
+def test_a_group_that_has_begun_takes_more_workers_only_if_the_run_is_elastic(started, rigs):
+    started.guest("guest-0", size=2)
+    started.guest("guest-1", size=2)
+    started.promise()
+    started.machine.members.remove("guest-1")
+    started.guest("guest-2", size=2)
+    assert "too late: group 'eval' has started" in started.told(NotJoined)["guest-2"].reason
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.guest("guest-0")
+    rig.promise()
+    rig.guest("guest-1")
+    frozen = Frozen(rig.machine._views._proposal.number, (), (GroupProgress("eval", 4, 6),))
+    rig.receive("server-0", frozen)
+    assert [member.first_clock for member in rig.view.workers] == [0, 0, 0, 6]
+
+
+def test_a_finished_group_leaves_the_view_and_the_run_goes_on(attached):
+    for node in ("worker-0", "worker-1"):
+        attached.receive(node, Finish(attached.incarnation(node)))
+    assert not attached.sent(End)
+    attached.promise()
+    assert attached.view.reason == "the first group finished"
+    assert [member.name for member in attached.view.workers] == ["eval/worker-0"]
+    assert list(attached.told(NewView)) == ["server-0", "guest-0"]
+    attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
+    assert attached.told(End)["server-0"] == End()
+
+
+def test_an_aborted_group_ends_alone_unless_it_is_the_first(attached):
+    attached.receive("guest-0", Abort("it broke"))
+    assert attached.told(End) == {"guest-0": End("eval/worker-0: it broke")}
+    attached.promise()
+    assert [member.name for member in attached.view.workers] == ["worker-0", "worker-1"]
+    attached.receive("worker-0", Abort("as well"))
+    assert attached.told(End)["server-0"] == End("worker-0: as well")
+
+
+def test_a_finished_worker_is_forgotten_after_a_while(attached):
+    attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
+    attached.promise()
+    assert "guest-0" in attached.machine.members.by_id  # its answer may be lost
+    attached.alive(61.0)
+    attached.guest("guest-1")
+    attached.promise()
+    assert attached.view.group("eval")[0].rank == 0
+    assert "guest-0" not in attached.machine.members.by_id
+    assert set(attached.machine.ledgers.records()) <= {""}
+    assert not attached.machine.members.finished
+
+
+def test_a_departed_worker_stays_in_the_view_while_rounds_of_its_group_wait(rigs):
+    """A worker that has finished could be in any of them."""
+
+    def departed(waits):
+        gone = Member("gone", "worker", 0, 9, last_clock=FOREVER, group="eval")
+        before = replace(rigs.view_of(servers=1), departed=(gone,))
+        members = {m.id: m for m in (*before.servers, *before.workers)}
+        promise = Frozen((1, 3), (), (GroupProgress("eval", 4, waits=waits),))
+        return next_view((1, 3), members, before, (), [promise], "").departed
+
+    assert len(departed(waits=True)) == 1
+    assert departed(waits=False) == ()
+
+
+def test_a_group_of_an_aborted_groups_name_waits_for_all_its_workers(attached):
+    attached.receive("guest-0", Abort("it broke"))
+    attached.guest("guest-1", size=2)  # no view is without guest-0 yet
+    attached.promise()
+    assert attached.view.groups() == {""}
+    attached.guest("guest-2", size=2)
+    attached.promise()
+    assert len(attached.view.group("eval")) == 2
+
+
+def test_messages_of_a_finished_worker_have_no_effect(attached):
+    inc = attached.incarnation("guest-0")
+    attached.receive("guest-0", Finish(inc))
+    attached.promise()
+    attached.guest("guest-1")
+    attached.promise()
+    attached.receive("guest-0", Abort("late"))
+    attached.receive("guest-0", BarrierArrival(inc, "epoch", 0, ("workers",)))
+    attached.receive("guest-0", Lease(inc, 0, 1, 4))
+    assert not attached.sent(End) + attached.sent(BarrierReleased) + attached.sent(Leased)
+    assert [member.id for member in attached.view.group("eval")] == ["guest-1"]
+
+
+def test_a_run_ends_without_waiting_for_an_incomplete_group(attached):
+    attached.guest("guest-1", size=1000, group="many")
+    for node in ("worker-0", "worker-1", "guest-0"):
+        attached.receive(node, Finish(attached.incarnation(node)))
+        if attached.machine._views._proposal is not None:
+            attached.promise()
+    assert attached.machine.ended
+    assert attached.told(End)["guest-1"] == End()

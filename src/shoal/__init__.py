@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
-    from shoal.node.driver import Future
+    from shoal.node.future import Future
     from shoal.pytorch.flat_parameters import FlatParams
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.table_state import TableState
@@ -37,7 +37,7 @@ _HOME = {
     "Consistency": "shoal.tables.spec",
     "Context": "shoal.client.context",
     "FlatParams": "shoal.pytorch.flat_parameters",
-    "Future": "shoal.node.driver",
+    "Future": "shoal.node.future",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Lease": "shoal.client.leases",

@@ -311,7 +311,7 @@ def test_a_round_without_pushes_is_no_update():
         ({"kind": "dense"}, "at least one row"),
         ({"kind": "sprase"}, "sprase"),
         ({"nonfinite": "ignore"}, "ignore"),
-        ({"row_shape": (2.0,)}, "whole numbers"),
+        ({"row_shape": (2.0,)}, "a tuple of integers"),
     ],
 )
 def test_specifications_that_make_no_sense(options, says):

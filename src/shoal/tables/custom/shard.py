@@ -1,19 +1,20 @@
-"""Custom tables: a handler of the user's, on each server, is what pushes and pulls mean.
+"""Custom tables: a user's handler on each server defines what pushes and pulls mean.
 
     class Handler:
         def push(self, pairs: Pairs, cmd: int) -> None
-        def pull(self, keys, cmd: int) -> list of arrays, one a key, of any lengths
+        def pull(self, keys, cmd: int) -> list of arrays, one per key, of any lengths
         def request(self, head: int, body: bytes) -> bytes
-        def save(self) -> Pairs            all that it has: what a run's end leaves of it
-        def load(self, pairs: Pairs)       ... and another run, or server, begins with
+        def save(self) -> Pairs            its whole state, for checkpoints and migration
+        def load(self, pairs: Pairs)       add a saved state
 
-A handler has those of them that it needs. Each server has one of its own, for the keys whose hash
-slots it holds; each call is done once, however often it is sent. What a handler does before it
-raises stays done: a table cannot put back what it does not know.
+A handler defines the methods that it needs. Each server has its own handler, for the keys in its
+hash slots. Each call is executed once, however often it is sent. If a method raises, its changes up
+to there remain: the table cannot undo them.
 
-One that has `save` and `load` can be on several servers. Then each of them does every call,
-in the same order, before it is answered; what a handler does has to follow from its calls alone.
-One that draws random numbers or reads a clock says `replicated = False`, and stays on one.
+A handler with `save` and `load` can be replicated and migrated. Every replica then executes every
+call in the same order before it is answered, so that a handler has to be a function of its calls
+alone. A handler that draws random numbers or reads a clock sets `replicated = False` and stays on
+one server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged
 
-SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
+SUM, ASSIGN = 0, 1  # values of `cmd` for `Lists`
 
 NO_LENS = np.empty(0, np.int64)
 NOTHING = answer_of(NO_LENS, memoryview(b""))
@@ -42,33 +43,41 @@ handlers: Registry[Callable[..., Any]] = Registry("handler")
 
 
 def handler(name: str, factory: Callable[..., Any]) -> None:
-    """Name a handler for tables of kind "custom".
+    """Register a handler for custom tables (`TableSpec(kind="custom")`).
 
-    factory:  makes one, on each server, with the options of the table's `Access`
+    Call it at the top level of a module that servers import: `shoal run --import MODULE` or
+    `shoal.init(imports=[MODULE])`. The module `shoal.tables.custom.shard` describes the methods of
+    a handler.
 
-    Call it at the top level of a module: servers import that, as `shoal run --import MODULE` and
-    `shoal.init(imports=[MODULE])` say.
+    Args:
+        name: the name for the table's `Access`; a second handler of that name replaces the first.
+        factory: makes a handler on each server, from the options of the table's `Access`.
 
-    >>> class Longest:
-    ...     def __init__(self):
-    ...         self.rows = {}
-    ...     def push(self, pairs, cmd):
-    ...         for key, values in pairs:
-    ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
-    ...     def pull(self, keys, cmd):
-    ...         return [self.rows.get(key, ()) for key in keys.tolist()]
-    >>> from shoal.tables.spec import Access
-    >>> handler("longest", Longest)
-    >>> spec = TableSpec("names", kind="custom", access=Access("longest"))
+    Example:
+        >>> class Longest:
+        ...     def __init__(self):
+        ...         self.rows = {}
+        ...     def push(self, pairs, cmd):
+        ...         for key, values in pairs:
+        ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
+        ...     def pull(self, keys, cmd):
+        ...         return [self.rows.get(key, ()) for key in keys.tolist()]
+        >>> from shoal.tables.spec import Access
+        >>> handler("longest", Longest)
+        >>> spec = TableSpec("names", kind="custom", access=Access("longest"))
+
+    References:
+        Li et al. 2014, section 3.5 (user-defined functions on servers); ps-lite, KVServer request
+        handles.
     """
     handlers.add(name, factory, again=True)
 
 
 class Lists:
-    """The handler `lists`: a list of numbers for each key.
+    """The built-in handler `lists`: a list of numbers for each key.
 
-    push   cmd 0 adds to the list that is there, which is as long; cmd 1 puts another in its place
-    pull   lists as they are; empty ones of keys that nobody has pushed
+    push   cmd 0 adds to the key's list, element by element; cmd 1 replaces the list
+    pull   the keys' lists; empty for unknown keys
     """
 
     def __init__(self) -> None:
@@ -80,7 +89,10 @@ class Lists:
         for key, values in pairs:
             known = self.rows.get(key)
             if cmd == SUM and known is not None and len(known) != len(values):
-                raise ValueError(f"key {key} has {len(known)} values, and {len(values)} came")
+                raise ValueError(
+                    f"key {key} has {len(known)} values and the push has {len(values)}: push as "
+                    "many, or replace them with cmd=1"
+                )
         for key, values in pairs:
             if cmd == SUM and key in self.rows:
                 self.rows[key] += values

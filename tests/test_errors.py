@@ -55,7 +55,7 @@ def test_a_name_that_is_no_error_of_ours(name):
     assert by_name(name) is ShoalError
 
 
-def test_the_story_is_told_below_the_message():
+def test_the_trace_is_shown_below_the_message():
     assert str(ShoalError("it broke")) == "it broke"
     assert str(ShoalError("it broke", iter(["a", "b"]))) == (
         "it broke\n  the last events:\n    a\n    b"

@@ -136,7 +136,7 @@ def test_what_failed_is_not_done_again_and_who_is_gone_is_forgotten():
         asked(shard, 2, "pull", [5])
     shard.keep({2, 3})
     assert not shard._answered
-    with pytest.raises(InvalidValue, match="numpy's, which has no bfloat16"):
+    with pytest.raises(InvalidValue, match="numpy arrays, which have no bfloat16"):
         checked(TableSpec("t", kind="custom", dtype="bfloat16", access=Access("lists")))
 
 

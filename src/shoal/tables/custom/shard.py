@@ -384,7 +384,8 @@ def made(spec: TableSpec) -> Any:
         np.dtype(spec.dtype)
     except TypeError:
         raise InvalidValue(
-            f"table {spec.name!r} is custom: its values are numpy's, which has no {spec.dtype}"
+            f"table {spec.name!r} is custom: its values are numpy arrays, which have no "
+            f"{spec.dtype}; use float32"
         ) from None
     try:
         return factory(**spec.access.options)

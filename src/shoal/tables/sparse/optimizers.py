@@ -279,7 +279,7 @@ class FTRLRows(RowMethod):
     State: z (width), n (width). The table's init has to be zeros.
 
     Keyword Args:
-        lr: η (the paper's α), > 0; 0.1 by default.
+        lr: η (the paper's α), >= 0; 0.1 by default. At 0 nothing changes.
         beta: β, >= 0; 1 by default.
         l1: λ1, >= 0; 0 by default.
         l2: λ2, >= 0; 0 by default.

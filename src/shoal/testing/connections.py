@@ -1,4 +1,4 @@
-"""Two ends of a connection, driven by hand as a node drives them: for the laws of transports."""
+"""Two ends of a connection, driven as a node drives them, for the laws of transports."""
 
 from __future__ import annotations
 

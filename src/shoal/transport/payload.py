@@ -1,4 +1,4 @@
-"""The payload that a connection is receiving: where its next bytes go, and what is whole of it."""
+"""Payload: the payload that a connection is receiving, and where its next bytes go."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _scratch = memoryview(bytearray(SCRATCH_BYTES))
 
 
 class Payload:
-    """At most one is under way.
+    """The payload under way, at most one.
 
-    left:    its bytes that are to come; 0 where none is under way
-    shared:  they come through the peer's ring
-    inlet:   ... which this is
-    put:     bytes that the peer says are in it and have not been taken
+    Attributes:
+        left: bytes that have not arrived; 0 if no payload is under way.
+        shared: whether they come through the peer's ring of shared memory.
+        inlet: the peer's ring.
+        put: bytes in the ring that have not been taken.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -52,7 +53,7 @@ class Payload:
         self._view = self._edge = self._read = 0
 
     def target(self) -> memoryview:
-        """Where the next bytes go; scratch where nobody wants them (any more)."""
+        """Where the next bytes go; scratch memory if the payload is discarded or revoked."""
         sink = self._sink
         if sink is None or sink.revoked:
             return _scratch[: self.left]
@@ -70,7 +71,7 @@ class Payload:
         return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
 
     def wrote(self, count: int, deliver: Deliver) -> None:
-        """So many bytes more are in their place; deliver what is whole."""
+        """Note that `count` more bytes are in place; deliver what is complete."""
         self._read += count
         self.left -= count
         message, sink = self._message, self._sink

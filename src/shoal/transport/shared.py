@@ -1,4 +1,4 @@
-"""Shared memory between two processes of one host: rings that large payloads go through.
+"""Shared memory between two processes of one host: ring buffers for large payloads.
 
 Each side of a connection owns a ring, and the other may read it. The owner copies the next bytes in
 and says over the socket how many (PUT); the reader copies them out, and says so (TAKEN). While one
@@ -20,16 +20,16 @@ from shoal.errors import BadLength, BadSharedMemory
 from shoal.transport.wire import LINE_BYTES
 
 RING_BYTES = 4 << 20
-CHUNK_BYTES = 256 << 10  # what is put before the other side is told, of a payload of 1 MiB
-CHUNK_BYTES_MAX = 1 << 20  # ... of a large one
-TAKEN_BYTES = RING_BYTES // 2  # what is taken before the other side is told
+CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
+CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
+TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def chunk_of(nbytes: int) -> int:
-    """What is put of a payload before the other side is told: the fewer signals, the less overlap.
+    """Bytes per PUT signal for a payload; fewer signals mean less overlap of the two copies.
 
     >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
     [256, 1024, 1024]
@@ -38,7 +38,7 @@ def chunk_of(nbytes: int) -> int:
 
 
 class Outlet:
-    """The ring that this side puts bytes into. `fd` is for the other side, until `passed`."""
+    """The ring that this side writes. `fd` is for the peer, until `passed`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("shoal-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -87,7 +87,7 @@ class Outlet:
 
 
 class Inlet:
-    """The other side's ring. What is in it may change at any time: copy first, look then."""
+    """The peer's ring. Its contents may change at any time: copy before looking."""
 
     def __init__(self, fd: int) -> None:
         """Takes the descriptor over. Raises BadSharedMemory where it is not a sealed ring."""

@@ -1,4 +1,4 @@
-"""Frames over a stream socket: what Unix and TCP connections share.
+"""Frames over a stream socket, for Unix and TCP connections.
 
 Headers and small payloads are read in gulps into one inbox; the rest of a large payload is
 received straight into its sink. Sends leave from the lent buffers with `sendmsg`.
@@ -41,7 +41,7 @@ from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, rea
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
-TURN_BYTES = 4 << 20  # then the other connections have theirs
+TURN_BYTES = 4 << 20  # per call of `receive`, so that other connections get their turn
 HANDSHAKE_BYTES_MAX = 4 << 10
 
 _NOWHERE = memoryview(b"")

@@ -208,7 +208,7 @@ def test_heartbeats_are_seen_and_bring_the_view(cluster):
 
 def test_a_stranger_is_told_to_join_again(cluster):
     cluster.receive("worker-9", Heartbeat(9, 0, (1, 1)))
-    assert "not a member of this run" in cluster.sent(End)[0].error
+    assert "not a member of the run" in cluster.sent(End)[0].error
 
 
 def test_it_is_said_where_replicas_would_die_together(make):

@@ -177,7 +177,7 @@ def test_a_handler_of_ones_own_and_what_it_does_wrong():
 def test_what_is_refused():
     with pytest.raises(UnknownName, match=r"unknown handler 'list'.*did you mean 'lists'"):
         made(TableSpec("t", kind="custom", access=Access("list")))
-    with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be made: TypeError.*size"):
+    with pytest.raises(InvalidValue, match=r"handler 'lists' cannot be created: TypeError.*size"):
         checked(TableSpec("t", kind="custom", access=Access("lists", {"size": 1})))
     for options in ({"row_shape": (3,)}, {"consistency": bsp()}, {"rows": 3}, {"max_rows": 3}):
         with pytest.raises(InvalidValue, match="table 't'"):

@@ -114,8 +114,8 @@ class Lists:
 handlers.add("lists", Lists)
 
 
-class Told(msgspec.Struct, array_like=True):
-    """What a client was answered, by the numbers of its calls, on its way to another server."""
+class AnswersRecord(msgspec.Struct, array_like=True):
+    """The answers of a client's calls by number, for another replica."""
 
     below: int
     answers: dict[int, bytes]
@@ -123,15 +123,15 @@ class Told(msgspec.Struct, array_like=True):
 
 
 class Everything(msgspec.Struct, array_like=True):
-    """What a handler saves, as (dtype, bytes) of `keys`, `values` and `lens`, and what clients were
-    told."""
+    """A custom shard's state: the handler's pairs as (dtype, bytes) of `keys`, `values` and `lens`,
+    and the answers by client."""
 
     saved: tuple[tuple[str, bytes], tuple[str, bytes], tuple[str, bytes]]
-    told: dict[int, Told]
+    answers: dict[int, AnswersRecord]
 
 
 class StagedCall:
-    """A call as it comes in."""
+    """A staged call."""
 
     __slots__ = ("kept", "retained", "views", "words")
 
@@ -145,33 +145,35 @@ class StagedCall:
 
 
 class StagedRows(StagedCall):
-    """A push of rows, which nobody who asked the table's specification sends."""
+    """A push of rows, which is invalid: custom tables take calls."""
 
     def problem(self) -> str:
-        return "its table has a handler, which is called"
+        return "a custom table takes calls of its handler, not rows"
 
 
 class Answered:
-    """What a client was answered: each call is done once, also if it comes when it is settled."""
+    """The answer cache of a client: each call is executed once, even if it arrives again."""
 
     def __init__(self) -> None:
-        self.below = 0  # all of its calls below this number are settled
+        self.below = 0  # the client has the answers of all calls below this number
         self.answers: dict[int, bytes | AccessFailed] = {}
 
     @classmethod
-    def of(cls, told: Told) -> Answered:
-        """As `told` somewhere else."""
+    def of(cls, record: AnswersRecord) -> Answered:
+        """The cache of another replica."""
         found = cls()
-        found.below, found.answers = told.below, {**told.answers}
-        found.answers |= {number: AccessFailed(text) for number, text in told.errors.items()}
+        found.below, found.answers = record.below, {**record.answers}
+        found.answers |= {number: AccessFailed(text) for number, text in record.errors.items()}
         return found
 
-    def told(self) -> Told:
+    def record(self) -> AnswersRecord:
+        """The cache, for another replica."""
         answers = {n: each for n, each in self.answers.items() if isinstance(each, bytes)}
         errors = {n: e.message for n, e in self.answers.items() if isinstance(e, AccessFailed)}
-        return Told(self.below, answers, errors)
+        return AnswersRecord(self.below, answers, errors)
 
     def forget(self, below: int) -> None:
+        """Drop the answers below a number, which the client has."""
         if below > self.below:
             self.below = below
             for number in [each for each in self.answers if each < below]:
@@ -179,7 +181,7 @@ class Answered:
 
 
 class CustomShard:
-    """One server's handler of a table, and what it has answered."""
+    """One server's handler of a table, and its answer cache."""
 
     evicted = 0
 
@@ -201,14 +203,14 @@ class CustomShard:
         return StagedCall(keys)
 
     def read_keys(self, staged: StagedCall) -> memoryview:
-        """Do a call, unless that was done, and answer it."""
+        """Execute a call unless it was executed before, and return its answer."""
         try:
             call = Call.read(staged.words)
         except ValueError as error:
             raise AccessFailed(f"table {self.spec.name!r}: a malformed call: {error}") from None
         answered = self._answered.setdefault(call.client, Answered())
         answered.forget(call.forget_below)
-        if call.number < answered.below:  # a copy that comes late: nobody waits for it
+        if call.number < answered.below:  # a late duplicate, whose answer the client has
             return memoryview(NOTHING)
         answer = answered.answers.get(call.number)
         if answer is None:
@@ -222,7 +224,7 @@ class CustomShard:
         return memoryview(answer)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Forget what all others were answered: they are gone."""
+        """Drop the answers of all other clients, which are gone."""
         for client in [each for each in self._answered if each not in clients]:
             del self._answered[client]
 
@@ -256,7 +258,7 @@ class CustomShard:
             raise ValueError(f"lengths of {call.lens.sum()} and {call.values.nbytes} bytes")
         return Pairs(call.keys, np.frombuffer(call.values, self.spec.dtype), call.lens)
 
-    # ------------------------------------------------------------------ what no call is
+    # ------------------------------------------------------------------ operations on rows
 
     def apply(self, staged: StagedCall, lr: float | None) -> None:
         raise AccessFailed(staged.problem())
@@ -278,20 +280,20 @@ class CustomShard:
     # ------------------------------------------------------------------ other servers
 
     def stage_told(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Nothing is told but calls, which are staged as they come from clients."""
+        """Not used: replicas receive calls as clients send them."""
         raise InvalidValue("a custom table has no rounds")
 
     def part_of(self, staged: StagedCall) -> StagedCall:
         raise InvalidValue("a custom table has no rounds")
 
     def split(self, ranges: Sequence[KeyRange]) -> Sequence[CustomShard]:
-        raise InvalidValue("a custom table's arcs are not cut")
+        raise InvalidValue("a custom table's shards cannot be split")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """All that its handler has, and what was answered: one piece, however large.
+        """The handler's state and the answer cache, in one piece of any size.
 
         Raises:
-            AccessFailed: the handler does not save
+            AccessFailed: the handler failed to save.
         """
         del at, nbytes
         try:
@@ -300,22 +302,22 @@ class CustomShard:
             keys, values, lens = ((each.dtype.str, each.tobytes()) for each in arrays)
         except Exception as error:
             raise self._failed("save", error) from error
-        told = {client: each.told() for client, each in self._answered.items()}
-        data = msgspec.msgpack.encode(Everything((keys, values, lens), told))
+        records = {client: each.record() for client, each in self._answered.items()}
+        data = msgspec.msgpack.encode(Everything((keys, values, lens), records))
         words = np.zeros(1 + -(-len(data) // 8), np.uint64)
         words[0] = len(data)
         words[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         return Snapshot(self.held, len(words), (words.view(np.uint8).data,), 1, True)
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Room for such a piece."""
+        """Staging memory for a snapshot."""
         return StagedCall(keys)
 
     def install(self, staged: StagedCall) -> None:
-        """What another copy of the same arc has sent: a fresh handler takes it over.
+        """Load another replica's snapshot into a fresh handler.
 
         Raises:
-            AccessFailed: the handler does not load it
+            AccessFailed: the handler failed to load it.
         """
         data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
         fresh = made(self.spec)
@@ -325,22 +327,22 @@ class CustomShard:
         except Exception as error:
             raise self._failed("load", error) from error
         self.handler = fresh
-        self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
+        self._answered = {client: Answered.of(each) for client, each in sent.answers.items()}
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        raise InvalidValue("a custom table's copies are not compared")
+        raise InvalidValue("a custom table's replicas cannot be compared")
 
     def digest(self, rows: KeyRange, keys: np.ndarray | None) -> int:
-        raise InvalidValue("a custom table's copies are not compared")
+        raise InvalidValue("a custom table's replicas cannot be compared")
 
     # ------------------------------------------------------------------ disk
 
     def changes(self) -> dict[str, torch.Tensor] | None:
-        """Only its handler knows: it is written whole."""
+        """The changes since the last checkpoint: None, because only the handler knows them."""
         return None
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """`keys` (int64 bits), `values`, `lens`; nothing of a handler that does not save."""
+        """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save."""
         save = getattr(self.handler, "save", None)
         pairs: Pairs = save() if save is not None else Pairs.of(np.empty(0, np.uint64), (), "f4")
         return {
@@ -350,7 +352,7 @@ class CustomShard:
         }
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
-        """Have the handler take over the pairs of another shard that belong here."""
+        """Load the pairs of a checkpointed shard that belong here."""
         del held, same
         from shoal.tables.sparse.distinct import within
 
@@ -365,7 +367,9 @@ class CustomShard:
 def described(spec: TableSpec) -> TableSpec:
     """A table's specification, with whether its handler saves and loads.
 
-    Raises what `made` does.
+    Raises:
+        UnknownName: as `made`.
+        InvalidValue: as `made`.
     """
     one = made(spec)
     saves = all(callable(getattr(one, what, None)) for what in ("save", "load"))
@@ -373,11 +377,11 @@ def described(spec: TableSpec) -> TableSpec:
 
 
 def made(spec: TableSpec) -> Any:
-    """A table's handler.
+    """Create a table's handler.
 
     Raises:
-        UnknownName: there is none of that name
-        InvalidValue: it cannot be made with these options, or numpy has no such dtype
+        UnknownName: there is no handler of that name.
+        InvalidValue: the factory failed with these options, or numpy has no such dtype.
     """
     factory = handlers[spec.access.name]
     try:
@@ -391,6 +395,6 @@ def made(spec: TableSpec) -> Any:
         return factory(**spec.access.options)
     except Exception as error:
         raise InvalidValue(
-            f"table {spec.name!r}: handler {spec.access.name!r} cannot be made: "
+            f"table {spec.name!r}: handler {spec.access.name!r} cannot be created: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -184,7 +184,7 @@ class InprocTransport(Transport):
         with _lock:
             listener = _listeners.get(address)
             if listener is None:
-                raise HandshakeFailed(f"nobody answers at {address} in this process")
+                raise HandshakeFailed(f"no node answers at {address} in this process")
             asked = handshake.challenge(listener.me)
             said = handshake.hello(me, asked)
             verdict = handshake.judge(listener.me, asked, said)

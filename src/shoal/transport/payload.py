@@ -11,7 +11,7 @@ from shoal.transport.shared import Inlet
 from shoal.transport.wire import LINE_BYTES
 
 SCRATCH_BYTES = 64 << 10
-STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
+STRAIGHT_BYTES = 4 << 10  # smaller pieces of a payload are received through the inbox
 
 _scratch = memoryview(bytearray(SCRATCH_BYTES))
 
@@ -94,12 +94,12 @@ class Payload:
     # ------------------------------------------------------------------ through shared memory
 
     def told(self, nbytes: int) -> None:
-        """The peer has put so many bytes into its ring."""
+        """Note that the peer has put bytes into its ring."""
         self._said = self.put = nbytes
 
     def take_put(self, deliver: Deliver) -> None:
-        """Take what the peer has put; go on with it where a machine failed, or Ctrl-C came."""
-        while self.put and self.inlet is not None:  # whom it is delivered to may close this
+        """Take the bytes that the peer has put; resumes after an exception or Ctrl-C."""
+        while self.put and self.inlet is not None:  # a delivery may close this
             if self._lend_put(deliver, self.inlet):
                 continue
             target = self.up_to_line(self.target()[: self.put])
@@ -109,7 +109,7 @@ class Payload:
             self.wrote(target.nbytes, deliver)
 
     def _lend_put(self, deliver: Deliver, inlet: Inlet) -> bool:
-        """Have a whole view seen where it has come, in the ring, if its sink has it so."""
+        """Deliver a whole view from the ring without a copy, if its sink allows that."""
         sink, number = self._sink, self._view
         if sink is None or not sink.lends or sink.revoked or self._read != self._edge:
             return False

@@ -54,13 +54,13 @@ class Outlet:
         self.room = RING_BYTES  # for what is put: the rest is not taken yet
 
     def passed(self) -> None:
-        """The other side has a descriptor of its own; or will never have one."""
+        """Close the descriptor: the peer has its own, or will never have one."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def put(self, data: memoryview, limit: int) -> int:
-        """Copy in what there is room for now, `limit` bytes at most; says how many."""
+        """Copy in as much as fits, `limit` bytes at most; returns the number of bytes."""
         at = self._at
         count = min(data.nbytes, limit, self.room, RING_BYTES - at)
         self._ring[at : at + count] = data[:count]
@@ -75,7 +75,7 @@ class Outlet:
         self.room -= skipped
 
     def taken(self, count: int) -> None:
-        """The other side has copied `count` bytes out."""
+        """Note that the peer has copied `count` bytes out."""
         if count > RING_BYTES - self.room:
             raise BadLength(f"{count} bytes taken where {RING_BYTES - self.room} were there")
         self.room += count
@@ -90,7 +90,11 @@ class Inlet:
     """The peer's ring. Its contents may change at any time: copy before looking."""
 
     def __init__(self, fd: int) -> None:
-        """Takes the descriptor over. Raises BadSharedMemory where it is not a sealed ring."""
+        """Takes over the descriptor.
+
+        Raises:
+            BadSharedMemory: it is not a sealed ring.
+        """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size = os.fstat(fd).st_size
@@ -117,7 +121,7 @@ class Inlet:
         self._at = (at + count) % RING_BYTES
 
     def look(self, count: int) -> memoryview | None:
-        """The next bytes where they are; None where the ring ends within them."""
+        """The next bytes in place; None if the ring wraps around within them."""
         at = self._at
         if at + count > RING_BYTES:
             return None
@@ -131,7 +135,7 @@ class Inlet:
         return skipped
 
     def close(self) -> None:
-        with suppress(BufferError):  # somebody looks at it: it goes with them
+        with suppress(BufferError):  # a view is in use; the memory is freed with it
             self._ring.release()
             self._map.close()
 

@@ -7,8 +7,18 @@ from importlib import import_module
 import pytest
 
 import shoal
+from shoal.client.context import joined
 
 MODULES = ["shoal", *(found.name for found in pkgutil.walk_packages(shoal.__path__, "shoal."))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cluster():
+    """Examples that call `shoal.init()` share the cluster that the first of them has started."""
+    yield
+    context = joined()
+    if context is not None:
+        context.close()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -27,3 +37,13 @@ def test_every_docstring_example_runs(name):
 def test_doctest_modules_are_found():
     assert {"shoal.keys", "shoal.registry", "shoal.tables.access"} <= set(MODULES)
     assert doctest.testmod(import_module("shoal.keys")).attempted >= 4
+
+
+@pytest.mark.parametrize("name", shoal.__all__)
+def test_every_public_name_has_a_docstring_with_an_example(name):
+    public = getattr(shoal, name)
+    docs = public.__doc__ or ""
+    assert docs.split("\n")[0].rstrip().endswith((".", ":")), "one line that says what it does"
+    if name != "nn":
+        assert "Example:\n" in docs
+        assert ">>> " in docs

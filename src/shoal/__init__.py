@@ -1,9 +1,8 @@
-"""Shoal: a PyTorch-native parameter server.
+"""Shoal: distributed training around a parameter server, for PyTorch.
 
-Sharded tables on servers; workers that pull, compute and push; consistency from sequential through
-bounded delay to eventual; and the same cluster in a simulator, from a seed. The public names are
-these, and nothing else; they are loaded when they are first used, so that what needs no torch
-starts without it.
+Servers hold sharded tables; workers pull rows, compute and push updates. Consistency ranges from
+bulk synchronous through bounded staleness to asynchronous. The names in `__all__` are the public
+API. They are imported on first use, so that programs that need no torch start without it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
-    from shoal.node.driver import Future
+    from shoal.node.future import Future
     from shoal.pytorch.flat_parameters import FlatParams
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.table_state import TableState
@@ -37,7 +36,7 @@ _HOME = {
     "Consistency": "shoal.tables.spec",
     "Context": "shoal.client.context",
     "FlatParams": "shoal.pytorch.flat_parameters",
-    "Future": "shoal.node.driver",
+    "Future": "shoal.node.future",
     "Init": "shoal.tables.spec",
     "KeyRange": "shoal.keys",
     "Lease": "shoal.client.leases",

@@ -1,38 +1,39 @@
-"""Every error that Shoal raises, and whose fault each one is.
+"""Every error that Shoal raises, by whose fault it is.
 
     ShoalError
-    ├── UsageError                 your fault: the call, the flag or the file is wrong
+    ├── UsageError                 the caller's fault: a call, an option or a file is wrong
     │   ├── UnknownName            a name that no registry knows
-    │   ├── InvalidValue           a value out of its range, or flags that contradict each other
-    │   │   └── NotFinite          a NaN or an infinity in an update (table and key)
-    │   ├── NotImportable          a factory that another process could not import
-    │   ├── DataMissing            a data set that is nowhere that was looked
-    │   ├── DataCorrupt            a file that is not what it says (file, offset or line)
-    │   ├── AccessFailed           an access method of the user's raised; its table is as it was
+    │   ├── InvalidValue           a value out of its range, or options that contradict each other
+    │   │   └── NotFinite          a NaN or an infinity in an update
+    │   ├── NotImportable          a function that another process cannot import
+    │   ├── DataMissing            a data set that is in none of the searched places
+    │   ├── DataCorrupt            a truncated or malformed file
+    │   ├── AccessFailed           a user's access method or handler raised
     │   ├── WaitsForever           a wait that cannot end, such as a BSP push before `advance`
     │   └── BufferInUse            a borrowed buffer was written to before its acknowledgement
     ├── PeerError                  the cluster's fault
-    │   ├── Refused                a peer said no, with its reason
-    │   │   ├── JoinRefused
-    │   │   │   └── ClusterFull    ... because all have joined, or are taken to be there
+    │   ├── Refused                a peer refused a request, with its reason
+    │   │   ├── JoinRefused        the scheduler refused a node
+    │   │   │   └── ClusterFull    all members of the run have joined already
     │   │   └── RoundClosed        a push for a round that had closed
-    │   ├── RequestTimeout         a request ran out of time: its outcome is unknown
-    │   │   └── SyncTimeout        ... because named members did not arrive
-    │   ├── JoinTimeout            the scheduler did not answer, or members were missing
+    │   ├── RequestTimeout         no answer in time: the outcome is unknown
+    │   │   └── SyncTimeout        members that a request waited for did not arrive
+    │   ├── JoinTimeout            the cluster was not complete in time
     │   ├── Cancelled              the caller withdrew the request
     │   ├── ProcessDied            a process of the run ended before its work did
-    │   ├── RingBroken             the workers changed in the middle of an allreduce
+    │   ├── RingBroken             the workers changed during an allreduce
     │   ├── RunAborted             the scheduler ended the run, with its reason
-    │   │   ├── RangeLost          ... because all servers that had some rows are gone
-    │   │   └── Dropped            ... for this worker: the others waited for it too long
+    │   │   ├── RangeLost          every server with a replica of some rows is gone
+    │   │   └── Dropped            the run goes on without this worker, which was too slow
     │   └── HandshakeFailed        no greeting, or an unfinished one
-    │       └── HandshakeRefused   wrong token, version or job
-    ├── WireError                  bytes that are not ours
+    │       └── HandshakeRefused   wrong token, protocol version or job
+    ├── WireError                  bytes that are no valid frame, or an address that cannot be used
     │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
     │   └── AddressInUse, AddressInvalid
-    └── InvariantBroken            our fault: a machine contradicted itself
+    └── InvariantBroken            Shoal's fault: a state machine contradicted itself
 
-All survive pickling, because they travel from worker processes to the one that started them.
+Messages say the condition, what happened and what to do. All errors survive pickling, because they
+travel from worker processes to the process that started them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,18 @@ from collections.abc import Iterable
 
 
 class ShoalError(Exception):
-    """The base of every error here. Its text says what to do; `trace` holds the last events."""
+    """Base class of all errors.
+
+    Args:
+        message: the condition, what happened and what to do.
+        trace: the last events of the state machine that raised it, oldest first.
+
+    Example:
+        >>> print(ShoalError("server-0 does not answer", ["1.0 server-0: Request"]))
+        server-0 does not answer
+          the last events:
+            1.0 server-0: Request
+    """
 
     def __init__(self, message: str = "", trace: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -61,75 +73,101 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError):
-    """What the caller asked for cannot be done as asked."""
+    """The caller's fault: the request cannot be done as asked. Change the call."""
 
 
 class UnknownName(UsageError):
-    """A name that no registry knows; the text lists the known ones."""
+    """A name that no registry knows. The message lists the known names."""
 
 
 class InvalidValue(UsageError):
-    """A value out of its range, or two that contradict each other."""
+    """A value out of its range, or two that contradict each other. The message names both."""
 
 
 class NotFinite(InvalidValue):
-    """An update holds a NaN or an infinity; the text has the table and the key. None was sent."""
+    """An update holds a NaN or an infinity. Nothing was sent.
+
+    The message names the table and the key. Lower the learning rate, clip the gradient, or declare
+    the table with nonfinite="zero" or "allow".
+    """
 
 
 class NotImportable(UsageError):
-    """A factory (a lambda, a local function) that another process could not import."""
+    """A function (a lambda, a local function) that another process cannot import.
+
+    Define it at the top level of a module or script.
+    """
 
 
 class DataMissing(UsageError):
-    """A data set that is in none of the places that were looked at; the text lists them."""
+    """A data set or run that is in none of the searched places. The message lists them."""
 
 
 class DataCorrupt(UsageError):
-    """A data file that is truncated or malformed; the text has file and offset or line."""
+    """A truncated or malformed file. The message has the file and the offset or line."""
 
 
 class AccessFailed(UsageError):
-    """A function of an access method raised. The rows are as they were before the request."""
+    """A function of a user's access method or handler raised, with its exception's text.
+
+    The rows of a sparse table are as they were before the push. A custom table's handler keeps the
+    changes that it made before it raised.
+    """
 
 
 class WaitsForever(UsageError):
-    """A wait that could never end."""
+    """A wait that can never end. The message says which call is missing before it.
+
+    For instance a BSP push is acknowledged when its round closes, after this worker's `advance`.
+    """
 
 
 class BufferInUse(UsageError):
-    """A buffer that a push has borrowed was written to before the acknowledgement."""
+    """A buffer was written to between a push and its acknowledgement.
+
+    Wait for the push's future first, or push a copy. Only `ClientOptions(debug=True)` detects it.
+    """
 
 
 class PeerError(ShoalError):
-    """Another member of the cluster, or the way to it, failed."""
+    """The cluster's fault: another member, or the connection to it, failed."""
 
 
 class Refused(PeerError):
-    """A peer answered no; the text is its reason."""
+    """A peer refused a request. The message is its reason; the request was not applied."""
 
 
 class JoinRefused(Refused):
-    """The scheduler refused this node."""
+    """The scheduler refused this node. The message is its reason."""
 
 
 class ClusterFull(JoinRefused):
-    """All have joined that this run is to have; one of them may be dead, and not taken for it."""
+    """All members of the run have joined already.
+
+    One of them may be dead and not detected yet: try again after the failure timeout.
+    """
 
 
 class RoundClosed(Refused):
-    """A push arrived for a round that had already closed, and was not counted."""
+    """A push arrived after its round had closed. It was not counted."""
 
 
 class RequestTimeout(PeerError):
-    """A request ran out of time. Whether it was applied is unknown."""
+    """No answer to a request in time. Whether it was applied is unknown.
+
+    The message says what the request waited for; `shoal why` says it for the whole cluster.
+    """
 
 
 class SyncTimeout(RequestTimeout):
-    """A request waited for members that did not arrive in time; the text names them."""
+    """A request waited for members that did not arrive in time. The message names them.
+
+    Whether a push was applied is unknown.
+    """
 
 
 class JoinTimeout(PeerError):
-    """The cluster was not complete in time; the text names who is missing."""
+    """The cluster was not complete in time. The message names the missing members."""
 
 
 class Cancelled(PeerError):
@@ -137,64 +175,73 @@ class Cancelled(PeerError):
 
 
 class ProcessDied(PeerError):
-    """A process of the run ended before its work did; the text names it and says how."""
+    """A process of the run ended before its work did.
+
+    The message names the process, its exit status or signal, and its log.
+    """
 
 
 class RingBroken(PeerError):
-    """The workers changed in the middle of an allreduce; some may have the sum, others not."""
+    """The workers changed during an allreduce. Some may have the sum, others not.
+
+    Repeat the step with the workers that are left.
+    """
 
 
 class RunAborted(PeerError):
-    """The scheduler ended the run; the text is its reason."""
+    """The scheduler ended the run. The message is its reason."""
 
 
 class RangeLost(RunAborted):
-    """Every server that had some rows is gone, and the rows with them; the text names both.
+    """Every server with a replica of some rows is gone. The message names servers and rows.
 
-    >>> RangeLost("server-0 died with the last replica of w[0:64), v[8:16)").ranges
-    ('w[0:64)', 'v[8:16)')
+    Resume from a checkpoint; `--replicas R` tolerates R - 1 failures.
+
+    Example:
+        >>> RangeLost("server-0 died with the last replica of w[0:64), v[8:16)").ranges
+        ('w[0:64)', 'v[8:16)')
     """
 
     @property
     def ranges(self) -> tuple[str, ...]:
-        """The rows, as table[first:last); none where the run had no table yet."""
+        """The lost rows as "table[first:last)"; empty if the run had no tables yet."""
         return tuple(re.findall(r"[^\s,]+\[[0-9]+:[0-9]+\)", self.message))
 
 
 class Dropped(RunAborted):
-    """The run goes on without this worker, for which the others had to wait too long."""
+    """The run goes on without this worker, for which the others waited too long."""
 
 
 class HandshakeFailed(PeerError):
-    """The other side did not greet as a member does."""
+    """A peer sent no greeting, or an unfinished one: it may not be a Shoal node."""
 
 
 class HandshakeRefused(HandshakeFailed):
-    """The other side does not share our token, protocol version or job, now or later."""
+    """A peer has another token, protocol version or job. Retrying does not help."""
 
 
 class WireError(ShoalError):
-    """Bytes or an address that cannot be understood."""
+    """Bytes that are no valid frame, or an address that cannot be used."""
 
 
 class BadMagic(WireError):
-    """A frame that does not begin as ours do."""
+    """A frame that does not start with Shoal's magic number."""
 
 
 class BadVersion(WireError):
-    """A frame of another protocol version."""
+    """A frame of another protocol version. Use the same release on all nodes."""
 
 
 class BadLength(WireError):
-    """A frame that claims a length out of bounds, or whose parts do not add up."""
+    """A frame whose length is out of bounds, or whose parts do not add up to it."""
 
 
 class BadMessage(WireError):
-    """A frame whose header is not a message that we know."""
+    """A frame whose header is no known message."""
 
 
 class BadSharedMemory(WireError):
-    """Shared memory that could vanish while it is read, or that nobody announced."""
+    """Shared memory that was not announced, or that could be truncated while it is read."""
 
 
 class AddressInvalid(WireError):
@@ -202,14 +249,17 @@ class AddressInvalid(WireError):
 
 
 class AddressInUse(WireError):
-    """An address that another process listens on."""
+    """An address on which another process listens."""
 
 
 class InvariantBroken(ShoalError):
-    """A machine contradicted itself. This is a bug in Shoal; the story tells how it came."""
+    """A state machine contradicted itself: a bug in Shoal. `trace` has its last events.
+
+    Please report it with the trace.
+    """
 
 
 def by_name(name: str) -> type[ShoalError]:
-    """The error class called `name`, or `ShoalError` where there is none (a newer peer's)."""
+    """The error class `name`; `ShoalError` if there is none, such as for a newer peer's error."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, ShoalError) else ShoalError

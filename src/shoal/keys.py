@@ -1,8 +1,7 @@
-"""Key ranges: the only range arithmetic in the project.
+"""Key ranges: half-open ranges of keys, `[start, stop)`, and how they are cut.
 
-A key of a dense table is a row number. Ranges are half-open, `[start, stop)`, and sorted key lists
-are cut along them by binary search. A key of a sparse table is any 64-bit number, and ranges are of
-the hash slots that keys are in.
+A key of a dense table is a row number. A key of a sparse table is any 64-bit integer; its ranges
+are ranges of hash slots.
 """
 
 from __future__ import annotations
@@ -18,10 +17,18 @@ from shoal.errors import InvalidValue
 class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The keys `start <= key < stop`.
 
-    >>> KeyRange(2, 6) & KeyRange(4, 9)
-    KeyRange(start=4, stop=6)
-    >>> len(KeyRange(2, 6)), 6 in KeyRange(2, 6)
-    (4, False)
+    Args:
+        start: first key, >= 0.
+        stop: first key behind the range, >= start.
+
+    Raises:
+        InvalidValue: not 0 <= start <= stop.
+
+    Example:
+        >>> KeyRange(2, 6) & KeyRange(4, 9)
+        KeyRange(start=4, stop=6)
+        >>> len(KeyRange(2, 6)), 6 in KeyRange(2, 6)
+        (4, False)
     """
 
     start: int
@@ -69,7 +76,7 @@ def split_evenly(total: int, pieces: int) -> list[KeyRange]:
 
 
 def cut_at_edges(whole: KeyRange, ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Cut `whole` wherever one of `ranges` begins or ends: each has all of a piece or none of it.
+    """Cut `whole` at every edge of `ranges`, so that each range has all of a piece or none.
 
     >>> [str(piece) for piece in cut_at_edges(KeyRange(0, 9), [KeyRange(0, 4), KeyRange(2, 20)])]
     ['[0:2)', '[2:4)', '[4:9)']
@@ -105,7 +112,7 @@ def hash_of(key: int) -> int:
 
 
 def slot_of(key: int) -> int:
-    """The hash slot that a sparse table's key is in, which says on which server it lives.
+    """The hash slot of a sparse table's key, which determines the key's shard.
 
     >>> [slot_of(key) for key in (0, 1, 2, 3)]
     [0, 1385, 3517, 485]

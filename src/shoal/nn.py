@@ -1,7 +1,7 @@
-"""`shoal.nn`: modules whose parameters live on servers.
+"""`shoal.nn`: torch modules whose parameters are rows of sparse tables on servers.
 
-Embedding, EmbeddingBag    rows by id, in sparse tables
-prefetch, push             one pull before, one push after a batch, for all of a model's tables
+Embedding, EmbeddingBag    lookups by id
+prefetch, push             one pull before and one push after a batch, for all tables of a model
 """
 
 from __future__ import annotations

@@ -53,11 +53,11 @@ def test_tensors_that_cannot_be_summed_are_refused(cluster):
     for wrong, words in [
         (torch.ones(4, 4).T[:2], "contiguous"),
         (torch.ones(3, dtype=torch.bool), "a tensor of numbers"),
-        ([1.0, 2.0], "a tensor of numbers, not of list"),
+        ([1.0, 2.0], "a tensor of numbers, not list"),
     ]:
         with pytest.raises(InvalidValue, match=words):
             client.all_reduce(wrong)
-    with pytest.raises(InvalidValue, match=r"int64 has no mean"):
+    with pytest.raises(InvalidValue, match=r"int64 tensors have no mean"):
         client.all_reduce(torch.ones(2, dtype=torch.int64), mean=True)
 
 

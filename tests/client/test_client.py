@@ -255,11 +255,11 @@ def test_a_done_callback_that_raises_is_logged_and_harms_nothing(cluster, caplog
     ("call", "text"),
     [
         (lambda c: c.push("w", [1.0]), "torch.as_tensor"),
-        (lambda c: c.push("w", torch.ones(8), weight=0), "weight is above 0"),
+        (lambda c: c.push("w", torch.ones(8), weight=0), "weight is a finite number > 0"),
         (lambda c: c.pull("w", 5), "a list of row numbers, not a int"),
         (lambda c: c.pull("w", slice(0, 2)), "a list of row numbers, not a slice"),
-        (lambda c: c.create_table(TableSpec("x", 5.5)), "rows is of type int, not float"),
-        (lambda c: c.create_table(TableSpec("x", "5")), "rows is of type int, not str"),
+        (lambda c: c.create_table(TableSpec("x", 5.5)), "rows has type int, not float"),
+        (lambda c: c.create_table(TableSpec("x", "5")), "rows has type int, not str"),
     ],
 )
 def test_values_and_keys_of_a_wrong_kind_are_refused_by_name(cluster, call, text):

@@ -134,7 +134,7 @@ def test_a_view_with_another_incarnation_of_the_member_stops_it(joined, rigs):
     """A late copy of its Join was answered after it had been taken for dead."""
     joined.session.incarnation = 5
     joined.handle(NewView(rigs.view_of(2)))
-    assert "has to join again" in str(joined.stop.error)
+    assert "start it again so that it joins" in str(joined.stop.error)
 
 
 def test_a_barrier_arrival_is_repeated_until_it_is_answered(joined):

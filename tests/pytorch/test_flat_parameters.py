@@ -4,7 +4,7 @@ from torch import nn
 
 from shoal.errors import InvalidValue
 from shoal.pytorch.flat_parameters import ALIGN, FlatParams
-from shoal.pytorch.model import Learner
+from shoal.pytorch.model import LossModel
 
 
 def test_parameters_and_gradients_are_views_of_the_flat_buffer():
@@ -41,7 +41,7 @@ def test_each_dtype_has_a_buffer_and_frozen_parameters_have_none():
 
 def test_a_model_fills_its_gradients_with_the_batch_mean():
     module = nn.Linear(2, 2)
-    learner = Learner(module)
+    learner = LossModel(module)
     x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
     loss, weight = learner.gradient((x, y))
     expected = nn.functional.cross_entropy(module(x), y)
@@ -64,7 +64,7 @@ def test_a_parameter_without_a_gradient_does_not_keep_the_last_steps():
             return getattr(self, self.use)(x)
 
     module = Branching()
-    learner = Learner(module)
+    learner = LossModel(module)
     batch = torch.randn(4, 256), torch.tensor([1, 2, 3, 4])
     for used in ("one", "other", "one"):
         module.use = used

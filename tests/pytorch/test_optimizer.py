@@ -129,7 +129,7 @@ tried(lambda: mine.load_state_dict(theirs.state_dict()), lambda: None)
     )
     lines = printed.splitlines()
     assert "momentum was 0.9 when the optimizer was wrapped and is 0.5 now" in lines[0]
-    assert "learning rates differ" in lines[1]
+    assert "learning rates of the parameter groups differ" in lines[1]
     assert "parameters cannot be added" in lines[2]
     assert "load weights before the optimizer is wrapped" in lines[3]
     assert len(lines) == 4

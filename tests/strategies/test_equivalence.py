@@ -19,7 +19,7 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.pytorch.model import Learner
+from shoal.pytorch.model import LossModel
 from shoal.simulation.world import World
 from shoal.strategies import StrategyOptions, strategies, train_program
 from shoal.tables.dense.shard import DenseShard
@@ -111,7 +111,7 @@ def alone():
 
 def together(strategy, workers, servers, **options):
     data = digits()
-    learners = [Learner(model()) for _ in range(workers)]
+    learners = [LossModel(model()) for _ in range(workers)]
     share = GLOBAL_BATCH // workers
     run_simulated(
         [
@@ -165,7 +165,7 @@ def simulate_job(job):
     access = Access(job.optimizer, job.access_options(updates_of(job, splits, kind.in_step)))
     workers = []
     for rank, split in enumerate(splits):
-        learner = Learner(build_model(job, dataset), transform=dataset.transform)
+        learner = LossModel(build_model(job, dataset), transform=dataset.transform)
         strategy = kind(StrategyOptions(access, job.staleness, job.apply_at))
         workers.append((strategy, learner, _Batches(job, dataset, split, rank), job.epochs))
     hooks = run_simulated(workers, job.servers)

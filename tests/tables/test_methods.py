@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
-from shoal.tables.dense.optimizers import BLOCK, SMALL
+from shoal.tables.dense.gradient_method import BLOCK, SMALL
 from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
 

@@ -69,7 +69,7 @@ def test_a_hello_without_a_proof_is_denied():
 
 def test_a_caller_leaves_a_listener_without_the_token():
     asked, said, verdict = talk(WORKER, change(SERVER, token=""))
-    with pytest.raises(HandshakeFailed, match="does not know our token"):
+    with pytest.raises(HandshakeFailed, match="the peer has another token"):
         conclude(WORKER, asked, said, verdict)
 
 
@@ -88,7 +88,7 @@ def test_a_proof_is_valid_for_one_conversation_and_direction():
 
 def test_another_protocol_version_is_refused():
     asked = challenge(SERVER)
-    with pytest.raises(HandshakeFailed, match=f"version 99, this one {PROTOCOL_VERSION}"):
+    with pytest.raises(HandshakeFailed, match=f"version 99, this node {PROTOCOL_VERSION}"):
         hello(WORKER, change(asked, version=99))
     verdict = judge(SERVER, asked, change(hello(WORKER, asked), version=99))
     assert isinstance(verdict, Denied)

@@ -122,7 +122,7 @@ def test_an_inproc_name_that_is_taken_or_unknown_is_refused(transport):
         transport.listen(ADDRESS, LISTENER)
     transport.listen("inproc://there", LISTENER).close()
     listener.close()
-    with pytest.raises(HandshakeFailed, match="nobody answers at inproc://here"):
+    with pytest.raises(HandshakeFailed, match="no node answers at inproc://here"):
         transport.connect(ADDRESS, CALLER, 1.0)
 
 

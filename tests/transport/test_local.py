@@ -209,7 +209,7 @@ def test_a_connection_to_nobody_fails_with_the_reason(transport, address, tmp_pa
     with pytest.raises(HandshakeFailed, match="Connection refused"):
         transport.connect(address, CALLER, 1.0)
     (tmp_path / "file").touch()
-    with pytest.raises(HandshakeFailed, match="nobody answers at"):
+    with pytest.raises(HandshakeFailed, match="no process answers at"):
         transport.connect(f"unix://{tmp_path}/file", CALLER, 1.0)
 
 

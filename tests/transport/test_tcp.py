@@ -113,7 +113,7 @@ def test_a_connection_to_nobody_fails(transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(HandshakeFailed, match=r"nobody answers at tcp://127.*refused"):
+        with pytest.raises(HandshakeFailed, match=r"no process answers at tcp://127.*refused"):
             transport.connect(address, CALLER, 5.0)
 
 

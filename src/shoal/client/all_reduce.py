@@ -1,4 +1,4 @@
-"""Tensors as sums over all workers: the arithmetic that `collective.ring` is given."""
+"""Allreduce of tensors: the arithmetic for `collective.ring`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
     """The request that sums a tensor in place.
 
     Raises:
-        InvalidValue: no contiguous CPU tensor of numbers, or the mean of whole numbers
+        InvalidValue: no contiguous CPU tensor of numbers, or the mean of integers.
     """
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.bool or tensor.is_complex():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise InvalidValue(f"an allreduce is of a tensor of numbers, not of {kind}")
+        raise InvalidValue(f"allreduce needs a tensor of numbers, not {kind}")
     if mean and not tensor.is_floating_point():
-        raise InvalidValue(f"{tensor.dtype} has no mean; leave mean=True out")
+        raise InvalidValue(f"{tensor.dtype} tensors have no mean; leave out mean=True")
     array = _array_of(tensor.dtype)
 
     def add(into: memoryview, other: memoryview) -> None:
@@ -43,7 +43,7 @@ def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
 
 
 def _array_of(dtype: torch.dtype) -> Array:
-    """Numpy's arrays where it has the type: they are made in a third of the time."""
+    """Views of memory as arrays: numpy's where it has the dtype, in a third of torch's time."""
     try:
         numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
@@ -52,5 +52,5 @@ def _array_of(dtype: torch.dtype) -> Array:
 
 
 def _writable(memory: memoryview) -> memoryview | bytearray:
-    """Torch warns of memory that it may not write, such as a peer's."""
+    """Torch warns about read-only memory, such as a peer's: such memory is copied."""
     return bytearray(memory) if memory.readonly else memory

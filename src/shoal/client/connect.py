@@ -1,4 +1,4 @@
-"""`shoal.connect`: a worker that nobody started for it."""
+"""`shoal.connect`: join a running cluster as a worker."""
 
 from __future__ import annotations
 
@@ -15,28 +15,37 @@ from shoal.transport import transport_for
 
 
 def connect(address: str, **options: Any) -> Client:
-    """Join the cluster whose scheduler is at `address`, as a worker.
+    """Join a cluster as a worker, or attach to it as a group of its own.
 
-    address:  unix:///PATH or tcp://HOST:PORT; or the folder of a run on this machine
-    options:  fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug; and
-              group, group_size, namespace, to attach to a run of others
+    Args:
+        address: the scheduler's address, unix:///PATH or tcp://HOST:PORT; or the folder of a run
+            on this machine.
+        options: fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug;
+            group, group_size and namespace to attach to another group's run.
+
+    Returns:
+        The connected client. Use it in a `with` block, or close it.
 
     Raises:
-        DataMissing: no run is under way in that folder
-        JoinTimeout: the cluster was not complete in time
-        JoinRefused: the scheduler said no, with its reason
+        InvalidValue: an unknown option, or a value out of its range.
+        DataMissing: no run is under way in that folder.
+        AddressInvalid: the address is malformed.
+        JoinTimeout: the cluster was not complete within `init_timeout_s`.
+        JoinRefused: the scheduler refused this worker, with its reason.
 
-    >>> with shoal.connect("tcp://127.0.0.1:4000") as client:      # doctest: +SKIP
-    ...     client.create_table(shoal.TableSpec("w", 1000))
-    ...     client.push("w", torch.ones(1000)).wait()
+    Example:
+        >>> with shoal.connect("tcp://127.0.0.1:4000") as client:  # doctest: +SKIP
+        ...     client.create_table(shoal.TableSpec("w", 1000))
+        ...     client.push("w", torch.ones(1000)).wait()
 
-    Somebody else reads it while it is trained, and nobody waits for that:
+        A group that reads a model while the first group trains it; no worker waits for its reads:
 
-    >>> with shoal.connect("shoal-runs/mine", group="eval") as client:      # doctest: +SKIP
-    ...     while "" in client.groups:
-    ...         print(client.blocking.pull("/w").norm())
+        >>> with shoal.connect("shoal-runs/mine", group="eval") as client:  # doctest: +SKIP
+        ...     while "" in client.groups:
+        ...         print(client.blocking.pull("/w").norm())
 
-    Li et al. 2014, section 3.1: worker groups and namespaces.
+    References:
+        Li et al. 2014, section 3.1 (worker groups and parameter namespaces).
     """
     try:
         chosen = msgspec.convert(options, ClientOptions)
@@ -52,11 +61,11 @@ def connect(address: str, **options: Any) -> Client:
 
 
 def scheduler_at(where: str) -> str:
-    """The address of a scheduler, given that or the folder of a run on this machine.
+    """The address of a scheduler, from an address or the folder of a run on this machine.
 
     Raises:
-        DataMissing: no run is under way in that folder
-        AddressInvalid: it looks like an address, and is none
+        DataMissing: no run is under way in that folder.
+        AddressInvalid: the text looks like an address and is malformed.
     """
     if "://" in where:
         return where
@@ -64,7 +73,7 @@ def scheduler_at(where: str) -> str:
         transport_for(where)
     folder = RunFolder(Path(where))
     if not folder.path.is_dir():
-        raise DataMissing(f"there is no run folder {folder.path}")
+        raise DataMissing(f"there is no folder {folder.path}; give a run's folder or an address")
     if not folder.scheduler.exists():
-        raise DataMissing(f"no run is under way in {folder.path}")
+        raise DataMissing(f"no run is under way in {folder.path}: it has ended")
     return folder.scheduler.read_text()

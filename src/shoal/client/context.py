@@ -1,4 +1,4 @@
-"""Who this process is in the run that it has joined: what `shoal.init()` returns."""
+"""Context: this process's membership in a run, as `shoal.init()` returns it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ from shoal.errors import UsageError
 
 @dataclass
 class Context:
-    """
-    rank, world_size:  of this worker; they do not change during the run
-    client:            pushes, pulls, advances and barriers
-    resumed_at:        the clocks that are over, in the run that this one goes on with; 0 in others
-    resumed_tables:    ... and the tables that begin with the rows that they had then
+    """This process's membership in a run. `shoal.init` returns it; a `with` block closes it.
+
+    Attributes:
+        rank: this worker's rank; it does not change during the run.
+        world_size: number of workers when this one joined.
+        client: the connection to the cluster.
+        resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
+        resumed_tables: names of the tables that the checkpoint has restored.
+        models: number of models wrapped so far; it numbers their tables.
+
+    Example:
+        >>> import shoal
+        >>> context = shoal.init()
+        >>> context.rank, context.world_size, context.resumed_at
+        (0, 1, 0)
     """
 
     rank: int
@@ -30,10 +40,11 @@ class Context:
     _closed: bool = False
 
     def at_close(self, closer: Callable[[], Any]) -> None:
+        """Call `closer` when the context is closed, in reverse order of registration."""
         self._closers.append(closer)
 
     def close(self) -> None:
-        """Leave the run. The first call counts; it also happens when the process ends."""
+        """Leave the run; further calls do nothing. It is called when the process exits."""
         if self._closed:
             return
         self._closed = True
@@ -62,7 +73,7 @@ def current() -> Context:
     """The context of this process.
 
     Raises:
-        UsageError: before `shoal.init()`
+        UsageError: `shoal.init()` was not called before.
     """
     if _Current.context is None:
         raise UsageError("this process has not joined a run: call shoal.init() first")
@@ -70,16 +81,17 @@ def current() -> Context:
 
 
 def joined() -> Context | None:
-    """The context of this process, where it has one."""
+    """The context of this process; None before `shoal.init()` and after it was closed."""
     return _Current.context
 
 
 def joined_once() -> bool:
-    """Whether this process has been in a run, also where it has left it since."""
+    """Whether this process has been in a run, even if it has left it since."""
     return _Current.joined_once
 
 
 def set_current(context: Context) -> None:
+    """Make `context` the one of this process."""
     _Current.context = context
     _Current.joined_once = True
     set_membership(context.rank, context.world_size)

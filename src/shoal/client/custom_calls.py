@@ -1,4 +1,4 @@
-"""Calls of custom tables: keys with values of any lengths, and messages of one's own."""
+"""Calls of custom tables: keys with values of any lengths, and requests to handlers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from shoal.tables.spec import TableSpec
 
 
 class Calls:
-    """Makes exchanges of calls. A server does each once: they are numbered, and say how far all are
-    forget_below, which is when nobody holds their answers any more."""
+    """Builds exchanges of calls.
+
+    Calls are numbered, so that a server executes each once. A call also says below which number
+    every answer has been received: the server forgets those.
+    """
 
     def __init__(self, view: Callable[[], View], incarnation: Callable[[], int]) -> None:
         self._view = view
@@ -34,7 +37,7 @@ class Calls:
         self._open: WeakValueDictionary[int, Answer] = WeakValueDictionary()
 
     def push(self, spec: TableSpec, values: Tensor, keys: object, lens: Lens, cmd: int) -> Exchange:
-        """Values for sorted keys: `lens` of them each, or equally many."""
+        """Push values for sorted keys: `lens` values each, or equally many."""
         check_values(spec, values)
         chosen = _sorted(spec, keys)
         counts = _lens(spec, lens, len(chosen), values.numel())
@@ -51,7 +54,7 @@ class Calls:
     def pull(
         self, spec: TableSpec, keys: object, cmd: int
     ) -> tuple[Exchange, Callable[[], tuple[Tensor, Tensor]]]:
-        """(values, lens) of sorted keys."""
+        """Pull (values, lens) of sorted keys."""
         chosen = _sorted(spec, keys)
         ops, parts = [], []
         for held, which in self._places(spec, chosen):
@@ -74,15 +77,14 @@ class Calls:
     def request(
         self, spec: TableSpec, group: str, head: int, body: bytes
     ) -> tuple[Exchange, Callable[[], list[bytes]]]:
-        """What each server of the group answers, in their order: one answer for each arc of which
-        it is the head."""
+        """Ask handlers: one answer for each shard whose head is in the group, by server."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise InvalidValue(f"a request's body is bytes, not a {type(body).__name__}")
         view = self._view()
         names = [member.name for member in view.servers]
         if group not in ("servers", *names):
             raise InvalidValue(
-                f"a request goes to 'servers' or to one of them (known: {', '.join(names)}), not "
+                f"a request goes to 'servers' or to one server (known: {', '.join(names)}), not "
                 f"to {group!r}"
             )
         ops, answers = [], []
@@ -97,8 +99,8 @@ class Calls:
                 answers.append(answer)
         if not ops:
             raise InvalidValue(
-                f"{group} answers no requests to {spec.name!r} at present: it is the head of "
-                "none of its arcs"
+                f"{group} is the head of no shard of table {spec.name!r} at present; ask another "
+                "server"
             )
         return Exchange(pulls=tuple(ops)), lambda: [
             bytes(read_answer(answer.data)[1]) for answer in answers
@@ -107,9 +109,9 @@ class Calls:
     def _op(
         self, spec: TableSpec, held: KeyRange, what: What, cmd: int, **parts: Any
     ) -> tuple[PullOp, Answer]:
-        """`parts`: fields of a call."""
+        """One call; `parts` are its remaining fields."""
         if not isinstance(cmd, int) or not -(1 << 63) <= cmd < 1 << 63:
-            raise InvalidValue(f"a cmd or head is a whole number of 64 bits, not {cmd!r}")
+            raise InvalidValue(f"cmd and head are integers of 64 bits, not {cmd!r}")
         answer = Answer()
         with self._lock:
             number = self._number = self._number + 1
@@ -119,7 +121,7 @@ class Calls:
         return PullOp(spec.name, held, answer, call.words().data), answer
 
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
-        """Each server that holds some of the keys, by its slots, with which."""
+        """The shards that hold some of the keys: their slots, and the indices of the keys."""
         found = []
         for held in (placement.rows for placement in self._view().placements_of(spec.name)):
             which = np.flatnonzero(within(keys, held.start, held.stop))
@@ -129,14 +131,14 @@ class Calls:
 
 
 def _sorted(spec: TableSpec, keys: object) -> np.ndarray:
-    """Keys as (n,) uint64, strictly increasing, which they have to be."""
+    """Keys as (n,) uint64; refused unless they are strictly increasing."""
     chosen = keys_of(spec, keys)
     wrong = np.flatnonzero(chosen[1:] <= chosen[:-1])
     if len(wrong):
         at = int(wrong[0])
         raise InvalidValue(
-            f"table {spec.name!r}: keys are sorted, each once; {chosen[at + 1]} comes after "
-            f"{chosen[at]}"
+            f"table {spec.name!r}: keys have to be sorted and distinct, and {chosen[at + 1]} comes "
+            f"after {chosen[at]}"
         )
     return chosen
 
@@ -145,8 +147,8 @@ def _lens(spec: TableSpec, lens: Lens, keys: int, values: int) -> np.ndarray:
     if lens is None:
         if keys == 0 or values % keys:
             raise InvalidValue(
-                f"table {spec.name!r}: {values} values cannot be shared by {keys} keys equally; "
-                "say their lens"
+                f"table {spec.name!r}: {values} values are not a multiple of {keys} keys; give "
+                "their lens"
             )
         return np.full(keys, values // keys, np.int64)
     try:
@@ -156,18 +158,18 @@ def _lens(spec: TableSpec, lens: Lens, keys: int, values: int) -> np.ndarray:
     plain = given.shape == (keys,) and (given.dtype.kind in "iu" or not keys)
     if not plain or (given < 0).any() or (given > values).any():
         raise InvalidValue(
-            f"table {spec.name!r}: lens are {keys} whole numbers from 0 to the number "
-            "of values: one a key"
+            f"table {spec.name!r}: lens has one integer per key ({keys}), each from 0 to the "
+            f"number of values ({values})"
         )
     if given.sum() != values:
         raise InvalidValue(
-            f"table {spec.name!r}: lens add up to {given.sum()}, and there are {values} values"
+            f"table {spec.name!r}: lens add up to {given.sum()}, but there are {values} values"
         )
     return given.astype(np.int64)
 
 
 def _finite(spec: TableSpec, values: Tensor, keys: np.ndarray) -> Tensor:
-    """The values, by the table's policy."""
+    """The values after the table's policy for NaN and infinity (`TableSpec.nonfinite`)."""
     if spec.nonfinite == "allow" or not values.is_floating_point():
         return values.contiguous()
     bad = ~torch.isfinite(values)

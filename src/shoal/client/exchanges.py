@@ -1,7 +1,7 @@
-"""Exchanges of tensors: what a client's caller says, as operations on rows and bytes.
+"""Exchanges of tensors: translates a client's calls to operations on rows and bytes.
 
-Training pushes and pulls the same few tensors for ever. An exchange of whole tables is kept while
-its tensors live, so that neither their checks nor its routing are done twice.
+Training pushes and pulls the same few tensors in every step. An exchange of whole tables is cached
+while its tensors live, so that neither the checks nor the routing are repeated.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from shoal.client.finite import Finite
+from shoal.client.options import After
 from shoal.client.values import Lens, bytes_of, check_values
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
-from shoal.node.driver import Future
+from shoal.node.future import Future
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.tables.dense.shard import DTYPES
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from shoal.client.custom_calls import Calls
 
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
-After = Sequence[Future] | Future
 Finish = Callable[[], Any]
 Key = tuple[Any, ...]
-Memory = tuple[int, int, torch.dtype, bool]  # address, elements, their type, contiguous
-KEPT = 256
+Memory = tuple[int, int, torch.dtype, bool]  # address, elements, dtype, contiguous
+CACHED_MAX = 256
 
 
-class _Kept(msgspec.Struct, eq=False):
-    """An exchange, and what the tensors were that it was made of. It goes when one of them does.
+class _CachedExchange(msgspec.Struct, eq=False):
+    """An exchange with the memory of its tensors; it is dropped when one of them is freed.
 
-    A tensor's identity is in the key. Its memory may still be another than it was: `t.data = ...`.
+    The cache key has the tensors' identities. A tensor may still have other memory than before,
+    after `t.data = ...`.
     """
 
     ask: Exchange
@@ -54,7 +55,7 @@ class _Kept(msgspec.Struct, eq=False):
 
 
 class Exchanges:
-    """Makes them. The arguments are those of `Client.push`, `pull` and `push_pull`."""
+    """Builds exchanges. The arguments are those of `Client.push`, `pull` and `push_pull`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Exchanges:
         self._incarnation = incarnation
         self._calls: Calls | None = None
         self.finite = Finite(table)
-        self._kept: dict[Key, _Kept] = {}
+        self._cache: dict[Key, _CachedExchange] = {}
 
     def push(
         self,
@@ -87,13 +88,15 @@ class Exchanges:
         key: Key | None = None
         if keys is None and not after:
             key = (table, id(values), weight, lr, assign, timeout_s)
-            kept = self._kept.get(key)
-            if kept is not None and kept.fits(values, values):
-                return self.finite.checked(kept.ask)
+            cached = self._cache.get(key)
+            if cached is not None and cached.fits(values, values):
+                return self.finite.checked(cached.ask)
         spec = self._custom(table, lens is not None or bool(cmd))
         if spec is not None:
             if assign or within is not None or lr is not None or weight != 1.0:
-                raise InvalidValue(f"table {table!r} is custom: a push to it has lens and a cmd")
+                raise InvalidValue(
+                    f"table {table!r} is custom: a push to it has the options lens and cmd only"
+                )
             ask = self.calls.push(spec, values, keys, lens, cmd)
             return msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
         op = self._push_op(table, values, keys, within, assign)
@@ -106,7 +109,7 @@ class Exchanges:
             timeout_s=timeout_s,
         )
         if key is not None:
-            self._keep(key, ask, (values,))
+            self._remember(key, ask, (values,))
         return self.finite.checked(ask)
 
     def pull(
@@ -121,16 +124,19 @@ class Exchanges:
     ) -> tuple[Exchange, Finish]:
         if keys is None and out is not None and not after:
             key = (table, id(out), timeout_s)
-            kept = self._kept.get(key)
-            if kept is None or not kept.fits(out, out):
+            cached = self._cache.get(key)
+            if cached is None or not cached.fits(out, out):
                 op, _ = self._pull_op(table, None, out)
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
-                kept = self._keep(key, ask, (out,))
-            return kept.ask, lambda: out
+                cached = self._remember(key, ask, (out,))
+            return cached.ask, lambda: out
         spec = self._custom(table, bool(cmd))
         if spec is not None:
             if out is not None:
-                raise InvalidValue(f"table {table!r} is custom: what a pull brings has any size")
+                raise InvalidValue(
+                    f"table {table!r} is custom: its pulls return any number of values; leave out "
+                    "`out`"
+                )
             ask, called = self.calls.pull(spec, keys, cmd)
             ask = msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
             return ask, called
@@ -153,32 +159,32 @@ class Exchanges:
         key: Key | None = None
         if keys is None and out is not None and not after:
             key = (table, id(values), id(out), advance, weight, lr, timeout_s)
-            kept = self._kept.get(key)
-            if kept is not None and kept.fits(values, out):
-                return self.finite.checked(kept.ask), lambda: out
+            cached = self._cache.get(key)
+            if cached is not None and cached.fits(values, out):
+                return self.finite.checked(cached.ask), lambda: out
         push, pull, finish = self._both_ops(table, values, keys, out)
         ids = ids_of(after)
         ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight), _rate(lr))
         if key is not None and out is not None:
-            self._keep(key, ask, (values, out))
+            self._remember(key, ask, (values, out))
         return self.finite.checked(ask), finish
 
-    def _keep(self, key: Key, ask: Exchange, tensors: tuple[Tensor, ...]) -> _Kept:
+    def _remember(self, key: Key, ask: Exchange, tensors: tuple[Tensor, ...]) -> _CachedExchange:
         def forget(_: object) -> None:
-            self._kept.pop(key, None)
+            self._cache.pop(key, None)
 
         refs = tuple(weakref.ref(tensor, forget) for tensor in tensors)
-        kept = _Kept(ask, refs, _memory(tensors[0]), _memory(tensors[-1]))
-        if len(self._kept) >= KEPT:
-            self._kept.clear()
-        self._kept[key] = kept
-        return kept
+        cached = _CachedExchange(ask, refs, _memory(tensors[0]), _memory(tensors[-1]))
+        if len(self._cache) >= CACHED_MAX:
+            self._cache.clear()
+        self._cache[key] = cached
+        return cached
 
     # ------------------------------------------------------------------ operations
 
     @property
     def calls(self) -> Calls:
-        """Of custom tables; only whoever has one pays for what they need."""
+        """Calls of custom tables; imported on first use, because they need numba."""
         if self._calls is None:
             from shoal.client.custom_calls import Calls
 
@@ -188,16 +194,20 @@ class Exchanges:
     def request(self, table: str, group: str, head: int, body: bytes) -> tuple[Exchange, Finish]:
         spec = self._table(table)
         if spec.kind != "custom":
-            raise InvalidValue(f"table {table!r} is {spec.kind}: it has no handler to ask")
+            raise InvalidValue(
+                f"table {table!r} is {spec.kind}: only the handlers of custom tables take requests"
+            )
         return self.calls.request(spec, group, head, body)
 
     def _custom(self, table: str, called: bool) -> TableSpec | None:
-        """A table's specification if it is custom; if not, nothing may be `called` of it."""
+        """A custom table's specification, None for others, whose requests may not be `called`."""
         spec = self._table(table)
         if spec.kind == "custom":
             return spec
         if called:
-            raise InvalidValue(f"table {table!r} is {spec.kind}: lens and cmd are for custom ones")
+            raise InvalidValue(
+                f"table {table!r} is {spec.kind}: the options lens and cmd are for custom tables"
+            )
         return None
 
     def _push_op(
@@ -208,7 +218,9 @@ class Exchanges:
             from shoal.client.sparse_exchanges import Batch, push_op
 
             if within is not None:
-                raise InvalidValue(f"table {table!r} is sparse: it has no ranges of rows (within)")
+                raise InvalidValue(
+                    f"table {table!r} is sparse: the option within is for dense tables"
+                )
             return push_op(spec, Batch(spec, keys, self._view()), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
@@ -230,7 +242,9 @@ class Exchanges:
     ) -> tuple[PushOp, PullOp, Finish]:
         spec = self._table(table)
         if spec.kind == "custom":
-            raise InvalidValue(f"table {table!r} is custom: push to it and pull from it apart")
+            raise InvalidValue(
+                f"table {table!r} is custom: push_pull is for other tables; call push, then pull"
+            )
         if spec.sparse:
             from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 
@@ -271,7 +285,7 @@ class Exchanges:
 
 
 def ids_of(futures: After) -> tuple[int, ...]:
-    """The requests that another one comes after."""
+    """The ids of the requests of one or several futures."""
     if isinstance(futures, Future):
         return (futures.request_id,)
     return tuple(future.request_id for future in futures)
@@ -279,7 +293,7 @@ def ids_of(futures: After) -> tuple[int, ...]:
 
 def _weight(weight: float) -> float:
     if not 0 < float(weight) < inf:
-        raise InvalidValue(f"a push's weight is above 0 and finite, not {weight}")
+        raise InvalidValue(f"a push's weight is a finite number > 0, not {weight}")
     return float(weight)
 
 
@@ -287,7 +301,7 @@ def _rate(lr: float | None) -> float | None:
     if lr is None:
         return None
     if not 0 <= float(lr) < inf:
-        raise InvalidValue(f"a push's lr is 0 or more and finite, not {lr}")
+        raise InvalidValue(f"a push's lr is a finite number >= 0, not {lr}")
     return float(lr)
 
 
@@ -296,7 +310,7 @@ def _memory(tensor: Tensor) -> Memory:
 
 
 def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
-    """(distinct keys in order, for each given key its place among them)."""
+    """Distinct keys in ascending order, and for each given key its index among them."""
     if not isinstance(keys, Tensor | np.ndarray | Sequence) or isinstance(keys, str):
         raise InvalidValue(
             f"keys are None, a KeyRange or a list of row numbers, not a {type(keys).__name__}"
@@ -309,7 +323,7 @@ def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def watch_buffers(request: Exchange, finish: Finish | None) -> Finish:
-    """Have the end of an exchange find out whether its borrowed values were written to."""
+    """Check at the end of an exchange that its borrowed buffers were not written to."""
     before = [zlib.crc32(op.values) for op in request.pushes]
 
     def check() -> Any:

@@ -1,7 +1,7 @@
-"""What becomes of updates with a NaN or an infinity, looked for before anything is sent.
+"""Checks updates for NaN and infinity before anything is sent.
 
-A push is refused whole or not at all: by the time that its server has found one, it may have
-applied what came before it.
+A push is refused whole. A server that checked while it streams would already have applied the part
+before the bad value.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from shoal.protocol.requests import Exchange, PushOp
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.spec import TableSpec
 
-ALONE = 32_000  # elements that torch sums without help: of 32,768 other threads do some
-TINY_BYTES = 512  # up to here calling numpy costs more than the sum itself
+SINGLE_THREADED = 32_000  # elements; torch sums 32,768 and more on several threads
+TINY_BYTES = 512  # up to here a call of numpy costs more than the sum itself
 _NUMPY = ("float32", "float64")
 
 
 class Finite:
-    """Checks exchanges by the policies of their tables, `TableSpec.nonfinite`."""
+    """Checks exchanges by the policies of their tables (`TableSpec.nonfinite`)."""
 
     def __init__(self, table: Callable[[str], TableSpec]) -> None:
         self._table = table
-        self._dtypes: dict[str, str] = {}  # of tables seen; "" where nothing is looked at
+        self._dtypes: dict[str, str] = {}  # by table; "" for tables that are not checked
 
     def checked(self, ask: Exchange) -> Exchange:
-        """The exchange, or one whose values are finite.
+        """The exchange, with bad values replaced by 0 where a table's policy is "zero".
 
         Raises:
-            NotFinite: a value is not, and the table's policy is to reject it
+            NotFinite: a value is NaN or infinite, and the table's policy is "reject".
         """
         if not ask.assign:
             for op in ask.pushes:
                 dtype = self._dtypes.get(op.table)
                 if dtype is None:
-                    dtype = self._dtypes[op.table] = self._looked_at(op.table)
+                    dtype = self._dtypes[op.table] = self._checked_dtype(op.table)
                 if dtype and not _finite(op.values, dtype):
-                    pushes = tuple(self._mended(each) for each in ask.pushes)
+                    pushes = tuple(self._replaced(each) for each in ask.pushes)
                     return msgspec.structs.replace(ask, pushes=pushes, route=None)
         return ask
 
-    def _looked_at(self, table: str) -> str:
+    def _checked_dtype(self, table: str) -> str:
         spec = self._table(table)
         return "" if "int" in spec.dtype or spec.nonfinite == "allow" else spec.dtype
 
-    def _mended(self, op: PushOp) -> PushOp:
+    def _replaced(self, op: PushOp) -> PushOp:
         spec = self._table(op.table)
-        if not self._looked_at(op.table) or not op.values.nbytes:
+        if not self._checked_dtype(op.table) or not op.values.nbytes:
             return op
         values = torch.frombuffer(bytearray(op.values), dtype=DTYPES[spec.dtype])
         bad = ~torch.isfinite(values)
@@ -64,17 +64,19 @@ class Finite:
             key = op.rows.start + row if op.keys is None else op.keys[row]
             raise NotFinite(
                 f"table {op.table!r}: {values[at].item()} in the update of key {key}, element "
-                f"{column} of its row. Nothing was sent. (A table may have nonfinite='zero' or "
-                "'allow' instead of 'reject'.)"
+                f"{column} of its row. Nothing was sent. Lower the learning rate or clip the "
+                "gradient, or declare the table with nonfinite='zero' or 'allow'"
             )
         values[bad] = 0
         return msgspec.structs.replace(op, values=values.view(torch.uint8).numpy().data)
 
 
 def _finite(values: memoryview, dtype: str) -> bool:
-    """One pass, at the speed of memory: a sum is finite only if all are, or else it is looked at.
+    """Whether all values are finite.
 
-    By this thread alone: torch's or BLAS's others would spin on the cores that servers need.
+    One pass at the speed of memory: a finite sum has finite terms; only another sum is looked at
+    again, because finite terms may overflow. On this thread alone: worker threads of torch or BLAS
+    would spin on the cores that servers need.
     """
     if not values.nbytes:
         return True
@@ -84,5 +86,5 @@ def _finite(values: memoryview, dtype: str) -> bool:
         array = np.frombuffer(values, dtype)
         return isfinite(np.einsum("i->", array)) or bool(np.isfinite(array).all())
     tensor = torch.frombuffer(values, dtype=DTYPES[dtype])
-    pieces = torch.split(tensor, ALONE)
+    pieces = torch.split(tensor, SINGLE_THREADED)
     return all(isfinite(piece.sum()) or bool(piece.isfinite().all()) for piece in pieces)

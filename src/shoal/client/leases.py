@@ -1,4 +1,4 @@
-"""shoal.leases: which batches are this worker's to do; what a dead one had, others do."""
+"""`shoal.leases`: batches granted to workers one by one, and reassigned when a worker dies."""
 
 from __future__ import annotations
 
@@ -16,37 +16,52 @@ if TYPE_CHECKING:
 
 
 class Lease(NamedTuple):
-    """One batch of an epoch, by its number; None where there is nothing to do in this step."""
+    """One batch of an epoch, granted to this worker.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        batch: number of the batch in its epoch, from 0; None for a step without data.
+
+    Example:
+        >>> Lease(epoch=0, batch=7).batch
+        7
+    """
 
     epoch: int
     batch: int | None
 
 
 def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterator[Lease]:
-    """The batches that this worker is to do, one after the other, until all of all epochs are done.
+    """Iterate over the batches that the scheduler grants to this worker, until all are done.
 
-    The scheduler grants each batch to one worker of the group; what a worker that died had not done
-    is granted to others, and faster workers do more. Each lease is one clock: take one step
-    (`Optimizer.step`, `Client.advance`) for each before asking for the next. A batch of None is a
-    step as well, without data (`optimizer.step(weight=0)`): the others still have batches, one of
-    which may yet become this worker's.
+    Each batch is granted to one worker of the group. Faster workers get more batches, and the
+    unfinished batches of a dead worker are granted to others. Each lease is one clock: take one
+    step (`Optimizer.step` or `Client.advance`) before the next lease. A lease whose batch is None
+    is a step without data (`optimizer.step(weight=0)`), while other workers still have batches.
 
-    Where pushes are applied at the end of a round each batch counts exactly once in each epoch;
-    otherwise one that was under way when its worker died may count twice.
+    With `apply_at="round_end"` each batch counts exactly once per epoch. Otherwise a batch that was
+    under way when its worker died may count twice.
 
-    epochs, batches:  of the data; the same on all workers
-    client:           the one of `shoal.init()` by default
+    Args:
+        epochs: passes over the data; the same on all workers.
+        batches: batches per epoch; the same on all workers.
+        client: the client of `shoal.init()` by default.
+
+    Returns:
+        An iterator of leases.
 
     Raises:
-        UsageError: there was not one clock for each lease
-        Refused: another worker has asked for other epochs or batches
+        UsageError: the worker did not take exactly one step for a lease.
+        Refused: another worker has asked for other numbers of epochs or batches.
 
-    >>> for epoch, batch in shoal.leases(epochs=3, batches=100):        # doctest: +SKIP
-    ...     loss = model(*data[batch]).mean() if batch is not None else None
-    ...     optimizer.zero_grad()
-    ...     if loss is not None:
-    ...         loss.backward()
-    ...     optimizer.step(weight=0.0 if loss is None else 1.0)
+    Example:
+        >>> import shoal
+        >>> client = shoal.init().client
+        >>> for lease in shoal.leases(epochs=1, batches=2):
+        ...     print(lease.epoch, lease.batch)
+        ...     client.advance().wait()
+        0 0
+        0 1
     """
     asked = client if client is not None else current().client
     group = asked.options.group
@@ -59,8 +74,8 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
             yield Lease(lease.epoch, None if first is None else first + at)
             if asked.clock != clock + 1:
                 raise UsageError(
-                    f"a lease is one clock, and this worker has gone from {clock} to "
-                    f"{asked.clock}: take one step for each"
+                    f"a lease is one clock, but this worker's clock went from {clock} to "
+                    f"{asked.clock}: take exactly one step for each lease"
                 )
 
 

@@ -1,27 +1,47 @@
-"""How a worker joins a run."""
+"""Options of a client and of its requests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict
+
 import msgspec
 
+from shoal.client.values import Lens
 from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
+from shoal.node.future import Future
 from shoal.protocol.views import valid_group
+
+After = Sequence[Future] | Future
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
-    """
-    token:           of the cluster, where it has one
-    init_timeout_s:  how long to wait until the cluster is complete
-    sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails
-    rank:            the rank wished for; -1 for any
-    debug:           look for writes to borrowed buffers (a checksum a push)
-    group:           of workers, that this one is in: it has clocks, barriers, allreduce, leases and
-                     ranks of its own. The first group, which the cluster was started for, has no
-                     name; others attach to it while it is there
-    group_size:      how many workers make another group complete: it begins then
-    namespace:       where the names of its tables are: `w` is the group's own; `/w` is the first
-                     group's, from any namespace. The group's name where it is not given; "" to have
-                     all tables in common with the first group
+    """How a worker joins a run: the keyword arguments of `shoal.connect`.
+
+    Attributes:
+        token: the cluster's shared secret; empty for a cluster without one.
+        init_timeout_s: seconds to wait until the cluster is complete.
+        sync_timeout_s: seconds until an unanswered request is probed urgently; after twice this
+            time the request fails with `SyncTimeout` or `RequestTimeout`.
+        rank: the rank to ask for, -1 for any.
+        debug: detect writes to borrowed buffers (one checksum per push).
+        group: worker group to join. Each group has clocks, barriers, allreduce, leases and ranks
+            of its own. "" is the first group, for which the cluster was started; other groups
+            attach to a running cluster.
+        group_size: workers that make an attached group complete; the group begins then.
+        namespace: prefix of this worker's table names. `w` is the table in the namespace, `/w` the
+            first group's table. None stands for the group's name, "" for the first group's tables.
+
+    Raises:
+        InvalidValue: `group` or `namespace` is no valid name, or `group_size` is below 1.
+
+    Example:
+        >>> ClientOptions(group="eval").prefix
+        'eval'
+
+    References:
+        Li et al. 2014, section 3.1 (worker groups and parameter namespaces).
     """
 
     token: str = ""
@@ -37,13 +57,75 @@ class ClientOptions(msgspec.Struct, frozen=True):
         for name in (self.group, self.namespace or ""):
             if not valid_group(name):
                 raise InvalidValue(
-                    f"a group's name, and a namespace, is of letters, digits, - and _, and at most "
-                    f"64 of them: not {name!r}"
+                    f"group and namespace names have at most 64 letters, digits, - and _: got "
+                    f"{name!r}"
                 )
         if self.group_size < 1:
-            raise InvalidValue(f"a group has at least one worker, not {self.group_size}")
+            raise InvalidValue(f"group_size is at least 1, not {self.group_size}")
 
     @property
     def prefix(self) -> str:
-        """The namespace that it comes to."""
+        """The effective namespace: `namespace`, or the group's name where that is None."""
         return self.group if self.namespace is None else self.namespace
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of every request.
+
+    Attributes:
+        after: futures that are resolved before this request is sent.
+        timeout_s: seconds until the request is probed urgently; it fails after twice this time.
+            `ClientOptions.sync_timeout_s` by default.
+    """
+
+    after: After
+    timeout_s: float | None
+
+
+class PullOptions(RequestOptions, total=False):
+    """Options of `Client.pull`.
+
+    Attributes:
+        cmd: 64-bit integer for the handler of a custom table; 0 by default.
+    """
+
+    cmd: int
+
+
+class UpdateOptions(RequestOptions, total=False):
+    """Options of every push.
+
+    Attributes:
+        weight: weight of this push in its round, > 0; 1 by default.
+        lr: learning rate of this push, >= 0; the table's schedule by default.
+    """
+
+    weight: float
+    lr: float | None
+
+
+class PushOptions(UpdateOptions, total=False):
+    """Options of `Client.push`.
+
+    Attributes:
+        within: of a dense table with `keys`: the range that the push covers. Rows of the range
+            without a key keep their values and take part in the clock. The whole table by default.
+        assign: write the rows as they are, past the access method.
+        lens: of a custom table: (n,) number of values of each key.
+        cmd: 64-bit integer for the handler of a custom table; 0 by default.
+    """
+
+    within: KeyRange | None
+    assign: bool
+    lens: Lens
+    cmd: int
+
+
+class PushPullOptions(UpdateOptions, total=False):
+    """Options of `Client.push_pull`.
+
+    Attributes:
+        advance: end this worker's clock between push and pull.
+    """
+
+    advance: bool

@@ -1,4 +1,4 @@
-"""Operations on sparse tables: any list of keys, each of them sent once."""
+"""Operations on sparse tables: any list of keys, of which each distinct key is sent once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from shoal.tables.spec import TableSpec
 
 
 class Batch:
-    """A list of keys, repetitions and all, as it travels: each once, in the order of its slot.
+    """The distinct keys of a request, ordered by hash slot where several servers share the table.
 
-    chosen:   (n,) uint64, what travels
-    numbers:  for each given key its place in `chosen`; None where they are the same
-    sent:     the memory of `chosen`, one object, so that a push and a pull are seen to share it
+    Attributes:
+        chosen: (n,) uint64, the distinct keys.
+        numbers: (count,) uint64, for each given key its index in `chosen`; None where all are
+            distinct and in order.
+        sent: the memory of `chosen`; the router compares this object to see that a push and a pull
+            share their keys.
     """
 
     def __init__(self, spec: TableSpec, given: object, view: View) -> None:
@@ -44,7 +47,7 @@ class Batch:
         self.sent = self.chosen.data
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
-        """(count, width) values as (n, width): those of equal keys merged, or the last."""
+        """(count, width) values as (n, width): those of equal keys merged; the last if assigned."""
         if self.numbers is None:
             return values
         rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
@@ -61,7 +64,7 @@ def _merger(kind: type[RowMethod]) -> RowMethod:
 
 
 def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False) -> PushOp:
-    """A push of `values`, (n, *row_shape), for n keys."""
+    """A push of `values`, (n, *row_shape), for a batch of n keys."""
     _check_rows(spec, values, batch.count)
     given = values.detach().cpu().contiguous().numpy().reshape(batch.count, spec.width)
     rows = torch.from_numpy(batch.merged(given, assign))
@@ -71,7 +74,7 @@ def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False)
 def pull_op(
     spec: TableSpec, batch: Batch, out: Tensor | None
 ) -> tuple[PullOp, Callable[[], Tensor]]:
-    """A pull of the rows of n keys, and what makes the tensor of them, (n, *row_shape)."""
+    """A pull of the rows of n keys, and a function that returns them as (n, *row_shape)."""
     if out is None:
         out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
     _check_rows(spec, out, batch.count)
@@ -89,10 +92,10 @@ def pull_op(
 
 
 def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
-    """Keys as (n,) uint64. Negative int64 are the same 64 bits: hashes come like that.
+    """Keys as (n,) uint64. Negative int64 keys, such as hashes, keep their 64 bits.
 
     Raises:
-        InvalidValue: no keys, or no integers, or not a list
+        InvalidValue: not a one-dimensional list of integers of 64 bits.
     """
     if isinstance(keys, Tensor | np.ndarray):
         try:
@@ -116,13 +119,13 @@ def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
 
 def _no_keys(spec: TableSpec, given: str) -> InvalidValue:
     return InvalidValue(
-        f"table {spec.name!r} is sparse: its rows are named by a tensor, array or list of 64-bit "
-        f"integers, not by {given}"
+        f"table {spec.name!r} is {spec.kind}: its keys are a tensor, array or list of 64-bit "
+        f"integers, not {given}"
     )
 
 
 def _check_rows(spec: TableSpec, values: Tensor, count: int) -> None:
-    """Refuse what is no tensor of `count` rows of the table."""
+    """Refuse anything but a tensor of `count` rows of the table."""
     check_values(spec, values)
     fits = values.ndim <= 1 or len(values) == count
     if not fits or values.numel() != count * spec.width:

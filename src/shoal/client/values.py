@@ -1,4 +1,4 @@
-"""Tensors as bytes: what may be pushed, and where."""
+"""Tensors as bytes: checks and views of the buffers that clients push and pull."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ Lens = Tensor | np.ndarray | Sequence[int] | None
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's memory as bytes; it has to be contiguous and on the CPU."""
+    """A tensor's memory as bytes.
+
+    Raises:
+        InvalidValue: the tensor is not contiguous or not on the CPU.
+    """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise InvalidValue(
-            f"values have to be contiguous CPU tensors, not {tensor.device.type} of strides "
-            f"{tensor.stride()}; use .cpu().contiguous()"
+            f"values have to be contiguous CPU tensors, not a tensor on {tensor.device.type} with "
+            f"strides {tensor.stride()}; use .cpu().contiguous()"
         )
     if not tensor.numel():
         return memoryview(bytearray())
@@ -29,11 +33,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def check_values(spec: TableSpec, values: Tensor) -> None:
-    """Refuse what is no tensor of the table's dtype."""
+    """Refuse anything but a tensor of the table's dtype."""
     if not isinstance(values, Tensor):
         raise InvalidValue(
-            f"table {spec.name!r}: values are a torch.Tensor, not a {type(values).__name__}; use "
-            "torch.as_tensor"
+            f"table {spec.name!r}: values have to be a torch.Tensor, not a "
+            f"{type(values).__name__}; use torch.as_tensor"
         )
     if values.dtype != DTYPES[spec.dtype]:
         raise InvalidValue(f"table {spec.name!r} holds {spec.dtype} values, not {values.dtype}")

@@ -1,4 +1,4 @@
-"""What a collective is, and how a strategy asks for one."""
+"""Collectives: the contract, and the request that strategies yield."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AllReduce:
-    """Sum `tensor` over all workers, in place. What a strategy yields; the same one again and
-    again where it can, so that it is prepared once.
+    """Yielded by a strategy to sum `tensor` over all workers, in place.
 
-    mean:     divide the sum by the number of workers
-    request:  what a client has made of it, and keeps here
+    Reuse the object in every step, so that it is prepared once.
+
+    Attributes:
+        tensor: contiguous CPU tensor.
+        mean: divide the sum by the number of workers.
+        request: cache of the client.
     """
 
     tensor: Tensor
@@ -24,7 +27,7 @@ class AllReduce:
 
 
 class Collective(Protocol):
-    """Every member calls the same operations in the same order."""
+    """The contract of a collective: all members call the same operations in the same order."""
 
     rank: int
     world_size: int

@@ -14,7 +14,11 @@ from shoal.errors import PeerError
 class ProcessGroup:
     """torch.distributed as a `Collective`.
 
-    rendezvous: a torch init method, such as file:///PATH or tcp://HOST:PORT
+    Args:
+        rank: this worker's.
+        world_size: number of workers.
+        rendezvous: a torch init method, such as file:///PATH or tcp://HOST:PORT.
+        timeout_s: seconds until an operation fails.
     """
 
     def __init__(

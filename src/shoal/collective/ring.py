@@ -1,18 +1,18 @@
-"""Ring: sums of tensors over all workers, each of them talking to its two neighbours only.
+"""Ring: ring allreduce, in which each worker exchanges messages with its two neighbours only.
 
 A tensor is cut into as many segments as there are workers, and these into pieces. A piece of
-segment s sets out at worker s as a *partial* sum; each worker on the way adds its own, and the last
-of them, s - 1, has the *whole* sum, which goes around once more (Patarasuk & Yuan 2009, section 3).
-So n workers send 2 (n - 1) / n of the tensor each, pieces are passed on while others still come,
-and all have bitwise the same sum.
+segment s starts at worker s as a *partial* sum. Each worker on the way adds its values; the last
+one, s - 1, has the *whole* sum, which goes around once more (Patarasuk & Yuan 2009, section 3). So
+each of n workers sends 2 (n - 1) / n of the tensor, pieces are forwarded while others still arrive,
+and all workers have bitwise the same sum.
 
-Small tensors are not worth two rounds: each worker's goes around once as it is, and all add them up
-in the order of their ranks. They travel from copies, so that a caller need not wait until the next
+Small tensors are gathered instead: each worker's values go around once, and every worker adds them
+up in the order of ranks. They are sent from copies, so that the caller need not wait until the next
 worker has them.
 
-Invariant: what this worker has sent of a tensor does not change before its neighbour has taken
-it, because the whole sum of a piece cannot exist before. So whatever was lost is sent again from
-the tensor itself, and the tensor is the caller's again when the next worker has taken everything.
+Invariant: what this worker has sent of a tensor does not change before its neighbour has received
+it, because the whole sum of a piece cannot exist before. So lost messages are sent again from the
+tensor itself, which belongs to the caller again when the next worker has received everything.
 """
 
 from __future__ import annotations
@@ -41,18 +41,15 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
 
 PIECE_BYTES = 4 << 20
-PARTS = 8  # of a piece: each is added while it is in the cache
-GATHERED_BYTES = 64 << 10  # of all workers' tensors together: up to this they are gathered
-TOLD_EVERY = 8  # sums that were gathered
+PARTS = 8  # per piece: each part is added while it is in the cache
+GATHERED_BYTES = 64 << 10  # tensors are gathered up to this size, over all workers
+TOLD_EVERY = 8  # gathered allreduces per acknowledgement
 PROBE_MAX_S = 4.0
 LISTED = 4096  # missing pieces named in a message
 
 
 class Ring:
-    """The sums of one worker.
-
-    Part of a worker's machine: it is given the messages that are its own.
-    """
+    """The allreduces of one worker: the part of its machine that handles the ring's messages."""
 
     def __init__(self, session: Session, piece_bytes: int, gathered_bytes: int) -> None:
         self._session = session
@@ -61,20 +58,19 @@ class Ring:
         self._gathered_bytes = gathered_bytes
         self._members: tuple[Member, ...] = ()
         self._index = 0
-        self._name = 0  # of the ring: its members
-        self._asked = 0  # sums asked for in this ring
+        self._name = 0  # identifies the ring's members
+        self._asked = 0  # number of allreduces requested in this ring
         self._sums: dict[int, Sum] = {}
-        self._missed: dict[int, None] = {}  # sums of which something came before they were asked
-        self._met: dict[NodeId, None] = {}  # neighbours that are in this ring, too
-        self._left: dict[str, int] = {}  # workers that are done, and the first sum without them
+        self._missed: dict[int, None] = {}  # allreduces of which pieces came before the request
+        self._met: dict[NodeId, None] = {}  # neighbours that have this ring as well
+        self._left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self._scratch: list[mmap] = []
-        self._greet_at = inf  # whom a connection was lost to
+        self._greet_at = inf  # when to reconnect to a neighbour
 
-    # ------------------------------------------------------------------ what the machine tells
+    # ------------------------------------------------------------------ events of the machine
 
     def adopt(self, view: View, out: Effects) -> None:
-        """The members are now the workers of this one's group; if these are others, no sum can go
-        on."""
+        """Take over the members of this worker's group; if they changed, fail all allreduces."""
         workers = view.group(self._session.group)
         members = tuple(sorted(workers, key=lambda member: member.rank))
         if [m.incarnation for m in members] == [m.incarnation for m in self._members]:
@@ -96,14 +92,14 @@ class Ring:
         self._left.clear()
 
     def address_of(self, node: NodeId) -> str:
-        """Where to reach another worker: the one of lower rank calls, so that one connection is."""
+        """Where to connect to another worker; "" for those of lower rank, which connect here."""
         for index, member in enumerate(self._members):
             if member.id == node and index > self._index:
                 return member.address
         return ""
 
     def ask(self, request_id: int, ask: Reduce, now: float, out: Effects) -> None:
-        """Begin a sum; every worker asks for the same ones, in the same order."""
+        """Begin an allreduce; all workers request the same ones in the same order."""
         problem = self._problem()
         if problem:
             out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
@@ -144,7 +140,7 @@ class Ring:
         )
 
     def leave(self, out: Effects) -> None:
-        """This worker is done: the others are not to wait for it."""
+        """Tell the others that this worker has finished, so that they do not wait for it."""
         if len(self._members) > 1:
             self._tell_left(WorkerLeft(self._name, self._session.name, self._asked), "", out)
 
@@ -157,7 +153,7 @@ class Ring:
             self._end_without(number, out)
 
     def _end_without(self, number: int, out: Effects) -> bool:
-        """End a sum that somebody will never ask for."""
+        """Fail an allreduce that a finished worker will never request."""
         gone = [name for name, asked in self._left.items() if number >= asked]
         if gone:
             error = RingBroken(f"{', '.join(gone)} has ended its work without this allreduce")
@@ -165,13 +161,13 @@ class Ring:
         return bool(gone)
 
     def cancel(self, request_id: int, out: Effects) -> None:
-        """Give up a sum; the other workers cannot end it."""
+        """Give up an allreduce; the other workers cannot finish it."""
         for number, one in list(self._sums.items()):
             if one.request_id == request_id:
                 self._end(number, out, Cancelled("the caller withdrew it"))
 
     def close(self, error: ShoalError, out: Effects) -> None:
-        """No sum can go on."""
+        """Fail all allreduces."""
         for number in list(self._sums):
             self._end(number, out, error)
 
@@ -179,7 +175,7 @@ class Ring:
         return min((*(each.again_at for each in self._sums.values()), self._greet_at))
 
     def peer_lost(self, node: NodeId, now: float) -> None:
-        """A neighbour that cannot call is called again, though there be nothing to say to it."""
+        """Reconnect to a neighbour that cannot connect here, even without a message for it."""
         if self._met.pop(node, "") is None:
             self._greet_at = now + PROBE_S
 
@@ -199,7 +195,7 @@ class Ring:
                 self._greet(out)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(sum, reason) of every one under way."""
+        """(allreduce, reason) of every one under way."""
         found = []
         for number, one in self._sums.items():
             before, after = self._neighbours()
@@ -256,7 +252,7 @@ class Ring:
                     self._send(message.number, one, piece, whole, out)
 
     def _meet(self, neighbour: NodeId, out: Effects) -> None:
-        """Now that it is there, it gets what it is to have."""
+        """Greet a neighbour that has this ring, and send it the pieces that are ready."""
         if neighbour in self._met:
             return
         self._met[neighbour] = None
@@ -267,7 +263,7 @@ class Ring:
                     self._send(number, one, piece, whole, out)
 
     def _greet(self, out: Effects) -> None:
-        """Who calls is the worker of lower rank; so each neighbour is spoken to first."""
+        """Greet both neighbours, because the worker of lower rank has to connect."""
         for neighbour in self._neighbours():
             if neighbour.id not in self._met:
                 out.append(Send(neighbour.id, MissingPieces(self._name, 0)))
@@ -275,9 +271,9 @@ class Ring:
     def _knows(
         self, sender: NodeId, message: Piece | MissingPieces | SumAck | WorkerLeft, side: int
     ) -> bool:
-        """Whether it is from the worker before (0) or after (1) this one, in the present ring.
+        """Whether a message is of this ring and from the worker before (0) or after (1) this one.
 
-        What is no piece is from either.
+        Messages other than pieces may come from either neighbour.
         """
         if message.ring != self._name or len(self._members) < 2:
             return False
@@ -292,7 +288,7 @@ class Ring:
         number, piece = message.number, message.piece
         one = self._sums.get(number)
         if one is None:
-            if number < self._asked:  # its sender has not heard that we are done
+            if number < self._asked:  # the sender lacks the acknowledgement
                 self._tell(out)
             else:
                 self._missed[number] = None
@@ -310,7 +306,7 @@ class Ring:
             if one.complete:
                 self._tell(out)
             elif piece in (one.whole if message.whole else one.partial):
-                # It began to come before the sum was asked for, and was not kept.
+                # It began to arrive before the allreduce was requested, and was dropped.
                 again = ((), (piece,)) if message.whole else ((piece,), ())
                 out.append(
                     Send(self._neighbours()[0].id, MissingPieces(self._name, number, *again))
@@ -323,7 +319,7 @@ class Ring:
         self._look(number, one, out)
 
     def _take_partial(self, number: int, one: Sum, piece: int, payload: Sink, out: Effects) -> None:
-        """Add what has landed, unless a copy came first."""
+        """Add the values that have arrived, unless they are duplicates."""
         landed = payload.views[payload.landed - 1]
         start = self._part_bytes * (payload.landed - 1)
         if piece in one.partial and one.added.get(piece, 0) == start:
@@ -360,7 +356,7 @@ class Ring:
         )
 
     def _look(self, number: int, one: Sum, out: Effects) -> None:
-        """Whether this sum is over."""
+        """Acknowledge, resolve or end an allreduce, as far as it is complete."""
         if not one.complete:
             return
         if not one.told:
@@ -374,7 +370,7 @@ class Ring:
             self._end(number, out)
 
     def _tell(self, out: Effects) -> None:
-        """Up to which sum everything is here."""
+        """Acknowledge the allreduces up to which all pieces have arrived."""
         open_ = (number for number, one in self._sums.items() if not one.complete)
         upto = min(open_, default=self._asked) - 1
         out.append(Send(self._neighbours()[0].id, SumAck(self._name, upto)))

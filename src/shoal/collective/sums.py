@@ -1,4 +1,4 @@
-"""One tensor being summed around a ring: how it is cut, and what of it is here."""
+"""The allreduce of one tensor around a ring: its pieces, and which have arrived."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
 
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
-PROBE_S = 0.2  # without news, before the neighbours are asked; doubles
+PROBE_S = 0.2  # without progress, until the neighbours are asked; doubles
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Where the pieces of a tensor of `nbytes` are, for `workers` of them.
+    """The pieces of a tensor of `nbytes` bytes, for a number of workers.
 
     >>> Cut.of(100 * 4, 2, 128).edges
     ((0, 0, 128), (0, 128, 192), (1, 192, 320), (1, 320, 400))
@@ -22,7 +22,7 @@ class Cut(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(nbytes: int, workers: int, most: int) -> Cut:
-        """Cut evenly; at the edges of cache lines, and of items, whose size divides a line's."""
+        """Cut evenly, at the edges of cache lines and so of items, whose size divides a line's."""
         lines = -(-nbytes // LINE_BYTES)
         ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(1, workers)]
         edges = []
@@ -33,14 +33,15 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Sum:
-    """One tensor being summed.
+    """The allreduce of one tensor.
 
-    partial:  pieces whose partial sum is still to come
-    whole:    pieces whose whole sum is
-    added:    how much of a piece's partial sum has been added to ours, in bytes
-    gathered: its values are copies, a piece for each worker's; they are whole and added up last
-    told:     whether it was seen that everything is here
-    taken:    whether the worker after this one has everything
+    Attributes:
+        partial: pieces whose partial sum has not arrived.
+        whole: pieces whose total sum has not arrived.
+        added: bytes of a piece's partial sum that are added to this worker's values.
+        gathered: whether all workers' values are gathered, one piece each, and added up locally.
+        told: whether completion was noticed.
+        taken: whether the next worker has everything.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Sum:
 
     @property
     def complete(self) -> bool:
-        """Whether everything has come in."""
+        """Whether all pieces have arrived."""
         return not self.partial and not self.whole
 
     def view(self, piece: int) -> memoryview:
@@ -81,27 +82,27 @@ class Sum:
         return self.values[start:stop]
 
     def ends_here(self, piece: int) -> bool:
-        """Whether this worker is the last to add to it."""
+        """Whether this worker is the last to add to a piece."""
         return self.edges[piece][0] == (self.index + 1) % self.workers
 
     def comes_home(self, piece: int) -> bool:
-        """Whether the next worker has the whole sum, as it made it."""
+        """Whether the next worker has computed the total sum of a piece."""
         return self.edges[piece][0] == (self.index + 2) % self.workers
 
     def has(self, piece: int, whole: bool) -> bool:
-        """Whether it is to be sent to the next worker, and is here."""
+        """Whether a piece is here and has to be sent to the next worker."""
         if whole:
             have = piece not in self.partial if self.ends_here(piece) else piece not in self.whole
             return have and not self.comes_home(piece)
         return not (self.gathered or piece in self.partial or self.ends_here(piece))
 
     def ready(self) -> list[tuple[int, bool]]:
-        """(piece, whole) of all that can be sent."""
+        """(piece, whole) of all pieces that can be sent."""
         pieces = range(len(self.edges))
         return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
 
     def add_up(self) -> None:
-        """What was gathered, worker by worker: the piece of worker w is w + 1."""
+        """Add up gathered values by worker; the piece of worker w is w + 1."""
         into = self.ask.values
         into[:] = self.view(1 % self.workers)
         for worker in range(1, self.workers):

@@ -1,4 +1,4 @@
-"""CollectiveWorker: a worker's machine that sums tensors with the other workers as well."""
+"""CollectiveWorker: a worker's state machine with a ring allreduce."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RINGS = (Piece, MissingPieces, SumAck, WorkerLeft)
 
 
 class CollectiveWorker(WorkerMachine):
-    """Gives its ring what is the ring's; everything else is a worker's as ever."""
+    """A worker's machine that passes events of the allreduce to its ring."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CollectiveWorker(WorkerMachine):
     ) -> None:
         super().__init__(session, options)
         self.ring = Ring(session, piece_bytes, gathered_bytes)
-        self._ring_view = NO_VIEW  # that the ring knows
+        self._ring_view = NO_VIEW  # the view that the ring has
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         if isinstance(message, Piece):

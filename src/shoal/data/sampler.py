@@ -173,22 +173,29 @@ def _check_membership(rank: int, world_size: int) -> None:
 class Sampler(torch.utils.data.Sampler[int]):
     """This worker's part of a dataset, for `DataLoader(dataset, sampler=Sampler(dataset))`.
 
-    Unlike `torch.utils.data.DistributedSampler` it repeats no sample to make the parts equal: the
-    parts of all ranks are disjoint and complete, and their sizes differ by at most one. (A worker
-    of Shoal whose data end first keeps taking part with weight 0, so nothing waits for it.)
+    With π the epoch's permutation of the samples and P workers, rank r has the samples::
 
-    The order is a pure function of (seed, epoch). Iterating again after the end of an epoch begins
-    the next; `set_epoch` is there for loops that count epochs themselves.
+        π(r), π(r + P), π(r + 2 P), ...
+
+    The parts of all ranks are disjoint and complete, and their sizes differ by at most one.
+    `torch.utils.data.DistributedSampler` repeats samples instead to make the parts equal. The order
+    is a pure function of (seed, epoch). Iterating again after the end of an epoch begins the next
+    epoch; `set_epoch` is for loops that count epochs themselves.
 
     Args:
         dataset: anything with a length.
-        rank, world_size: which part; both or neither. Without them they are the process's own, as
-            `shoal.init()` set them, read when iterating starts.
+        rank: this worker's, >= 0. By default the rank of `shoal.init()`, read when iteration
+            starts. Give rank and world_size together or not at all.
+        world_size: number of workers.
         seed: >= 0, the same on all ranks.
-        shuffle: a new order each epoch; otherwise rank r has samples r, r + world_size, ...
+        shuffle: a new permutation each epoch; the samples in order otherwise.
 
-    >>> list(Sampler(range(5), rank=1, world_size=2, shuffle=False))
-    [1, 3]
+    Raises:
+        InvalidValue: only one of rank and world_size, or a value out of its range.
+
+    Example:
+        >>> list(Sampler(range(5), rank=1, world_size=2, shuffle=False))
+        [1, 3]
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""shoal.init(): join the run that this process belongs to, however it was started.
+"""`shoal.init`: join the run that this process belongs to, however it was started.
 
-shoal run         the run's address is in SHOAL_SCHEDULER
-torchrun          rank 0 starts a scheduler and servers and tells the others through the store
-python script.py  a scheduler and servers start here, for this only worker
+shoal run         the scheduler's address is in SHOAL_SCHEDULER
+torchrun          rank 0 starts a scheduler and servers, and publishes the address in the store
+python script.py  a scheduler and servers start on this machine, for this single worker
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def init(
     servers: int | None = None,
     scheduler: str = "",
     token: str = "",
-    sync_timeout_ms: int = 10000,
+    sync_timeout_s: float = 10.0,
     init_timeout_s: float = 60.0,
     rank: int | None = None,
     imports: Sequence[str] = (),
@@ -36,22 +36,41 @@ def init(
     group_size: int = 1,
     namespace: str | None = None,
 ) -> Context:
-    """Join the run; the first call counts, later ones return the same context.
+    """Join the run that this process belongs to; start a cluster here if there is none.
 
-    servers:     how many to start where nobody has (plain python, torchrun); 1 by default, or
-                 SHOAL_SERVERS
-    scheduler:   join the cluster at this address, or in this run's folder, instead
-    rank:        the rank wished for
-    imports:     modules, or files, that define access methods; this process imports them, and so
-                 do the servers that are started here
-    group, group_size, namespace:  attach to a run of others, as `ClientOptions` has it
+    Under `shoal run` and with `scheduler` the process joins that cluster. Under torchrun rank 0
+    starts a scheduler and servers. Under plain python they start for this single worker. Later
+    calls return the first call's context. The context is closed when the process exits.
 
-    Returns the context: `rank`, `world_size`, `client`, and `resumed_at` where the run goes on with
-    another one's checkpoint. It is closed when the process ends.
+    Args:
+        servers: servers to start where no cluster is there yet. SHOAL_SERVERS or 1 by default.
+        scheduler: address of a scheduler, or folder of a run on this machine, to join. Empty for
+            SHOAL_SCHEDULER or a cluster of its own.
+        token: the cluster's shared secret. Empty for SHOAL_TOKEN.
+        sync_timeout_s: seconds until an unanswered request is probed urgently; it fails after
+            twice this time.
+        init_timeout_s: seconds to wait until the cluster is complete.
+        rank: the rank to ask for. None for SHOAL_RANK or any.
+        imports: modules or files that define access methods or handlers; this process and the
+            servers started here import them.
+        group: worker group to attach as, with `scheduler`; "" is the first group.
+        group_size: workers that make an attached group complete.
+        namespace: prefix of this worker's table names. None for the group's name.
 
-    >>> context = shoal.init()                      # doctest: +SKIP
-    >>> context.rank, context.world_size            # doctest: +SKIP
-    (0, 1)
+    Returns:
+        The context: `rank`, `world_size`, `client`, and `resumed_at` for a resumed run.
+
+    Raises:
+        InvalidValue: an option out of its range, or a group without a scheduler.
+        DataMissing: no run is under way in the folder `scheduler`.
+        JoinTimeout: the cluster was not complete within `init_timeout_s`.
+        JoinRefused: the scheduler refused this worker, with its reason.
+
+    Example:
+        >>> import shoal
+        >>> context = shoal.init()
+        >>> context.rank, context.world_size
+        (0, 1)
     """
     known = joined()
     if known is not None:
@@ -64,10 +83,10 @@ def init(
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if group and not address:
         raise InvalidValue(
-            f"group {group!r} attaches to a run: say which, scheduler=ADDRESS or RUN"
+            f"group {group!r} attaches to a running cluster: give its address or folder, scheduler="
         )
     if count < 1:
-        raise InvalidValue(f"init needs at least one server, not {count}")
+        raise InvalidValue(f"shoal.init needs at least one server, not {count}")
     found = [importable(each) for each in imports]
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
@@ -79,7 +98,7 @@ def init(
         token=secret,
         rank=wish,
         init_timeout_s=init_timeout_s,
-        sync_timeout_s=sync_timeout_ms / 1000,
+        sync_timeout_s=sync_timeout_s,
         group=group,
         group_size=group_size,
         namespace=namespace,
@@ -104,4 +123,4 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name, default))
     except ValueError:
-        raise InvalidValue(f"{name}={env[name]!r} is not a whole number") from None
+        raise InvalidValue(f"{name}={env[name]!r} is not an integer") from None

@@ -1,8 +1,8 @@
-"""Driver: who does a worker's socket work, and when.
+"""Driver: runs a worker's machine and its socket work on the threads that call it.
 
-One lock owns the machine. A caller that waits does the socket work itself, so that a blocking
-request costs no thread hand-off; a pump thread takes over while requests are under way and nobody
-waits, and sends heartbeats while the caller computes (DESIGN section 4, rule 8).
+One lock owns the machine. A thread that waits for a future does the socket work itself, so that a
+blocking request costs no thread hand-off. While requests are under way and no thread waits, a pump
+thread does it; it also sends heartbeats while the caller computes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
-from typing import Any
 
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
+from shoal.node.future import Finish, Future, call_back
 from shoal.node.node import Node
 from shoal.protocol.machine import Asked, Note, Outcome
 from shoal.protocol.requests import Cancel
@@ -25,89 +25,7 @@ from shoal.transport import Identity
 
 log = logging.getLogger("shoal.client")
 
-PUMP_AFTER_S = 0.0005  # a request that nobody waits for is left to its caller for this long
-
-Finish = Callable[[], Any]
-
-
-class Future:
-    """A request under way. `wait` drives the exchange.
-
-    Done callbacks run on the thread that drives it, and may use the client. What they raise is
-    logged.
-    """
-
-    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
-
-    def __init__(self, driver: Driver, request_id: int, finish: Finish | None) -> None:
-        self.request_id = request_id
-        self.outcome: Outcome | None = None
-        self._driver = driver
-        self._finish = finish
-        self._result: Any = None
-        self._callbacks: list[Callable[[Future], None]] | None = None
-
-    def done(self) -> bool:
-        return self.outcome is not None
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """What was pulled (None for pushes), once it is there.
-
-        timeout: seconds; then RequestTimeout is raised and the request goes on. `cancel` ends it.
-        Raises the request's own error: SyncTimeout, Refused, RoundClosed, WaitsForever ...
-        """
-        if self.outcome is None:
-            self._driver.wait(self, timeout)
-        return self.result()
-
-    def result(self) -> Any:
-        """What `wait` returns, of a request that is done."""
-        if self.outcome is None:
-            raise UsageError(f"request {self.request_id} is not done yet; wait() for it")
-        if self.outcome.error is not None:
-            raise self.outcome.error
-        return self._result
-
-    def exception(self) -> ShoalError | None:
-        """The error of a request that is done."""
-        return self.outcome.error if self.outcome is not None else None
-
-    def cancel(self) -> bool:
-        """Withdraw the request; its buffers are the caller's again. False if it was done."""
-        if self.outcome is not None:
-            return False
-        self._driver.ask(Cancel(self.request_id)).wait()
-        return True
-
-    def add_done_callback(self, callback: Callable[[Future], None]) -> None:
-        """Call `callback(future)` when it is done, or now if it is."""
-        with self._driver.own():
-            if self.outcome is None:
-                self._callbacks = [*(self._callbacks or ()), callback]
-                return
-        call_back(callback, self)
-
-    def resolve(self, outcome: Outcome) -> None:
-        """The driver says how the request ended."""
-        if outcome.error is None and self._finish is not None:
-            try:
-                self._result = self._finish()
-            except ShoalError as error:
-                outcome = Outcome(error=error)
-            except Exception as error:
-                outcome = Outcome(error=UsageError(f"{type(error).__name__}: {error}"))
-        self.outcome = outcome
-        if self._callbacks:
-            self._driver.due.extend((callback, self) for callback in self._callbacks)
-            self._callbacks = None
-
-
-def call_back(callback: Callable[[Future], None], future: Future) -> None:
-    """Nobody who drives is stopped by what a callback raises."""
-    try:
-        callback(future)
-    except Exception:
-        log.exception("a done callback of request %d raised", future.request_id)
+PUMP_AFTER_S = 0.0005  # the pump leaves a new request to its caller for this long
 
 
 class Driver:
@@ -119,15 +37,15 @@ class Driver:
             machine, me, scheduler=scheduler, resolve=self._resolved, on_note=self._noted
         )
         self.on_note: Callable[[Note], None] = lambda note: None
-        self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to be made
+        self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to run
         self._futures: dict[int, Future] = {}
         self._ids = count(1)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()
         self._visitors = 0
         self._drivers = 0  # threads that wait for a future; changed by the lock's owner only
-        self._driving = False  # one of them polls
-        # The others, first to last: each with what wakes it.
+        self._driving = False  # whether one of them polls
+        # The other waiting threads in order of arrival, each with its wake-up event.
         self._asleep: list[tuple[Future, threading.Event]] = []
         self._closed = False
         self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
@@ -136,7 +54,7 @@ class Driver:
     # ------------------------------------------------------------------ the public side
 
     def ask(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
-        """Ask the machine; with `pump` its answer is worked for even where nobody waits."""
+        """Ask the machine; with `pump` the request makes progress even if no thread waits."""
         future = Future(self, next(self._ids), finish)
         self._enter()
         try:
@@ -148,9 +66,10 @@ class Driver:
         return future
 
     def run(self, request: object, finish: Finish | None = None) -> Future:
-        """Ask and wait: the lock is taken once, and nobody else is told that there is work.
+        """Ask and wait, taking the lock once and without waking the pump.
 
-        Returns the future of what is done.
+        Returns:
+            The future, which is done.
         """
         future = Future(self, next(self._ids), finish)
         self._enter()
@@ -158,7 +77,7 @@ class Driver:
         try:
             self._submit(future, request)
             self._drive(future, None)
-        except KeyboardInterrupt:  # nobody has a handle on it
+        except KeyboardInterrupt:  # the caller has no future to cancel
             if future.outcome is None and not self.node.stopped:
                 self.node.handle(Asked(next(self._ids), Cancel(future.request_id)))
             raise
@@ -177,7 +96,7 @@ class Driver:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Nobody else touches machine and node meanwhile."""
+        """Own machine and node exclusively in a `with` block."""
         self._enter()
         try:
             yield
@@ -192,7 +111,7 @@ class Driver:
         return self._closed
 
     def close(self) -> None:
-        """Send what waits to be sent, and disconnect."""
+        """Send the outbox and disconnect."""
         self._closed = True
         with self.own():
             self._fail_all(UsageError("this client was closed"))
@@ -236,7 +155,7 @@ class Driver:
             self._poll(left)
 
     def _sleep(self, future: Future, limit_s: float) -> None:
-        """While another thread drives, until it is done with this or leaves its place."""
+        """Sleep while another thread drives, until the future is done or that thread leaves."""
         woken = threading.Event()
         place = future, woken
         self._asleep.append(place)
@@ -248,9 +167,9 @@ class Driver:
             self._asleep.remove(place)
 
     def _poll(self, limit_s: float) -> None:
-        """Poll once with the lock held, let visitors in, make the calls that are due.
+        """Poll once with the lock held, let visiting threads in, run the callbacks that are due.
 
-        Visitors do not take the place: they leave their request and sleep. A callback may.
+        A visiting thread submits its request and sleeps: it does not become the driving thread.
         """
         self._driving = True
         try:
@@ -260,7 +179,7 @@ class Driver:
             if self._visitors:
                 self._lock.release()
                 try:
-                    with self._turnstile:  # until the visitor has the lock
+                    with self._turnstile:  # waits until the visitor has the lock
                         pass
                 finally:
                     self._insist(self._lock.acquire)
@@ -273,7 +192,7 @@ class Driver:
                 self._insist(self._enter)
 
     def _enter(self) -> None:
-        """Own the machine; a driver that polls is woken to let us in."""
+        """Own the machine; a polling thread is woken so that it releases the lock."""
         if not self._lock.acquire(blocking=False):
             with self._turnstile:
                 self._visitors += 1
@@ -285,7 +204,7 @@ class Driver:
                     self._visitors -= 1
 
     def _insist(self, own: Callable[[], object]) -> None:
-        """Own the machine again, also when Ctrl-C comes meanwhile: the caller will let go of it."""
+        """Own the machine again, even if Ctrl-C interrupts: the caller will release the lock."""
         try:
             own()
         except BaseException:
@@ -302,17 +221,17 @@ class Driver:
             self._pump_wake.set()
 
     def _wake_next(self) -> None:
-        """The place is free: who has slept longest drives from here on."""
+        """Let the thread that has slept longest drive next."""
         if self._asleep:
             self._asleep[0][1].set()
 
     def _release(self) -> None:
-        """Let go of the machine, then make the calls that are due."""
+        """Release the machine, then run the callbacks that are due."""
         self._lock.release()
         while self.due:
             try:
                 due = self.due.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has run the last one
                 return
             call_back(*due)
 
@@ -334,7 +253,7 @@ class Driver:
     # ------------------------------------------------------------------ the pump
 
     def _run_pump(self) -> None:
-        """Heartbeats while the caller computes; progress while nobody waits."""
+        """Send heartbeats while the caller computes; make progress while no thread waits."""
         while not self._over():
             left_alone = bool(self._futures) and not self._drivers
             if left_alone:
@@ -355,7 +274,7 @@ class Driver:
     def _pump_once(self) -> None:
         try:
             self._poll(0.02 if self._futures else 0.0)
-        except Exception as error:  # better to say so everywhere than to wait for ever
+        except Exception as error:  # fail every request rather than let callers wait forever
             log.exception("the client's pump failed")
             self.node.stopped = True
             self.node.error = UsageError(f"the client failed: {type(error).__name__}: {error}")
@@ -368,4 +287,4 @@ class Driver:
 
 
 def _shown(waiting: list[tuple[str, str]]) -> str:
-    return "; ".join(f"{what}: {why}" for what, why in waiting[:4]) or "nothing is unanswered"
+    return "; ".join(f"{what}: {why}" for what, why in waiting[:4]) or "no request is unanswered"

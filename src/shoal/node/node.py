@@ -1,7 +1,7 @@
-"""Node: the shell that gives one machine a transport, a clock and a disk.
+"""Node: the shell that gives one state machine a transport, a clock and a disk.
 
-One loop, no threads of its own: whoever calls `poll` does the socket work. A server or scheduler
-process is `Node.run()`; a worker's caller polls while it waits (`runtime.client`).
+It has one loop and no threads of its own: the thread that calls `poll` does the socket work. A
+server or scheduler process is `Node.run()`; a worker's caller polls while it waits (`node.driver`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ log = logging.getLogger("shoal.node")
 CONNECT_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
-RECONNECT_HERE_MAX_S = 0.1  # ... of this host, where it costs nothing
-HELLO_S = 10.0  # for a caller to shake hands
+RECONNECT_HERE_MAX_S = 0.1  # the maximum for peers of this host, where attempts are cheap
+HELLO_S = 10.0  # time limit of a caller's handshake
 
 
 class Journal:
-    """The newest record of a machine, on disk: written whole, flushed, then renamed."""
+    """The latest record of a machine on disk: written whole, flushed, then renamed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,12 +65,16 @@ class Journal:
 
 
 class Node:
-    """Runs one machine.
+    """Runs one state machine.
 
-    scheduler:  the address of the scheduler, for members
-    resolve:    where answers to `Asked` go
-    on_note:    where the machine's notes go (event log, counters)
-    on_save:    ... and rows that are to be written down
+    Args:
+        machine: the machine.
+        me: this node's identity, for handshakes.
+        scheduler: the scheduler's address, for members.
+        journal: receives the machine's records.
+        resolve: receives the answers to `Asked`.
+        on_note: receives the machine's notes (event log, counters).
+        on_save: receives rows for checkpoints.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class Node:
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
-        self._strangers: dict[int, float] = {}  # accepted, no hello yet: until when
+        self._strangers: dict[int, float] = {}  # accepted without a hello yet: their deadlines
         self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
         self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -108,17 +112,17 @@ class Node:
     # ------------------------------------------------------------------ the public side
 
     def listen(self, address: str) -> str:
-        """Let peers connect; returns the address that they use."""
+        """Listen for peers; returns the address that they use."""
         self._listener = transport_for(address).listen(address, self.me)
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         return self._listener.address
 
     def handle(self, event: Event) -> None:
-        """Give the machine an event and carry its effects out."""
+        """Pass an event to the machine and perform its effects."""
         self.perform(self.machine.handle(event, monotonic()))
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for work for `timeout_s` at most, and do what there is."""
+        """Wait for work for `timeout_s` seconds at most, and do it."""
         now = monotonic()
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
@@ -150,7 +154,7 @@ class Node:
             raise self.error
 
     def ask(self, request: object) -> None:
-        """Ask the machine for something when it comes to it: a signal handler may do this."""
+        """Queue a request to the machine; safe in signal handlers."""
         self._asked.append(request)
         self.wake()
 
@@ -159,7 +163,7 @@ class Node:
         os.eventfd_write(self._wake, 1)
 
     def linger(self, limit_s: float = 1.0) -> None:
-        """Send what still waits to be sent."""
+        """Send the backlog of all connections, for `limit_s` seconds at most."""
         until = monotonic() + limit_s
         waiting = [c for c in self._connections.values() if c.backlog]
         while waiting and monotonic() < until:
@@ -192,7 +196,7 @@ class Node:
                 self._strangers[connection.fileno()] = monotonic() + HELLO_S
 
     def _send_strangers_away(self) -> None:
-        """Who does not say hello in time does not keep a file descriptor."""
+        """Drop callers whose handshake has timed out, to free their file descriptors."""
         now = monotonic()
         for fileno in [each for each, until in self._strangers.items() if now >= until]:
             connection = self._connections[fileno]
@@ -206,7 +210,7 @@ class Node:
             self._meet(connection)
 
     def _meet(self, connection: Connection) -> None:
-        """A peer is known by name now; an older connection of its is closed."""
+        """Register a peer after its handshake; an older connection to it is closed."""
         self._strangers.pop(connection.fileno(), None)
         old = self._peers.get(connection.peer)
         if old is not None and old is not connection:
@@ -260,7 +264,7 @@ class Node:
             peer.send(Malformed(str(error)[:500]), ())
 
     def _count(self, error: Exception, connection: Connection | None) -> None:
-        """Typed counters; the log has the first of each kind and then every power of two."""
+        """Count an error by type; log the first of each type, then at powers of two."""
         kind = type(error).__name__
         self.counters[kind] += 1
         seen = self.counters[kind]
@@ -271,7 +275,7 @@ class Node:
     # ------------------------------------------------------------------ effects
 
     def perform(self, effects: Effects) -> None:
-        """Carry out what the machine has decided, in order."""
+        """Perform the machine's effects, in order."""
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
@@ -295,14 +299,14 @@ class Node:
     def _send(self, effect: Send) -> None:
         connection = self._peers.get(effect.to) or self._reach(effect.to)
         if connection is None:
-            self.counters["unreachable"] += 1  # the protocol asks again
+            self.counters["unreachable"] += 1  # the protocol repeats the message
             return
         connection.send(effect.message, effect.buffers, effect.guard)
         if connection.wants_write:
             self._watch(connection)
 
     def _reach(self, to: NodeId) -> Connection | None:
-        """Connect to a peer that has an address, not too often."""
+        """Connect to a peer that has an address, with exponential back-off."""
         address = self._scheduler if to == SCHEDULER else self.machine.address_of(to)
         if not address:
             return None
@@ -312,12 +316,12 @@ class Node:
             return None
         try:
             connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
-            if connection.peer != to:  # who was there is gone, and another listens in its place
+            if connection.peer != to:  # the peer is gone, and another node listens there
                 connection.close()
                 raise HandshakeRefused(f"at {address} is {connection.peer}, not {to}")
         except ShoalError as error:
             if to == SCHEDULER and isinstance(error, HandshakeRefused):
-                self.stopped, self.error = True, error  # nobody lets this node in
+                self.stopped, self.error = True, error  # retrying does not help
             most = RECONNECT_HERE_MAX_S if address.startswith("unix://") else RECONNECT_MAX_S
             self._retry[to] = (monotonic() + delay, min(2 * delay, most))
             log.debug("%s", error)
@@ -327,7 +331,7 @@ class Node:
         return connection
 
     def _watch(self, connection: Connection) -> None:
-        """Ask for writability exactly while something waits to be sent."""
+        """Poll for writability exactly while there is a backlog."""
         fileno = connection.fileno()
         if connection.wants_write and fileno not in self._writing:
             self._writing.add(fileno)

@@ -1,4 +1,4 @@
-"""Poller: which file descriptors are ready, looked for a moment before this thread sleeps."""
+"""Poller: an epoll that spins for a moment before it sleeps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from time import monotonic
 
 SPIN_S = 0.0004  # how long to look for work before sleeping
-SPIN_PENALTY_MAX = 64  # waits without looking, after it was in vain
-CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let somebody else run
-CROWDED_WAITS = 8  # so many waits in a row, and this thread looks for another core
+SPIN_PENALTY_MAX = 64  # waits at most without spinning, after it was in vain
+CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let another thread run
+CROWDED_WAITS = 8  # after so many crowded waits in a row this thread moves to another core
 CROWDED_WAITS_MAX = 1 << 14
 
 Ready = list[tuple[int, int]]
@@ -20,14 +20,13 @@ Ready = list[tuple[int, int]]
 class Poller:
     """An epoll that spins before it sleeps.
 
-    An answer to a small request is there sooner than a sleeping core wakes up. Where looking was
-    in vain it is left out for a while, twice as long each time, so that a process that really
-    waits costs nothing.
+    An answer to a small request arrives sooner than a sleeping core wakes up. After spinning in
+    vain the next waits do not spin, twice as many each time, so that an idle process costs nothing.
 
-    Two that talk to each other and never sleep can be on one core for ever while another is idle:
-    to the kernel both look too busy to be moved, and every message costs two switches. Who notices
-    it moves. That may not help (every core is busy), so each time it takes twice as long to be
-    noticed, and half as long after as many waits alone.
+    Two spinning processes that exchange messages can share one core forever while another is idle:
+    to the kernel both look too busy to migrate, and every message costs two context switches. The
+    process that detects it moves to another core. That may not help (every core is busy), so that
+    detection takes twice as long each time, and half as long after as many uncrowded waits.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Who says what, when: the machines of every role, sans I/O.
+"""The protocol: state machines of every role, without I/O.
 
-A machine is `handle(event, now) -> [effect]`. Nothing in this package waits, reads a clock, opens
-a socket, draws a random number or imports torch; `runtime.node` and `sim.world` are the two shells
-that give it a network and a clock.
+A machine is `handle(event, now) -> [effect]`. Nothing in this package waits, reads a clock, opens a
+socket, draws a random number or imports torch. The two shells `node.node` and `simulation.world`
+give a machine a network and a clock.
 """

@@ -1,14 +1,14 @@
-"""When a read is admitted and when a push is applied: two pure rules over vector clocks.
+"""Consistency: when a read is admitted and when a push is applied, as rules on vector clocks.
 
-A worker's clock counts the iterations it has finished, as told by its `Advance`s. With m the
-slowest worker's clock, a read at clock c is admitted under
+A worker's clock counts the iterations that it has finished. With m the slowest worker's clock, a
+read at clock c is admitted under
 
     BSP      m >= c           and pushes are applied when their round closes
     SSP(s)   m >= c - s       (Ho et al. 2013, section 2: the staleness bound)
     ASP      always
 
 A round c closes when m > c, that is, when no worker can push for it any more. SSP(0) differs from
-BSP only in when pushes are applied; where they are applied at the end of a round the two are equal.
+BSP only in when pushes are applied; with apply_at="round_end" the two are equal.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shoal.tables.spec import Consistency
 
 
 class VectorClock:
-    """The clocks of all workers, by incarnation, with a histogram beside them.
+    """The clocks of a group's workers, by incarnation, with a histogram.
 
-    `minimum` is a plain attribute: it costs nothing to read, and an update costs a search over the
-    *distinct* clocks, at most when the slowest worker moves (DESIGN section 4, rule 10).
+    `minimum` is a plain attribute: reading it is free, and an update searches the *distinct* clocks
+    only when the slowest worker moves.
     Invariant: `minimum == min(clocks.values(), default=FOREVER)`.
 
     >>> clock = VectorClock()
@@ -53,19 +53,19 @@ class VectorClock:
         return iter(sorted(self._clocks.items()))
 
     def enter(self, worker: int, clock: int) -> None:
-        """A worker whose first round is `clock`."""
+        """Add a worker whose first round is `clock`."""
         self._clocks[worker] = clock
         self._histogram[clock] += 1
         self.minimum = min(self.minimum, clock)
 
     def leave(self, worker: int) -> int:
-        """Forget a worker; returns the clock it had reached."""
+        """Remove a worker; returns the clock that it had reached."""
         clock = self._clocks.pop(worker)
         self._drop(clock)
         return clock
 
     def advance(self, worker: int, to: int) -> bool:
-        """Move a worker's clock forward; False where it was there already (a duplicate)."""
+        """Move a worker's clock forward; False if it was there already (a duplicate)."""
         before = self._clocks[worker]
         if to <= before:
             return False
@@ -75,7 +75,7 @@ class VectorClock:
         return True
 
     def reset(self, clock: int) -> None:
-        """All workers are taken to be no further than `clock`, until they say it again."""
+        """Set all clocks to at most `clock`, until the workers report theirs again."""
         self._clocks = {worker: min(at, clock) for worker, at in self._clocks.items()}
         self._histogram = Counter(self._clocks.values())
         self.minimum = min(self._histogram, default=FOREVER)
@@ -93,7 +93,7 @@ class VectorClock:
 
 
 class Clocks:
-    """The clocks of all workers. Each group of workers goes by a vector of its own.
+    """The clocks of all workers: one vector clock for each worker group.
 
     by_worker:  the vector that a worker is in
 
@@ -109,18 +109,18 @@ class Clocks:
         self.by_worker: dict[int, VectorClock] = {}
 
     def of(self, group: str) -> VectorClock:
-        """A group's."""
+        """The vector clock of a group."""
         vector = self._vectors.get(group)
         if vector is None:
             vector = self._vectors[group] = VectorClock()
         return vector
 
     def group(self, worker: int) -> str:
-        """Which one a worker is in; the first, if it is in none."""
+        """The group of a worker; the first group for an unknown worker."""
         return self._groups.get(worker, "")
 
     def groups(self) -> list[str]:
-        """All that have been heard of."""
+        """All known groups."""
         return sorted(self._vectors)
 
     def __getitem__(self, worker: int) -> int:
@@ -133,13 +133,13 @@ class Clocks:
         return iter([(worker, self[worker]) for worker in sorted(self._groups)])
 
     def enter(self, worker: int, clock: int, group: str = "") -> None:
-        """A worker whose first round is `clock`."""
+        """Add a worker whose first round is `clock`."""
         self._groups[worker] = group
         self.by_worker[worker] = self.of(group)
         self.of(group).enter(worker, clock)
 
     def keep(self, groups: Collection[str]) -> None:
-        """There are these, and no other has any workers."""
+        """Keep the vector clocks of these groups only; the others have no workers."""
         self._vectors = {group: self.of(group) for group in groups}
 
     def leave(self, worker: int) -> None:
@@ -159,5 +159,5 @@ def needed(rule: Consistency, read_clock: int) -> int:
 
 
 def apply_clock(rule: Consistency, push_clock: int) -> int:
-    """The clock that every worker must have reached before a push gets to the rows; 0: at once."""
+    """The clock that every worker must have reached before a push is applied; 0 for at once."""
     return push_clock + 1 if rule.apply_at == "round_end" else 0

@@ -1,7 +1,7 @@
-"""What a machine is: events in, effects out, one mutator.
+"""State machines: events in, effects out, one mutator.
 
-The shells (`runtime.node`, `sim.world`) call `arriving` when a header has come in and its payload
-has not, `handle` for everything else, and `handle(Ticked())` when `deadline()` has passed.
+The shells (`node.node`, `simulation.world`) call `arriving` when a header has arrived and its
+payload has not, `handle` for every event, and `handle(Ticked())` when `deadline()` has passed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Buffers = tuple[memoryview, ...]
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message came in. `payload` is the sink it filled; None where it was discarded.
+    """A message has arrived. `payload` is the sink that it has filled; None if discarded.
 
-    Where the sink is filled by view, also each time that another view of it is full.
+    If the sink is filled by view, the event occurs each time that another view of it is full.
     """
 
     sender: NodeId
@@ -41,13 +41,13 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The connection to a node broke: a hint, no proof of its death."""
+    """The connection to a node broke: a hint, not a proof of its death."""
 
     node: NodeId
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The shell's own caller wants something; answered by `Resolve(request_id, ...)`."""
+    """A request of the shell's caller; answered by `Resolve(request_id, ...)`."""
 
     request_id: int
     request: Any
@@ -60,10 +60,10 @@ Event = Received | Ticked | PeerLost | Asked
 
 
 class CopyOnWriteGuard:
-    """Live rows in messages that have not left yet.
+    """Copy-on-write for live rows in messages that are not sent yet.
 
-    Whoever keeps some of them says how it would copy them. Before the rows change they are
-    recalled; most have left by then, and nothing is copied.
+    A transport that keeps such rows registers a function that copies them. Before the rows change
+    the guard calls these functions. Most messages have been sent by then, and nothing is copied.
     """
 
     __slots__ = ("borrowers",)
@@ -72,12 +72,12 @@ class CopyOnWriteGuard:
         self.borrowers: list[Callable[[], None]] = []
 
     def keep(self, copy: Callable[[], None]) -> None:
-        """Some are kept: call `copy` before they change."""
+        """Call `copy` before the rows change."""
         if copy not in self.borrowers:
             self.borrowers.append(copy)
 
     def recall(self) -> None:
-        """They are about to change."""
+        """Have all borrowers copy: the rows are about to change."""
         if self.borrowers:
             for copy in self.borrowers:
                 copy()
@@ -87,8 +87,9 @@ class CopyOnWriteGuard:
 class Send(msgspec.Struct, frozen=True):
     """Send `message` and the bytes of `buffers` to a node.
 
-    guard: the buffers are live rows, borrowed until it is recalled. Otherwise they are borrowed
-    until the request that they belong to is resolved.
+    Attributes:
+        guard: of live rows, which are borrowed until the guard recalls them. Buffers without a
+            guard are borrowed until their request is resolved.
     """
 
     to: NodeId
@@ -98,8 +99,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Detach(msgspec.Struct, frozen=True):
-    """What waits to be sent to a node borrows its buffers no longer: they are the caller's again,
-    and what has not left yet leaves from copies."""
+    """Copy the buffers of unsent messages to a node: they belong to the caller again."""
 
     to: NodeId
 
@@ -107,9 +107,11 @@ class Detach(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """How a request ended: applied, refused (with the reason) or unknown (timed out, cancelled).
 
-    clock_min:     the slowest worker's clock that the answering servers saw, or -1
-    round_weight:  total weight of the pushes in the round before the read clock, or -1
-    value:         what the request asked for, where that is not rows (a view, a rank)
+    Attributes:
+        error: why the request has failed; None if it was applied.
+        clock_min: the slowest worker's clock at the answering servers, or -1.
+        round_weight: total weight of the pushes in the round before the read clock, or -1.
+        value: result of a request that does not pull rows (a view, a lease).
     """
 
     error: ShoalError | None = None
@@ -126,17 +128,19 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Make `record` this node's journal; later effects wait until it is durable."""
+    """Write `record` to this node's journal; later effects wait until it is durable."""
 
     record: bytes
 
 
 class Save(msgspec.Struct, frozen=True, eq=False):
-    """Write rows down, which are nobody else's: all rounds below `clock` are in them.
+    """Write a shard's rows to a checkpoint: they have all rounds below `clock`.
 
-    table, spec, rows:  which, of the run's `tables`
-    state:              tensors by name
-    since:              ... of what has changed since that clock, of which there is a file; or -1
+    Attributes:
+        table: number of the table among the run's `tables`.
+        rows: the shard's rows.
+        state: the shard's tensors by name, copies that belong to this effect.
+        since: clock of the previous file if `state` has only the changes since; -1 for all.
     """
 
     clock: int
@@ -149,7 +153,7 @@ class Save(msgspec.Struct, frozen=True, eq=False):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something worth counting or logging; checkers and event logs listen."""
+    """An event for logs, counters and checkers."""
 
     kind: str
     fields: dict[str, Any] = {}
@@ -169,16 +173,17 @@ Effects = list[Effect]
 
 
 class Sink:
-    """Where a payload goes, and who may take that permission back.
+    """Destination of a payload, which its owner may revoke.
 
-    `views` are consecutive destinations. After `revoke()` the transport finds scratch memory in
-    their place, so that a late payload cannot land in a buffer that has a new owner.
+    `views` are consecutive destinations. After `revoke()` the transport writes to scratch memory,
+    so that a late payload cannot overwrite a buffer that has a new owner.
 
-    by_view:  who gave it wants to see each view when it is full, before the next is begun: they may
-              be the same memory
-    landed:   how many are full, where it is filled by view
-    lends:    ... and while one is seen it may be other memory, in which its bytes have come: of a
-              peer that may write there, so nothing but values is to be read from it
+    Attributes:
+        by_view: deliver each view when it is full, before the next one is begun; the views may
+            share memory.
+        landed: number of full views, if delivered by view.
+        lends: while a view is delivered it may be shared memory in which the bytes have arrived.
+            The peer may write there, so that only values may be read from it.
     """
 
     __slots__ = ("by_view", "context", "landed", "lends", "nbytes", "revoked", "views")
@@ -205,14 +210,14 @@ class Sink:
         return not self.by_view or self.landed == len(self.views)
 
     def fill(self, data: memoryview, start: int = 0) -> None:
-        """Take the whole payload from `data`, where it begins at `start`. Not by view."""
+        """Copy the whole payload from `data`, where it begins at `start`. Not by view."""
         for view in self.views:
             stop = start + view.nbytes
             view[:] = data[start:stop]
             start = stop
 
     def filling(self, data: memoryview) -> Iterator[None]:
-        """Take the whole payload from `data`, stopping wherever the sink is to be delivered."""
+        """Copy the whole payload from `data`, yielding whenever the sink has to be delivered."""
         if not self.by_view:
             self.fill(data)
             yield
@@ -231,7 +236,7 @@ class Sink:
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """The payload is drained without being looked at."""
+    """The payload is read and dropped."""
 
     reason: str
 
@@ -252,7 +257,7 @@ class EventTime:
 
 
 class Machine(Protocol):
-    """The contract of every role. See the module's docstring."""
+    """The contract of every role's state machine; see the module's docstring."""
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival: ...
     def handle(self, event: Event, now: float) -> Effects: ...
@@ -262,7 +267,7 @@ class Machine(Protocol):
 
 
 class EventTrace:
-    """The last events of a machine in a fixed ring; formatted only when an error needs them."""
+    """The last events of a machine in a ring buffer, formatted only when an error needs them."""
 
     __slots__ = ("_ring", "add")
 

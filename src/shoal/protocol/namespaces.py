@@ -1,7 +1,7 @@
-"""Namespaces: what workers call tables, and what tables are called in views.
+"""Namespaces: translates workers' names of tables to names in views and back.
 
-A worker has a namespace, which is its group's unless it says another. What it calls a table is the
-name in there; behind a slash it is the name of any table of the run.
+A worker has a namespace, by default its group's name. A name without a leading slash is relative to
+the namespace; a name with a leading slash is that of any table of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.protocol.views import View
 
 
 def qualified(name: str, namespace: str) -> str:
-    """What a view calls it.
+    """The name in views of a table that a worker calls `name`.
 
     >>> qualified("w", ""), qualified("w", "eval"), qualified("/w", "eval")
     ('w', 'eval/w', 'w')
@@ -25,7 +25,7 @@ def qualified(name: str, namespace: str) -> str:
 
 
 def local(name: str, namespace: str) -> str:
-    """What a worker calls what a view calls so: `qualified` takes it back.
+    """The worker's name of a table that views call `name`: the inverse of `qualified`.
 
     >>> local("w", ""), local("eval/w", "eval"), local("w", "eval")
     ('w', 'w', '/w')
@@ -37,17 +37,17 @@ def local(name: str, namespace: str) -> str:
 
 
 def seen_from(view: View, namespace: str) -> View:
-    """A view with the tables' names as a worker says them."""
+    """A view with the tables' names as a worker of that namespace uses them."""
     if not namespace:
         return view
     tables = tuple(copy(spec) for spec in view.tables)
-    for spec in tables:  # which may be longer with its slash than one that is declared
+    for spec in tables:  # without checks: with its slash a name may exceed the limit
         msgspec.structs.force_setattr(spec, "name", local(spec.name, namespace))
     return msgspec.structs.replace(view, tables=tables)
 
 
 def owner(name: str, group: str) -> str:
-    """The group whose clocks a table goes by that a worker of `group` declares.
+    """The group by whose clocks a table goes if a worker of `group` declares it.
 
     >>> owner("eval/w", "eval"), owner("w", "eval"), owner("eval/w", "")
     ('eval', '', '')

@@ -1,4 +1,4 @@
-"""What a worker's caller asks of its machine, and what programs yield to their shells."""
+"""Requests of a worker's caller to its machine, which strategies' programs yield."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shoal.tables.spec import TableSpec
 
 
 class PushOp(msgspec.Struct, frozen=True):
-    """Values for `rows` of a table, or for the sorted int64 `keys` among them. Bytes, borrowed.
+    """Push values for `rows` of a table, or for the sorted int64 `keys` among them.
 
-    Of a sparse table `rows` are all its slots, and `keys` uint64 in the order of their slots (any
-    order will do where there is one server).
+    All buffers are bytes and borrowed. Of a sparse table `rows` are all its slots, and `keys` are
+    uint64 in the order of their slots (in any order if there is one server).
     """
 
     table: str
@@ -26,7 +26,7 @@ class PushOp(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """Where an answer of any size goes: `data`, memory of its own, once it has come."""
+    """Receives an answer of any size: `data` has memory of its own once it has arrived."""
 
     __slots__ = ("__weakref__", "data")
 
@@ -39,10 +39,10 @@ class Answer:
 
 
 class PullOp(msgspec.Struct, frozen=True):
-    """Rows of a table into `out` (bytes).
+    """Pull rows of a table into `out` (bytes).
 
-    Of a custom table: a call (`tables.calls`) in place of the keys, to the server whose slots
-    `rows` are, and an `Answer`.
+    Of a custom table: a call (`tables.custom.calls`) in place of the keys, to the server whose
+    slots `rows` are, and an `Answer`.
     """
 
     table: str
@@ -52,13 +52,20 @@ class PullOp(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """Push, then advance, then pull: any of the three. To ask the same again, reuse the object.
+    """Push, then advance, then pull: any of the three. Reuse the object to repeat the exchange.
 
-    advance:    whether this worker has finished its present clock
-    last:       ... and every later one
-    after:      requests that have to be resolved first
-    timeout_s:  the first expiry asks for a resend, the second gives up; None: the option's
-    route:      what a router has made of it, and keeps here
+    Attributes:
+        pushes: what to push.
+        advance: whether this worker has finished its current clock.
+        pulls: what to pull, after push and advance.
+        after: ids of requests that have to be resolved first.
+        timeout_s: seconds until an urgent probe; after twice this time the request fails. None for
+            the worker's option.
+        weight: weight of the pushes in their round, > 0.
+        lr: learning rate in place of the tables'.
+        assign: write the pushed rows past the access method.
+        last: whether this worker has finished every later clock as well.
+        route: cache of the router that has cut this exchange.
     """
 
     pushes: tuple[PushOp, ...] = ()
@@ -74,11 +81,12 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Reduce(msgspec.Struct, frozen=True):
-    """Sum a tensor over all workers, in place; each asks for the same ones in the same order.
+    """Sum a tensor over all workers, in place. All workers ask for the same in the same order.
 
-    values:  its bytes, borrowed
-    add:     add(into, other): into += other, which are whole elements
-    finish:  finish(into, workers), what is done to each part of the whole sum, on one of them
+    Attributes:
+        values: the tensor's bytes, borrowed.
+        add: add(into, other) adds whole elements: into += other.
+        finish: finish(into, workers) is applied to each part of the sum, on one worker.
     """
 
     values: memoryview
@@ -87,16 +95,20 @@ class Reduce(msgspec.Struct, frozen=True):
 
 
 class DeclareTable(msgspec.Struct, frozen=True):
+    """Declare a table; resolved when the view has it."""
+
     spec: TableSpec
 
 
 class EnterBarrier(msgspec.Struct, frozen=True):
+    """Enter a barrier; resolved when all members of `groups` have."""
+
     name: str
     groups: tuple[Group, ...] = ("workers",)
 
 
 class TakeLease(msgspec.Struct, frozen=True):
-    """Resolved with the batches that this worker is to do next, a `Leased`."""
+    """Ask for batches; resolved with a `Leased`."""
 
     epochs: int
     batches: int
@@ -104,28 +116,30 @@ class TakeLease(msgspec.Struct, frozen=True):
 
 
 class GoAway(msgspec.Struct, frozen=True):
-    """A server is to leave, once its rows are on others."""
+    """Have a server leave after its shards have migrated."""
 
 
 class FinishWork(msgspec.Struct, frozen=True):
-    pass
+    """Tell the scheduler that this worker has finished."""
 
 
 class AwaitView(msgspec.Struct, frozen=True):
-    """Resolved with the first view that this worker is in."""
+    """Wait for the first view that has this worker; resolved with the view."""
 
 
 class Cancel(msgspec.Struct, frozen=True):
+    """Withdraw a request."""
+
     request_id: int
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a program yields to ask without waiting; it is sent a ticket."""
+    """Yielded by a program to begin an exchange without waiting; it is sent a ticket."""
 
     request: Exchange
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What a program yields to wait for a ticket; it is sent the outcome."""
+    """Yielded by a program to wait for a ticket; it is sent the outcome."""
 
     ticket: int

@@ -1,7 +1,7 @@
-"""One member's conversation with the scheduler: join, heartbeats, views, barriers, the end.
+"""Session: a member's exchange with the scheduler: join, heartbeats, views, barriers, shutdown.
 
-Servers and workers hold a session each; it is the part of their machines that they share. It
-writes its effects to the list that its caller passes.
+Servers and workers have a session each, the part that their machines share. It appends its effects
+to the list that its caller passes.
 """
 
 from __future__ import annotations
@@ -61,17 +61,19 @@ from shoal.tables.spec import TableSpec
 
 
 class SessionOptions(msgspec.Struct, frozen=True):
-    """
-    join_timeout_s:   how long to wait for the first view
-    heartbeat_s:      between heartbeats
-    resend_s:         between repetitions of an unanswered question to the scheduler
-    silence_s:        without any answer from the scheduler for this long, give up
-    farewell_s:       ... and with nothing left to say but that the work is done, for this long: a
-                      scheduler that has ended the run does not answer
-    recall_s:         between heartbeats after the connection to the scheduler broke
-    group:            of workers, that this one is in; the first has no name
-    group_size:       how many workers make another group complete
-    namespace:        where the names of its tables are
+    """Options of a session.
+
+    Attributes:
+        join_timeout_s: seconds to wait for the first view.
+        heartbeat_s: seconds between heartbeats.
+        resend_s: seconds between repetitions of an unanswered question to the scheduler.
+        silence_s: seconds without any answer from the scheduler until the member gives up.
+        farewell_s: the same when only the end of the member's work is unanswered, because a
+            scheduler that has ended the run does not answer.
+        recall_s: seconds between heartbeats after the connection to the scheduler broke.
+        group: worker group; "" is the first group.
+        group_size: workers that make an attached group complete.
+        namespace: prefix of the worker's table names.
     """
 
     join_timeout_s: float = 60.0
@@ -92,7 +94,7 @@ class _Waiting(msgspec.Struct):
 
 
 class Session:
-    """The scheduler's side of one member's life."""
+    """A member's exchange with the scheduler."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Session:
         self.run = ""
         self.view: View | None = None
         self.view_id: ViewId = NO_VIEW
-        self._tables: tuple[TableSpec, ...] = ()  # as the view calls them
+        self._tables: tuple[TableSpec, ...] = ()  # with their names in the view
         self.progress = 0
         self.ended = False
         self.group = self.options.group
@@ -124,7 +126,7 @@ class Session:
         self._cut_off = (
             False  # the connection to the scheduler broke, and it was not heard of since
         )
-        self._due = -inf  # nothing is to be done before; it may be earlier than need be
+        self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._awaiting: list[int] = []  # requests for a view
@@ -135,22 +137,22 @@ class Session:
 
     @property
     def process(self) -> int:
-        """Its number on its host."""
+        """Process id of this member on its host."""
         return self._join.process
 
     @property
     def address(self) -> str:
-        """Where it says that it listens."""
+        """The address where this member listens."""
         return self._join.address
 
     def announce(self, address: str) -> None:
-        """Where this member listens; said before it joins."""
+        """Set the address where this member listens, before it joins."""
         self._join = msgspec.structs.replace(self._join, address=address)
 
     # ------------------------------------------------------------------ questions
 
     def asked(self, request_id: int, request: object, clock: int, now: float, out: Effects) -> None:
-        """What a worker's caller wants of the scheduler, at this clock of the worker's."""
+        """Handle a request of a worker's caller to the scheduler, at the worker's clock."""
         match request:
             case DeclareTable(spec):
                 self.declare(request_id, spec, now, out)
@@ -176,11 +178,11 @@ class Session:
         self.ask(f"barrier {name} {generation}", request_id, question, now, out)
 
     def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
-        """Ask for a table. The view may have it already; another of its name is refused."""
+        """Declare a table. It may be in the view already; another one of its name is refused."""
         name = qualified(spec.name, self.options.namespace)
         try:
             spec = msgspec.structs.replace(spec, name=name)
-        except InvalidValue as error:  # it is too long with its namespace
+        except InvalidValue as error:  # the name is too long with its namespace
             out.append(Resolve(request_id, Outcome(error=error)))
             return
         self.ask(f"table {spec.name}", request_id, Declare(self.incarnation, spec), now, out)
@@ -200,7 +202,7 @@ class Session:
             self.answered("lease", out, Outcome(value=message))
 
     def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
-        """Send a question and repeat it until `answered(key)`, for all who have asked it."""
+        """Send a question and repeat it until `answered(key)`, for all of its requests."""
         asked = self._waiting[key].request_ids if key in self._waiting else []
         again_at = now + self.options.resend_s
         self._waiting[key] = _Waiting([*asked, request_id], question, again_at)
@@ -213,11 +215,11 @@ class Session:
             out.append(Resolve(request_id, outcome or Outcome()))
 
     def questions(self) -> list[str]:
-        """What is still unanswered, for time-out errors."""
+        """The unanswered questions, for time-out errors."""
         return sorted(self._waiting)
 
     def forget(self, request_id: int) -> None:
-        """The caller no longer waits."""
+        """Drop a request whose caller no longer waits."""
         for key, waiting in list(self._waiting.items()):
             if request_id in waiting.request_ids:
                 waiting.request_ids.remove(request_id)
@@ -236,7 +238,7 @@ class Session:
             self._join_by = now + self.options.join_timeout_s
             self._heard_at = now
         if self.view is None and now >= self._join_by:
-            if self.group and self.incarnation:  # nobody is to count with it
+            if self.group and self.incarnation:  # the group must not count on this worker
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
             self._stop(out, JoinTimeout(self._join_timed_out()))
             return
@@ -265,7 +267,7 @@ class Session:
         return self.options.recall_s if self._cut_off else self.options.heartbeat_s
 
     def peer_lost(self, node: NodeId, now: float) -> None:
-        """A scheduler that has been started again cannot call: it has to be called."""
+        """Reconnect to the scheduler, which never connects to members, after it restarted."""
         if node == SCHEDULER and self.view is not None and not self.ended:
             self._cut_off = True
             self._again_at = min(self._again_at, now + self._pause)
@@ -286,7 +288,7 @@ class Session:
         return at
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
-        """Take a message of the scheduler's; returns the new view where it brought one."""
+        """Handle a message of the scheduler; returns the new view if it brought one."""
         self._heard_at, self._cut_off = now, False
         match message:
             case Joined(incarnation, rank, run):
@@ -321,11 +323,11 @@ class Session:
         return None
 
     def abort(self, reason: str, out: Effects, group: str = "") -> None:
-        """Ask the scheduler to end the run, or a group of workers."""
+        """Ask the scheduler to end the run, or a worker group."""
         out.append(Send(SCHEDULER, Abort(reason, group)))
 
     def ask_for_view(self, out: Effects) -> None:
-        """Somebody holds a newer view than ours: a heartbeat shows the scheduler which we have."""
+        """Ask for a newer view, with a heartbeat that tells the scheduler which one is here."""
         if self.view is not None:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.progress, self.view_id)))
 
@@ -336,7 +338,8 @@ class Session:
         replaced = self.view is not None and mine and mine.incarnation != self.incarnation
         if mine is None or replaced:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
-            self._stop(out, RunAborted(f"{reason}: it was taken for dead and has to join again"))
+            text = f"{reason}: it was declared dead; start it again so that it joins anew"
+            self._stop(out, RunAborted(text))
             return None
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables

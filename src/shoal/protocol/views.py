@@ -1,4 +1,4 @@
-"""Views: who is in, and where rows live. Plain data, as the messages that carry it."""
+"""Views: the members of a cluster and the placement of shards. Plain data."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     A worker counts in the rounds `[first_clock, last_clock)`.
 
-    done_clock:  of one that is gone: what it did below this is on all servers
-    process:     its number on its host; 0 where nobody could say that it has ended
-    group:       of workers: who have clocks, a ledger and barriers in common; the first has no name
-    group_size:  how many workers make such a group complete
+    Attributes:
+        id: name of the node.
+        role: "scheduler", "server" or "worker".
+        rank: from 0, by role and group.
+        incarnation: number of this admission, unique in the run.
+        done_clock: of a dead worker: its pushes below this clock are on all servers.
+        process: process id on its host; 0 if no parent can report its end.
+        group: worker group, which shares clocks, leases and barriers; "" is the first group.
+        group_size: workers that make an attached group complete.
     """
 
     id: NodeId
@@ -44,16 +49,17 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
+        """Readable name, such as server-1."""
         return name_of(self.role, self.rank, self.group)
 
 
 def valid_group(name: str) -> bool:
-    """Whether a group of workers may be called that; the first one has no name."""
+    """Whether this is a valid name of a worker group or namespace ("" is the first group)."""
     return re.fullmatch(r"[A-Za-z0-9_-]{0,64}", name) is not None
 
 
 def name_of(role: Role, rank: int, group: str = "") -> str:
-    """What a member is called.
+    """The readable name of a member.
 
     >>> name_of("server", 1), name_of("worker", 0, "eval")
     ('server-1', 'eval/worker-0')
@@ -62,11 +68,14 @@ def name_of(role: Role, rank: int, group: str = "") -> str:
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Where a shard is: its rows, which are whole fragments, and its servers by rank.
+    """Placement of a shard: its rows, which are whole fragments, and its chain of servers.
 
-    chain:          the first, the *head*, takes pushes; the last, the *tail*, answers pulls
-    syncing_since:  0, or the number of the view in which one more server, the last of the chain,
-                    began to receive the rows: the *syncing* replica
+    Attributes:
+        rows: rows of a dense table, hash slots of others.
+        chain: ranks of servers. The first is the *head* and takes pushes; the last is the *tail*
+            and answers pulls.
+        syncing_since: number of the view in which the chain's last server, the *syncing replica*,
+            began to receive the rows; 0 if there is none.
     """
 
     rows: KeyRange
@@ -75,24 +84,31 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def in_sync(self) -> tuple[int, ...]:
-        """The servers that have all of its rows."""
+        """The servers that have all rows of the shard."""
         return self.chain[:-1] if self.syncing_since else self.chain
 
     @property
     def head(self) -> int:
+        """Rank of the server that takes pushes."""
         return self.chain[0]
 
     @property
     def tail(self) -> int:
+        """Rank of the server that answers pulls."""
         return self.chain[-2] if self.syncing_since else self.chain[-1]
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
-    """Numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
+    """A numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
 
-    placements:      of each table, in order; `protocol.placement` makes them
-    departed:  workers that left with a last clock which some server may still have ahead
-    checkpoint_clocks:   the latest clocks that are to have a checkpoint, where views name them
+    Attributes:
+        servers: by rank.
+        workers: by group and rank.
+        tables: every table of the run.
+        placements: of each table, in key order.
+        departed: workers that left with a last clock that some server may not have reached yet.
+        reason: why this view was made.
+        checkpoint_clocks: the latest clocks that have a checkpoint, if views name them.
     """
 
     term: int
@@ -107,9 +123,11 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def id(self) -> ViewId:
+        """(term, number)."""
         return (self.term, self.number)
 
     def member(self, node: NodeId) -> Member | None:
+        """The member of that node."""
         return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
 
     def group(self, name: str) -> tuple[Member, ...]:
@@ -117,11 +135,11 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         return tuple(member for member in self.workers if member.group == name)
 
     def groups(self) -> set[str]:
-        """Those that have workers here, or tables; and the first."""
+        """The groups with workers or tables in this view, and the first group."""
         return {"", *(m.group for m in self.workers), *(spec.group for spec in self.tables)}
 
     def placements_of(self, table: str) -> tuple[Placement, ...]:
-        """The arcs of the table of that name, which is one of this view's."""
+        """The placements of a table of this view."""
         return next(
             placements
             for spec, placements in zip(self.tables, self.placements, strict=True)

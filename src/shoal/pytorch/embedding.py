@@ -1,9 +1,9 @@
-"""Embeddings whose rows live on servers, in sparse tables: `shoal.nn`.
+"""Embeddings whose rows are in sparse tables on servers: `shoal.nn`.
 
-A forward pass pulls the rows of its batch, each once, as a leaf of the graph; `backward` leaves
-their gradients there, and `push` sends them to the table's access method, which is the optimizer.
-So no process ever holds more than the rows of a batch, and dense parameters of the same module go
-on training in whatever way they do.
+A forward pass pulls the distinct rows of its batch as a leaf of the autograd graph. `backward`
+leaves their gradients there, and `push` sends the gradients to the table's access method
+(server-side optimizer). A worker never holds more than the rows of a batch, and the dense
+parameters of the same model train in any other way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.client.client import Client
 from shoal.client.context import Context, current
 from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
-from shoal.node.driver import Future
+from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import distinct
@@ -31,13 +31,14 @@ PENDING_MOST = 1000
 
 
 class _Lookup:
-    """The rows that one forward pass uses.
+    """The rows of one forward pass.
 
-    ids:      as they were asked for
-    keys:     (n,) uint64, each once, without the padding
-    numbers:  for each id its row
-    rows:     (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf
-    version:  of the ids, which may be changed in place
+    Attributes:
+        ids: the ids of the batch, of any shape.
+        keys: (n,) uint64, the distinct ids without the padding.
+        numbers: for each id its index in `rows`, shaped as the ids.
+        rows: (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf of the graph.
+        version: torch's version counter of the ids, which may be changed in place.
     """
 
     def __init__(self, ids: Tensor, padding_idx: int | None) -> None:
@@ -66,34 +67,45 @@ class _Lookup:
 
 
 class Embedding(torch.nn.Module):
-    """`torch.nn.Embedding` on servers: int64 ids of any shape to rows, (*, embedding_dim).
+    """`torch.nn.Embedding` with its rows in a sparse table: integer ids to rows.
 
-    Rows come into being when their id is first used, from `init` and the id alone, so that ids may
-    be hashes: any 64 bits. The gradient of a row is the sum over its uses in a batch.
+    Calling the module maps ids of any shape S to a tensor (S, embedding_dim). A row is created when
+    its id is first used, from `init` and the id alone, so that ids may be 64-bit hashes. The
+    gradient of a row is the sum over its uses in a batch; `shoal.nn.push` sends it.
 
     Args:
-        num_embeddings: ids are below it; None for any 64-bit id.
-        embedding_dim: elements of a row.
-        padding_idx: its row is zeros, and never trained.
-        table: its name on the servers; modules that name the same one share its rows. All workers
-            make their modules in the same order, or give names.
-        access: the optimizer of the rows (`shoal list tables`).
-        init: what new rows are; torch's default, normal(0, 1), with a seed of the table's name.
-        consistency: asp(), or what the run's other tables have.
-        merge: how the gradients of one round are joined: "mean" (by weights) or "sum".
+        num_embeddings: ids are in [0, num_embeddings); None for any 64-bit id.
+        embedding_dim: elements per row.
+        padding_idx: id whose row is zero and never trained.
+        table: name of the table; modules with the same name share its rows. Numbered by default,
+            so that all workers have to construct their modules in the same order.
+        access: access method of the rows; Access("adagrad", {"lr": 0.01}) by default.
+        init: initial rows; normal(0, 1) with the table name's CRC-32 as seed by default.
+        consistency: asp() by default.
+        merge: how the gradients of one round are merged: "mean" (weighted) or "sum".
         dtype: torch.float32 or torch.float64.
-        max_rows: rows in the servers' memory, 0 for no bound; `evict` says which make room for new
-            ones: "lru", updated least recently, or "lfu", updated least frequently.
+        max_rows: bound on the rows in the servers' memory; 0 for no bound.
+        evict: which row makes room for a new one: "lru", pushed least recently, or "lfu", pushed
+            least frequently.
+        context: the context of `shoal.init()` by default.
 
     Raises:
-        InvalidValue: an id out of range, or not an integer.
-        UsageError: gradients of a thousand batches have not been pushed.
+        InvalidValue: an argument out of its range; when called, an id out of range or no integer.
+        UsageError: when called, the gradients of 1,000 batches have not been pushed.
 
     Example:
-        >>> words = shoal.nn.Embedding(None, 16)                          # doctest: +SKIP
-        >>> loss = (words(torch.tensor([[3, 17], [3, 99]])) ** 2).mean()  # doctest: +SKIP
-        >>> loss.backward()                                               # doctest: +SKIP
-        >>> shoal.nn.push(words)                                          # doctest: +SKIP
+        >>> import shoal, torch
+        >>> context = shoal.init()
+        >>> sgd = shoal.Access("sgd", {"lr": 1.0})
+        >>> ones = shoal.Init("constant", 1.0)
+        >>> words = shoal.nn.Embedding(None, 2, access=sgd, init=ones, table="docs/words")
+        >>> words(torch.tensor([3, 99, 3])).sum().backward()
+        >>> shoal.nn.push(words).wait()
+        >>> words(torch.tensor([3, 99])).tolist()
+        [[-1.0, -1.0], [0.0, 0.0]]
+
+    References:
+        Li et al. 2014, section 3.2 (range-based push and pull of sparse models).
     """
 
     def __init__(
@@ -146,9 +158,11 @@ class Embedding(torch.nn.Module):
 
     @property
     def client(self) -> Client:
+        """The client of the module's context."""
         return self._context.client
 
     def forward(self, ids: Tensor) -> Tensor:
+        """The rows of integer ids of any shape S, as (S, embedding_dim)."""
         lookup = self._look_up(ids)
         return functional.embedding(lookup.numbers, lookup.rows, lookup.padding)
 
@@ -166,7 +180,7 @@ class Embedding(torch.nn.Module):
             if len(self.pending) >= PENDING_MOST:
                 raise UsageError(
                     f"table {self.spec.name!r} has gradients of {PENDING_MOST} batches that were "
-                    "not pushed: call shoal.nn.push(model) after backward"
+                    "not pushed: call shoal.nn.push(model) after each backward"
                 )
             keys = lookup.keys
             lookup.rows.requires_grad_()
@@ -175,7 +189,7 @@ class Embedding(torch.nn.Module):
         return lookup
 
     def _landed(self, keys: np.ndarray, rows: Tensor) -> None:
-        """`backward` has been here."""
+        """Note that `backward` has computed the gradients of these rows."""
         if not any(known is rows for _, known in self.pending):
             self.pending.append((keys, rows))
 
@@ -198,14 +212,30 @@ class Embedding(torch.nn.Module):
 
 
 class EmbeddingBag(Embedding):
-    """`torch.nn.EmbeddingBag` on servers: the sum or mean of each bag's rows, (bags, dim).
+    """`torch.nn.EmbeddingBag` with its rows in a sparse table: the sum or mean of each bag.
+
+    Call it with ids (bags, n), or with flat ids and the `offsets` (bags,) where each bag begins; it
+    returns (bags, embedding_dim). With `per_sample_weights`, shaped as the ids, a bag is the
+    weighted sum (mode "sum" only).
 
     Args:
+        num_embeddings: as in `Embedding`.
+        embedding_dim: as in `Embedding`.
+        padding_idx: id that bags leave out.
         mode: "sum" or "mean".
-        options: as `Embedding` has them.
+        options: the other arguments of `Embedding`.
 
-    Call it with ids (bags, n); or with flat ids and `offsets`, where each bag begins. With
-    `per_sample_weights`, shaped as the ids, a bag is the weighted sum (mode "sum" only).
+    Raises:
+        InvalidValue: as `Embedding`, or another mode.
+        UsageError: as `Embedding`.
+
+    Example:
+        >>> import shoal, torch
+        >>> context = shoal.init()
+        >>> ones = shoal.Init("constant", 1.0)
+        >>> bags = shoal.nn.EmbeddingBag(None, 2, mode="sum", init=ones, table="docs/bags")
+        >>> bags(torch.tensor([[3, 99, 3], [1, 2, 3]])).tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
     """
 
     def __init__(
@@ -228,6 +258,7 @@ class EmbeddingBag(Embedding):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
+        """The bags' sums or means, (bags, embedding_dim)."""
         lookup = self._look_up(ids)
         return functional.embedding_bag(
             lookup.numbers,
@@ -243,12 +274,25 @@ Wanted = tuple[Embedding, Tensor]
 
 
 def prefetch(*wanted: Wanted) -> None:
-    """Pull the rows that modules are about to use, in one message a server for all of them.
+    """Pull the rows of several modules' next lookups, in one message per server.
 
-    The next call of each module with that very tensor uses them.
+    The next call of each module uses these rows if it is called with the same tensor object.
 
-    >>> shoal.nn.prefetch((users, user_ids), (items, item_ids))          # doctest: +SKIP
-    >>> score = (users(user_ids) * items(item_ids)).sum(1)               # doctest: +SKIP
+    Args:
+        wanted: pairs (module, ids).
+
+    Raises:
+        InvalidValue: an id out of range, or not an integer.
+
+    Example:
+        >>> import shoal, torch
+        >>> context = shoal.init()
+        >>> users = shoal.nn.Embedding(None, 2, table="docs/users")
+        >>> items = shoal.nn.Embedding(None, 2, table="docs/items")
+        >>> user_ids, item_ids = torch.tensor([1, 2]), torch.tensor([7, 7])
+        >>> shoal.nn.prefetch((users, user_ids), (items, item_ids))
+        >>> (users(user_ids) * items(item_ids)).sum(1).shape
+        torch.Size([2])
     """
     if wanted:
         _exchange((), wanted, 1.0, wanted[0][0].client)
@@ -257,18 +301,31 @@ def prefetch(*wanted: Wanted) -> None:
 def push(
     *modules: torch.nn.Module, weight: float = 1.0, then: Sequence[Wanted] = ()
 ) -> Future | None:
-    """Send the gradients of all embeddings in `modules`, in one message a server.
+    """Push the gradients of all embeddings in `modules`, in one message per server.
 
-    The future is done when they are applied; nobody has to wait for it, for a later pull of the
-    same table comes after. None where there was nothing to send. Call it before the optimizer's
-    `step` where the tables are bsp() or ssp(): that is what ends the clock.
+    A later pull of the same table sees the push, so that waiting for the future is optional. With
+    tables that are bsp() or ssp() call it before `Optimizer.step`, which ends the clock.
 
-    weight: of this worker's gradients in a round's mean, such as its batch size
-    then:   what the next batch looks up, as `prefetch` has it: it comes back with the answer, so
-            that a step takes one message. This waits for it. For tables that are asp()
+    Args:
+        modules: modules that contain embeddings.
+        weight: weight of this worker's gradients in the round's mean, such as its batch size.
+        then: pairs (module, ids) of the next batch, whose rows come back in the same message, as
+            with `prefetch`; for asp() tables. The call waits for them.
+
+    Returns:
+        A future, done when the push is applied; None where there was nothing to send.
 
     Raises:
-        NotFinite: a gradient has a NaN or an infinity; nothing was sent, and it is forgotten
+        NotFinite: a gradient holds a NaN or an infinity; nothing was sent, and the gradients are
+            dropped.
+        UsageError: `then` without modules.
+
+    Example:
+        >>> import shoal, torch
+        >>> context = shoal.init()
+        >>> words = shoal.nn.Embedding(None, 2, table="docs/pushed")
+        >>> words(torch.tensor([5])).sum().backward()
+        >>> shoal.nn.push(words).wait()
     """
     gradients: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
     specs: dict[str, TableSpec] = {}
@@ -276,7 +333,7 @@ def push(
         for keys, rows in each.pending:
             if rows.grad is not None:
                 specs[each.spec.name] = each.spec
-                found = keys, rows.grad[: len(keys)]  # without the padding's
+                found = keys, rows.grad[: len(keys)]  # without the padding's row
                 gradients.setdefault(each.spec.name, []).append(found)
                 rows.grad = None  # another backward through these rows is another gradient
         each.pending.clear()
@@ -287,7 +344,7 @@ def push(
     if not pushes and not then:
         return None
     if not modules:
-        raise UsageError("shoal.nn.push needs the modules whose gradients it is to send")
+        raise UsageError("shoal.nn.push has no modules; give those whose gradients it should push")
     client = then[0][0].client if then else _embeddings(modules)[0].client
     return _exchange(pushes, then, weight, client)
 
@@ -298,7 +355,7 @@ def _exchange(
     weight: float,
     client: Client,
 ) -> Future:
-    """Push, and pull; waits where there is something to pull."""
+    """Push and pull in one exchange; waits if it pulls."""
     view = client.view
     lookups = [module._wanted(ids) for module, ids in wanted]
     pulls = [

@@ -1,8 +1,6 @@
 """FlatParams: parameters and gradients as views of flat buffers, one per dtype.
 
-A pull lands in the model and a push leaves from the gradient, uncopied: `values[dtype]` and
-`grads[dtype]` are one-dimensional tensors whose pieces are the module's own `.data` and `.grad`.
-`wires[dtype]` is `grads[dtype]` with one element more behind it, for what travels along.
+Pulls write into the model and pushes read from the gradients without a copy.
 """
 
 from __future__ import annotations
@@ -18,15 +16,29 @@ from shoal.errors import InvalidValue
 if TYPE_CHECKING:
     from shoal.client.client import Client
 
-ALIGN = 16  # elements: every parameter starts where vector instructions like it
+ALIGN = 16  # elements: every parameter starts at an address aligned for vector instructions
 
 
 class FlatParams:
-    """Trainable parameters, flattened in the order given.
+    """Trainable parameters and their gradients as views of flat buffers, one buffer per dtype.
 
-    >>> flat = FlatParams(nn.Linear(2, 3).parameters())
-    >>> flat.values["float32"].shape, flat.sizes
-    (torch.Size([32]), {'float32': 32})
+    Args:
+        parameters: flattened in this order; those without `requires_grad` are left out.
+
+    Attributes:
+        values: by dtype, (n,) tensor whose pieces are the parameters' `.data`, each aligned to 16
+            elements.
+        grads: by dtype, (n,) tensor whose pieces are the parameters' `.grad`.
+        wires: by dtype, (n + 1,) tensor: `grads` with one more element, for a weight that travels
+            along.
+
+    Raises:
+        InvalidValue: there are no trainable parameters.
+
+    Example:
+        >>> flat = FlatParams(nn.Linear(2, 3).parameters())
+        >>> flat.values["float32"].shape, flat.sizes
+        (torch.Size([32]), {'float32': 32})
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -38,7 +50,7 @@ class FlatParams:
             if parameter.requires_grad:
                 groups.setdefault(str(parameter.dtype).removeprefix("torch."), []).append(parameter)
         if not groups:
-            raise InvalidValue("there are no trainable parameters")
+            raise InvalidValue("there are no trainable parameters (requires_grad)")
         self._parameters = groups
         for dtype, group in groups.items():
             total = sum(-(-p.numel() // ALIGN) * ALIGN for p in group)
@@ -58,23 +70,28 @@ class FlatParams:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Elements by dtype."""
         return {dtype: len(values) for dtype, values in self.values.items()}
 
     def zero_grads(self) -> None:
+        """Zero all gradients."""
         for grads in self.grads.values():
             grads.zero_()
         self.attach_grads()
 
     def pull(self, client: Client, prefix: str = "params") -> None:
-        """Read the parameters from the tables in which an `Optimizer` or `shoal train` has them.
+        """Pull the parameters from the tables of an `Optimizer` or of `shoal train`.
 
-        prefix: of the tables' names; from another group `/params` are the first one's
+        Args:
+            client: a connected client.
+            prefix: prefix of the tables' names; "/params" for the first group's from another group.
 
         Raises:
-            InvalidValue: no such tables, or of another model
+            InvalidValue: no such tables, or tables of another model.
 
-        >>> with shoal.connect(run, group="eval") as client:            # doctest: +SKIP
-        ...     FlatParams(model.parameters()).pull(client, "/params")
+        Example:
+            >>> with shoal.connect(run, group="eval") as client:  # doctest: +SKIP
+            ...     FlatParams(model.parameters()).pull(client, "/params")
         """
         pulls = [client.pull(f"{prefix}.{dtype}", out=v) for dtype, v in self.values.items()]
         for each in pulls:
@@ -82,11 +99,11 @@ class FlatParams:
 
     @property
     def version(self) -> int:
-        """Grows with every write to a parameter that torch sees; a pull is none."""
+        """Counter that grows with every write to a parameter that torch sees; not with pulls."""
         return sum(p._version for group in self._parameters.values() for p in group)
 
     def attach_grads(self) -> None:
-        """Make every `.grad` a view of the flat buffer again (`zero_grad` sets them to None)."""
+        """Make every `.grad` a view of the flat buffer again, after `module.zero_grad()`."""
         for dtype, parameters in self._parameters.items():
             grads = self.grads[dtype]
             offset = 0
@@ -94,7 +111,7 @@ class FlatParams:
                 view = grads[offset : offset + parameter.numel()].view(parameter.shape)
                 held = parameter.grad
                 if held is None or held.data_ptr() != view.data_ptr():
-                    if held is None:  # not used in this step; the buffer has the last one's
+                    if held is None:  # unused in this step; the buffer has the last gradient
                         view.zero_()
                     else:
                         view.copy_(held)

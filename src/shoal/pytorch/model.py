@@ -1,4 +1,4 @@
-"""Learner: a module with a loss, as strategies see it."""
+"""LossModel: a torch module with a loss, as strategies see it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from shoal.pytorch.flat_parameters import FlatParams
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-LARGE = 1 << 16  # elements: gradients of such parameters are copied to their place, not added
+LARGE = 1 << 16  # elements: gradients of larger parameters are copied to the buffer, not added
 
 
-class Learner:
-    """A module, its flat parameters and its loss: the `Model` of `shoal.strategies`.
+class LossModel:
+    """A module with flat parameters and a loss: the `Model` of `shoal.strategies`.
 
-    transform: applied to each batch before the module sees it
+    Args:
+        module: the module.
+        loss: of (scores, labels); the mean over a batch.
+        transform: applied to each batch before the module.
     """
 
     def __init__(
@@ -38,10 +41,10 @@ class Learner:
         self._transform = transform
 
     def _prepare(self) -> None:
-        """Have the gradient of a large parameter copied into the flat buffer when it is there.
+        """Have gradients of large parameters copied into the flat buffer when they are computed.
 
-        Adding it to zeros, as autograd does with a `.grad` that exists, takes two passes more over
-        memory. Those of small ones are added, which takes no call of ours.
+        Autograd adds to an existing `.grad`, which takes two more passes over memory. Gradients of
+        small parameters are added, which needs no hook.
         """
         for parameter in self.module.parameters():
             place = parameter.grad
@@ -74,7 +77,7 @@ class Learner:
         return loss.item(), float(len(y))
 
     def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """(accuracy, mean loss) on samples that are transformed already."""
+        """(accuracy, mean loss) on transformed samples."""
         was_training = self.module.training
         self.module.eval()
         with torch.no_grad():

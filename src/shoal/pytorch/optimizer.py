@@ -1,4 +1,4 @@
-"""shoal.Optimizer: an existing training loop becomes distributed by wrapping its optimizer."""
+"""`shoal.Optimizer`: wraps a torch optimizer and makes its training loop distributed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.tables.from_torch import from_torch
 
 
 class _Gradients:
-    """The `Model` of a loop that is not ours: its gradients are there when `step` is called."""
+    """The `Model` of a user's training loop, which has computed the gradients before `step`."""
 
     def __init__(self, flat: FlatParams) -> None:
         self.values = flat.values
@@ -31,26 +31,45 @@ class _Gradients:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Exchanges gradients and parameters with the run's other workers at every `step`.
+    """Wraps a torch optimizer; `step` exchanges gradients and parameters with the other workers.
 
-    Where the strategy runs on servers the optimizer does too: its class and hyper-parameters
-    become the tables' access method, and `inner` itself only keeps them. Its learning rate is sent
-    with each push, so torch's lr_schedulers work on this object as on any other.
+    With a strategy that uses servers the update runs there: the optimizer's class and
+    hyper-parameters become the tables' access method (server-side optimizer). The learning rate is
+    sent with each push, so that torch's lr_schedulers work on this object. With P workers, weights
+    w_i and gradients g_i, a synchronous step computes::
 
-    inner:     SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW; others are refused by name
-    strategy:  "sync", "ssp", "asgd" or "allreduce"
-    staleness: the bound of ssp
+        g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
 
     Parameters and gradients become views of flat buffers. All workers start from rank 0's
-    parameters, or from a checkpoint's where the run goes on with one. Call
-    `step(weight=len(batch))` where batches differ in size; a worker whose data end first just ends,
-    and the others go on.
+    parameters, or from the checkpoint of a resumed run. A worker whose data end first may stop:
+    the others go on.
 
-    `step` refuses what the servers would not hear of. InvalidValue: a hyper-parameter other than
-    the rate has changed, or the groups' rates differ. UsageError: the parameters were written to
-    since the last step (load weights first, then wrap the optimizer).
+    Args:
+        inner: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim.
+        strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
+        staleness: bound of "ssp", in clocks.
+        context: the context of `shoal.init()` by default.
 
-    >>> optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))  # doctest: +SKIP
+    Raises:
+        UnknownName: no such strategy, or an optimizer that servers do not have.
+        InvalidValue: a hyper-parameter that servers do not have, or a staleness out of range.
+        UsageError: `shoal.init()` was not called, or the checkpoint lacks the parameters.
+
+    Example:
+        >>> import shoal, torch
+        >>> context = shoal.init()
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        >>> optimizer.zero_grad()
+        >>> model(torch.tensor([[1.0, 2.0]])).sum().backward()
+        >>> optimizer.step()
+        >>> model.weight.tolist()
+        [[0.5, 0.0]]
+
+    References:
+        Dean et al. 2012, section 4.1 ("asgd"); Ho et al. 2013, section 2 ("ssp"); Patarasuk & Yuan
+        2009 ("allreduce").
     """
 
     def __init__(
@@ -87,23 +106,24 @@ class Optimizer(torch.optim.Optimizer):
         yield from self._strategy.begin(self._model, self._writer(spec.name for spec in specs))
 
     def _writer(self, tables: Iterable[str]) -> int:
-        """This worker's rank, of which the first writes the parameters; -1 where they are there."""
+        """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
         context, tables = self._context, list(tables)
         group = context.client.options.group
         if any(context.client.table(name).group != group for name in tables):
-            return -1  # others train them
+            return -1  # another group trains these tables
         if not context.resumed_at:
             return context.rank
         if not self._strategy.uses_servers:
             raise UsageError(
-                f"strategy {self._strategy.name!r} has its parameters on no server: the checkpoint "
-                "that this run goes on with has none of them"
+                f"strategy {self._strategy.name!r} keeps its parameters on workers, so that the "
+                "checkpoint from which this run resumes has none; start a new run"
             )
         absent = sorted(set(tables) - context.resumed_tables)
         if absent:
             raise UsageError(
-                f"the checkpoint that this run goes on with has no table {', '.join(absent)} (it "
-                f"has: {', '.join(sorted(context.resumed_tables)) or 'none'})"
+                f"the checkpoint from which this run resumes has no table {', '.join(absent)} "
+                f"(known: {', '.join(sorted(context.resumed_tables)) or 'none'}); wrap the same "
+                "models in the same order as before"
             )
         return -1
 
@@ -114,9 +134,21 @@ class Optimizer(torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], float] | None = None, *, weight: float = 1.0
     ) -> float | None:
-        """Exchange the gradients in `.grad`; afterwards the parameters are the cluster's.
+        """Push the gradients in `.grad`, then pull the updated parameters.
 
-        weight: of this worker's gradient in the round's mean, such as its batch size
+        Args:
+            closure: recomputes the loss and its gradients, as in torch.optim.
+            weight: weight of this worker's gradient in the round's mean, such as its batch size;
+                0 for a step without data.
+
+        Returns:
+            The closure's loss; None without a closure.
+
+        Raises:
+            InvalidValue: the learning rates of parameter groups differ, or another
+                hyper-parameter has changed since the optimizer was wrapped.
+            UsageError: the parameters were written to since the last step.
+            NotFinite: a gradient holds a NaN or an infinity.
         """
         loss: float | None = None
         if closure is not None:
@@ -132,22 +164,32 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the tables are as large as the parameters that were wrapped."""
+        """Refused: tables have the size of the parameters that were wrapped.
+
+        Raises:
+            UsageError: always.
+        """
         if self._wrapped:
-            raise UsageError("parameters cannot be added; give them to the optimizer first")
+            raise UsageError(
+                "parameters cannot be added to a shoal.Optimizer; add them to the torch optimizer "
+                "before it is wrapped"
+            )
         super().add_param_group(param_group)
 
     def _present_settings(self) -> list[dict[str, Any]]:
-        """All groups' hyper-parameters but the rate, which is sent with every push."""
+        """All groups' hyper-parameters except the rate, which is sent with every push."""
         return [
             {name: group[name] for name in self._inner.defaults if name != "lr"}
             for group in self.param_groups
         ]
 
     def _check_unchanged(self) -> None:
-        """What the servers do not hear of must not change without a word."""
+        """Refuse changes of hyper-parameters or weights that servers would not see."""
         if len({float(group["lr"]) for group in self.param_groups}) > 1:
-            raise InvalidValue("the groups' learning rates differ, and a table has one")
+            raise InvalidValue(
+                "the learning rates of the parameter groups differ, but a table has one rate; give "
+                "all groups the same lr"
+            )
         for before, now in zip(self._settings, self._present_settings(), strict=True):
             for name, value in now.items():
                 if value != before[name]:
@@ -158,16 +200,16 @@ class Optimizer(torch.optim.Optimizer):
                     )
         if self._strategy.uses_servers and self._flat.version != self._version:
             raise UsageError(
-                "the parameters were written to since the last step, and the servers' would "
-                "replace them; load weights before the optimizer is wrapped"
+                "the parameters were written to since the last step, and the next pull would "
+                "overwrite them; load weights before the optimizer is wrapped"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the flat gradients; they stay views, so that `backward` adds into them."""
+        """Zero the gradients. They stay views of the flat buffers, into which `backward` adds."""
         self._flat.zero_grads()
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups' hyper-parameters and the strategy's state; server tables are not in it."""
+        """The groups' hyper-parameters and the strategy's state, without the tables on servers."""
         groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.param_groups
@@ -175,11 +217,12 @@ class Optimizer(torch.optim.Optimizer):
         return {"param_groups": groups, "strategy": self._strategy.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` has returned."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self._strategy.load_state_dict(state_dict["strategy"])
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        """The flat parameters by dtype."""
+        """The flat parameters, a one-dimensional tensor per dtype."""
         return self._flat.values

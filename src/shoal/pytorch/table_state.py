@@ -1,4 +1,4 @@
-"""TableState: tables as `torch.distributed.checkpoint` sees them."""
+"""TableState: dense tables as state for `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,30 @@ if TYPE_CHECKING:
 
 
 class TableState:
-    """The rows of dense tables, `Stateful`: for checkpoints that are made with torch's tools.
+    """Rows of dense tables as `Stateful`, for checkpoints made with torch's tools.
 
-    What servers have besides rows (optimizer state, numbers of updates) and sparse tables are in
-    Shoal's own checkpoints, not in these.
+    These checkpoints have the rows only. Optimizer state, update counts and sparse tables are in
+    Shoal's own checkpoints (`--checkpoint-every`).
 
-    tables:  names of dense tables
-    client:  the one of `shoal.init()` by default
+    Args:
+        tables: names of dense tables.
+        client: the client of `shoal.init()` by default.
 
     Raises:
-        InvalidValue: no such table, or one whose rows only servers can list
+        InvalidValue: no such table, or a table that is not dense.
+        UsageError: no client, and `shoal.init()` was not called.
 
-    >>> import torch.distributed.checkpoint as dcp                              # doctest: +SKIP
-    >>> dcp.save({"tables": shoal.TableState("w")}, checkpoint_id="saved")      # doctest: +SKIP
-    >>> dcp.load({"tables": shoal.TableState("w")}, checkpoint_id="saved")      # doctest: +SKIP
+    Example:
+        >>> import shoal
+        >>> client = shoal.init().client
+        >>> spec = client.create_table(shoal.TableSpec("docs/state", 2))
+        >>> shoal.TableState("docs/state").state_dict()
+        {'docs/state': tensor([0., 0.])}
+
+        With torch's tools:
+
+        >>> import torch.distributed.checkpoint as dcp  # doctest: +SKIP
+        >>> dcp.save({"tables": shoal.TableState("w")}, checkpoint_id="saved")  # doctest: +SKIP
     """
 
     def __init__(self, *tables: str, client: Client | None = None) -> None:
@@ -37,20 +47,27 @@ class TableState:
             spec = self._client.table(name)
             if spec.kind != "dense":
                 raise InvalidValue(
-                    f"only servers know the rows of {spec.kind} table {name!r}: they write them "
-                    "down with --checkpoint-every"
+                    f"table {name!r} is {spec.kind}: only its servers know its rows; checkpoint it "
+                    "with --checkpoint-every"
                 )
         self._tables = tables
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Each table's rows, (rows, *row_shape), as they are read now."""
+        """Pull every table.
+
+        Returns:
+            By table, its rows, (rows, *row_shape).
+        """
         return {name: self._client.blocking.pull(name) for name in self._tables}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Set the rows; all workers call it, the one of lowest rank writes, and all go on then.
+        """Set the rows. All workers call it; the lowest rank writes, and all wait until it has.
+
+        Args:
+            state_dict: by table, its rows, (rows, *row_shape).
 
         Raises:
-            InvalidValue: rows of another shape or dtype
+            InvalidValue: rows of another shape or dtype.
         """
         if self._client.rank == self._client.first_rank:
             written = [

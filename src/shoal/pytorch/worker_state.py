@@ -1,7 +1,7 @@
-"""What a worker has that no server does: random states, and the buffers of its module.
+"""Worker state in checkpoints: random generators, and the buffers of the module.
 
-A file beside a checkpoint's rows, written when the worker has come to its clock. With it a run that
-is resumed draws the random numbers that the first would have drawn: dropout's, for one.
+Each worker writes a file beside a checkpoint's rows when it reaches the checkpoint's clock. With it
+a resumed run draws the random numbers that the first run would have drawn, such as dropout's.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ log = logging.getLogger("shoal.worker")
 
 
 class WorkerStates:
-    """Those of one worker, in a run's folder of checkpoints.
+    """The state files of one worker, in a run's folder of checkpoints.
 
-    markers: the clocks that have one
-    offset:  the clock of the checkpoint that the run goes on from
+    Args:
+        folder: the folder of checkpoints.
+        rank: the worker's.
+        markers: the clocks that have a checkpoint.
+        offset: clock of the checkpoint from which the run was resumed.
     """
 
     def __init__(self, folder: Path, rank: int, markers: CheckpointClocks, offset: int = 0) -> None:
@@ -41,7 +44,7 @@ class WorkerStates:
         self._offset = offset
 
     def reached(self, view: View, clock: int, module: nn.Module) -> None:
-        """Write the state down, if that clock of this run has a checkpoint."""
+        """Write the state, if that clock of this run has a checkpoint."""
         self._markers.adopt(view)
         if self._markers.at(clock):
             tensors, python = _random_state()
@@ -53,20 +56,20 @@ class WorkerStates:
                 log.warning("state at clock %d could not be written: %s", clock, error)
 
     def take_up(self, clock: int, module: nn.Module) -> bool:
-        """Go on from the state at a checkpoint; False where this worker has left none there.
+        """Restore the state at a checkpoint; False if this worker has left none there.
 
         Raises:
-            DataCorrupt: it is not as it was written, or of another module
+            DataCorrupt: the file is damaged, or of another module.
         """
         path = self._path(clock)
         if not path.exists():
             return False
         try:
-            tensors, told = read_verified(path)
+            tensors, metadata = read_verified(path)
             with torch.no_grad():
                 for name, buffer in module.named_buffers():
                     buffer.copy_(tensors[_BUFFER + name])
-            _set_random_state(tensors, told["python"])
+            _set_random_state(tensors, metadata["python"])
         except (
             SafetensorError,
             OSError,

@@ -24,12 +24,18 @@ THRESHOLDS = (0.5, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind.
+    """Records of a run, as `load_run` reads them.
 
-    summary:  the figures of `summary.json`, {} for a run that did not end
-    steps:    by rank, the columns t, epoch, step, loss, samples, staleness
-    evals:    by rank, the columns t, epoch, step, accuracy, loss
-    events:   every event, in the order of writing
+    Attributes:
+        path: the run's folder.
+        summary: the figures of `summary.json`; empty for a run that has not ended.
+        steps: by rank, a table of columns t (seconds), epoch, step, loss, samples, staleness.
+        evals: by rank, a table of columns t (seconds), epoch, step, accuracy, loss.
+        events: every event, in the order of writing.
+
+    Example:
+        >>> Run(Path("shoal-runs/demo"), {"accuracy": 0.98}, {0: {}}, {}, [])
+        Run('shoal-runs/demo', 1 workers, {'accuracy': 0.98})
     """
 
     path: Path
@@ -44,11 +50,21 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """A run's tables.
+    """Read the records that a run has left in its folder.
+
+    Args:
+        path: the run's folder, such as shoal-runs/demo-20260101-120000.
+
+    Returns:
+        The run's summary, steps, evaluations and events.
 
     Raises:
-        DataMissing: no run there
-        DataCorrupt: a line of its event log that is no event
+        DataMissing: there is no run in that folder.
+        DataCorrupt: a line of the event log is no event.
+
+    Example:
+        >>> run = shoal.load_run("shoal-runs/demo-20260101-120000")  # doctest: +SKIP
+        >>> run.evals[0]["accuracy"], len(run.steps[0]["loss"])  # doctest: +SKIP
     """
     folder = RunFolder(Path(path))
     if not folder.events.exists():

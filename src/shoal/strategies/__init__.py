@@ -1,6 +1,6 @@
-"""When to exchange, and what: training algorithms as generators.
+"""Training strategies: what a step exchanges and when, as generators.
 
-Written once; `runtime.client` drives one of them on a real cluster, `sim` interleaves thousands.
+`Client.drive` runs a strategy on a cluster; `shoal.simulation` interleaves thousands of them.
 """
 
 from shoal.strategies.base import Model, StepResult, Strategy, StrategyOptions, strategies

@@ -1,10 +1,12 @@
-"""Gradients summed by a collective, every worker applying the same update.
+"""Synchronous SGD by allreduce: gradients are averaged, and every worker applies the same update.
 
-    g = sum_i w_i g_i / sum_i w_i        one AllReduce of the flat gradient with its weight behind
+One AllReduce sums the flat gradient with its weight behind it::
 
-Weights are counted in usual batches, so that a usual batch's gradient travels as it is, from where
-`backward` has left it. The optimizer is the same access method that a server would run, on the
-worker's own rows.
+    g = sum_i w_i g_i / sum_i w_i
+
+Weights are in units of `StrategyOptions.batch`, so that the gradient of a full batch is sent from
+where `backward` has left it. The optimizer is the access method that a server would run, on the
+worker's own parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
 class _Group:
     """The parameters of one dtype, prepared for all steps.
 
-    update: the gradient, later the update; `share` is the element behind it
+    Attributes:
+        update: the flat gradient, a view of the buffer that is reduced.
+        share: the element behind it: this worker's weight, then the mean weight.
+        reduction: the allreduce of both.
+        apply: the access method, bound to the parameters.
     """
 
     update: Tensor
@@ -44,6 +50,21 @@ class _Group:
 
 
 class AllReduceSGD(Strategy):
+    """Strategy "allreduce": synchronous SGD without servers.
+
+    Update rule, with the access method's `update` on each worker::
+
+        g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
+
+    State: the access method's slots and the number of updates, in `state_dict`.
+
+    Args:
+        options: the optimizer (`access`) and the usual batch weight (`batch`).
+
+    References:
+        Patarasuk & Yuan 2009, section 3 (ring allreduce).
+    """
+
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "synchronous SGD without servers, by allreduce"
     in_step: ClassVar[bool] = True
@@ -89,7 +110,7 @@ class AllReduceSGD(Strategy):
                 group.update.mul_(share)
             group.share.fill_(share)
             yield group.reduction
-            total = group.share.item()  # of the workers' mean batch, in usual ones
+            total = group.share.item()  # the workers' mean weight, in units of `batch`
             if total:
                 if total != 1:
                     group.update.div_(total)
@@ -102,7 +123,7 @@ class AllReduceSGD(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = int(state["updates"])
-        for dtype, slots in state["slots"].items():  # in place: steps are prepared on them
+        for dtype, slots in state["slots"].items():  # in place: `_groups` holds these tensors
             for name, values in slots.items():
                 self._slots.setdefault(dtype, {}).setdefault(name, values).copy_(values)
 

@@ -1,9 +1,9 @@
-"""What a strategy is.
+"""Strategy: the contract of training strategies.
 
-A step is a generator: it yields what it needs exchanged (`protocol.requests.Exchange`, or
-`collective.base.AllReduce`) and returns a `StepResult`. State lives in the strategy's attributes
-and its `state_dict`, never in the generator's locals. Importable without torch, so that command
-lines can list and check strategies at once.
+A step is a generator: it yields requests (`protocol.requests.Exchange`, or
+`collective.base.AllReduce`) and returns a `StepResult`. State is in the strategy's attributes and
+its `state_dict`, never in the generator's locals. This module is importable without torch, so that
+command lines list and check strategies without delay.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ Program = Generator[Any, Any, Any]
 
 
 class Model(Protocol):
-    """What a strategy sees of a model: flat parameters and gradients, one pair per dtype.
+    """A model as strategies see it: flat parameters and gradients, one pair per dtype.
 
-    wires: each of `grads` with one element more behind it, for what travels along
+    Attributes:
+        values: by dtype, (n,) parameters.
+        grads: by dtype, (n,) gradients.
+        wires: by dtype, (n + 1,): the gradients with one more element, for their weight.
     """
 
     values: dict[str, Tensor]
@@ -36,18 +39,20 @@ class Model(Protocol):
     wires: dict[str, Tensor]
 
     def gradient(self, batch: Any) -> tuple[float, float]:
-        """Fill `grads` with the batch's mean gradient; returns (loss, weight of the batch)."""
+        """Fill `grads` with the mean gradient of a batch; returns (mean loss, batch weight)."""
         ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """
-    loss:       the batch's mean loss, or nan where this worker had no batch
-    weight:     of the batch, such as its size; 0 without one
-    others:     weight of the round over all workers, their sum or (allreduce) their mean; 0 where
-                none had a batch, -1 where rounds are not shared
-    staleness:  how many clocks the slowest worker was behind, as far as it is known
+    """Result of one step.
+
+    Attributes:
+        loss: mean loss of the batch; nan without a batch.
+        weight: weight of the batch, such as its size; 0 without a batch.
+        others: weight of the round over all workers, their sum or (allreduce) their mean; 0 if no
+            worker had a batch, -1 for strategies without shared rounds.
+        staleness: clocks by which the slowest known worker is behind.
     """
 
     loss: float
@@ -58,12 +63,14 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """
-    access:     the optimizer: a table's access method, or the workers' own under allreduce
-    staleness:  the bound of ssp
-    apply_at:    when ssp's pushes reach the rows: "arrival" or "round_end"
-    prefix:     of the tables' names, distinct for each model of a run
-    batch:      the weight that most batches have, and all workers' the same
+    """Options of a strategy.
+
+    Attributes:
+        access: the optimizer: the tables' access method, or the workers' under allreduce.
+        staleness: bound of ssp, in clocks.
+        apply_at: when pushes of ssp change the rows: "arrival" or "round_end".
+        prefix: prefix of the tables' names, distinct for each model of a run.
+        batch: the usual weight of a batch, the same on all workers.
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
@@ -74,11 +81,19 @@ class StrategyOptions:
 
 
 class Strategy(ABC):
-    """
-    in_step:          whether all workers take every step together; then one that is out of data
-                      goes on with weight 0, and evaluations are equal on all workers
-    uses_servers:     whether parameters live in tables
-    takes_copies:     whether splits may overlap (`--redundancy`)
+    """Base class of training strategies.
+
+    Args:
+        options: the optimizer, its consistency and the tables' names.
+
+    Attributes:
+        name: the name for `--strategy`.
+        summary: what it does, in one line.
+        in_step: whether all workers take every step together. A worker without data then continues
+            with weight 0, and evaluations are equal on all workers.
+        uses_servers: whether the parameters are in tables on servers.
+        takes_copies: whether workers' data may overlap (`--redundancy`).
+        options: as given.
     """
 
     name: ClassVar[str]
@@ -92,26 +107,32 @@ class Strategy(ABC):
 
     @abstractmethod
     def tables(self, model: Model) -> list[TableSpec]:
-        """The tables that the model's parameters live in."""
+        """The tables for the model's parameters; none without servers."""
 
     @abstractmethod
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
-        """Agree on the first parameters: rank 0's. After clock 0 they are there."""
+        """Distribute rank 0's initial parameters; later joiners pull the current ones."""
 
     @abstractmethod
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
-        """One step; `batch` is None where this worker has none left."""
+        """Take one step; `batch` is None if this worker has no data left."""
 
     def end(self, model: Model) -> Program:
-        """Leave the final parameters in the model."""
+        """Read the final parameters into the model."""
         yield from ()
 
     def state_dict(self) -> dict[str, Any]:
+        """The strategy's state on this worker."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` has returned.
+
+        Raises:
+            InvalidValue: the strategy has no state, and `state` is not empty.
+        """
         if state:
-            raise InvalidValue(f"strategy {self.name!r} has no state, and was given {list(state)}")
+            raise InvalidValue(f"strategy {self.name!r} has no state, but got {list(state)}")
 
 
 strategies: Registry[type[Strategy]] = Registry("strategy")
@@ -135,7 +156,7 @@ def table_specs(
 
 
 def byte_view(tensor: Tensor) -> memoryview:
-    """A flat tensor's own bytes."""
+    """A flat tensor's memory as bytes."""
     import torch
 
     view: memoryview = tensor.detach().view(torch.uint8).numpy().data
@@ -143,7 +164,7 @@ def byte_view(tensor: Tensor) -> memoryview:
 
 
 class TableOps:
-    """A model's tables as push and pull operations, made once: its buffers do not move."""
+    """Push and pull operations of a model's tables, built once: its buffers do not move."""
 
     def __init__(self, model: Model, prefix: str) -> None:
         self.pushes = tuple(

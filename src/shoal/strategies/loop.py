@@ -1,4 +1,4 @@
-"""The training loop, as one generator for every strategy and every shell."""
+"""The training loop: one generator for every strategy, on clusters and in simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.strategies.base import Model, Program, StepResult, Strategy
 
 
 class Hooks(Protocol):
-    """What the loop tells its caller."""
+    """Callbacks of the training loop."""
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None: ...
     def epoch_done(self, epoch: int, step: int) -> None: ...
@@ -24,7 +24,7 @@ class Batches(Protocol):
 
 
 class LeasedBatches(Protocol):
-    """Everybody's data: so many batches in each epoch, of which a worker does some."""
+    """The data of all workers: `len` batches per epoch, of which a worker is granted some."""
 
     def __len__(self) -> int: ...
     def leased(self, lease: Leased) -> Iterator[Any]: ...
@@ -41,15 +41,25 @@ def train_program(
     clock: int = 0,
     passed: int = 0,
 ) -> Program:
-    """Train; yields exchanges, returns the number of steps taken.
+    """Train a worker on its own batches.
 
-    clock: that this worker begins with: where others have trained before, it takes up their
-           parameters, and leaves out the batches of as many steps
-    passed: ... and of these, which are over in a run that this one goes on with
+    With strategies in step a worker whose data end first continues with weight 0 until a round has
+    no weight at all, so that uneven splits neither block nor bias a round. With other strategies
+    each worker goes on to its next epoch, and reads the final parameters when all have finished.
 
-    Strategies in step: a worker whose data end first goes on with weight 0 until a round has no
-    weight at all, so that uneven splits neither hang nor skew anybody. Others: a worker goes on to
-    its next epoch, and when all are done the final parameters are read.
+    Args:
+        strategy: what a step exchanges.
+        model: the worker's model.
+        batches: the worker's batches of an epoch.
+        epochs: passes over the data.
+        rank: the worker's rank; rank 0 provides the initial parameters.
+        hooks: called after each step and epoch.
+        max_steps: steps at most; 0 for no limit.
+        clock: clock at which this worker joins: it pulls the parameters and skips as many batches.
+        passed: clocks of the checkpoint from which the run was resumed, skipped as well.
+
+    Returns:
+        A generator of requests, which returns the number of steps.
     """
     yield from _begin(strategy, model, rank, clock)
     step, missed = 0, clock + passed
@@ -64,7 +74,7 @@ def train_program(
             if step == max_steps:
                 break
         if missed:
-            missed -= strategy.in_step  # the round in which nobody had any more
+            missed -= strategy.in_step  # the round without any weight at the epoch's end
             continue
         while strategy.in_step:
             result = yield from strategy.step(model, None)
@@ -90,10 +100,11 @@ def leased_program(
     clock: int = 0,
     passed: int = 0,
 ) -> Program:
-    """Train on whatever batches the scheduler leases; arguments and result as `train_program`'s.
+    """Train a worker on the batches that the scheduler leases to it.
 
-    A worker that has none, while others still do theirs, takes steps without any: it may be needed
-    yet, should one of them die. Where nobody waits for anybody it waits instead.
+    A worker without a lease takes steps without data while others still have batches, because it
+    gets the batches of one that dies. With asynchronous tables it waits for a lease instead.
+    Arguments and result are those of `train_program`.
     """
     yield from _begin(strategy, model, rank, clock)
     alone = all(spec.consistency.name == "asp" for spec in strategy.tables(model))

@@ -1,12 +1,7 @@
-"""Gradients to servers, parameters back: `sync`, `ssp` and `asgd`.
+"""Server strategies `sync`, `ssp` and `asgd`: push gradients, pull parameters.
 
 One step is one exchange: push the gradient, advance the clock, pull the parameters. The three
-differ only in the tables' consistency.
-
-    sync   BSP: everybody reads the same parameters at the same clock. On n workers with batches of
-           b it equals one process with batches of n b (weights by batch size).
-    ssp    SSP(s): a worker runs at most s clocks ahead of the slowest (Ho et al. 2013).
-    asgd   ASP: nobody waits (Dean et al. 2012, Downpour with n_fetch = n_push = 1).
+strategies differ only in the tables' consistency.
 """
 
 from __future__ import annotations
@@ -62,7 +57,7 @@ class ServerStrategy(Strategy):
         return StepResult(loss, weight, outcome.round_weight, behind)
 
     def _exchange(self, weight: float) -> Exchange:
-        """A step's; the last one again where it is the same, because that is routed already."""
+        """A step's exchange; the previous object if it is equal, because that is routed already."""
         assert self._ops is not None, "begin comes first"
         pushes, weight = self._ops.pushes if weight else (), weight or 1.0
         ask = self._asked
@@ -73,14 +68,26 @@ class ServerStrategy(Strategy):
         return ask
 
     def end(self, model: Model) -> Program:
-        """After everybody has finished, so that all leave with the same parameters."""
+        """Pull the parameters after all workers have finished, so that all have the same."""
         assert self._ops is not None
-        yield Exchange(advance=True, last=True)  # nobody waits for this worker any more
+        yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
         yield EnterBarrier(f"{self.options.prefix} done")
         yield Exchange(pulls=self._ops.pulls)
 
 
 class Sync(ServerStrategy):
+    """Strategy "sync": synchronous SGD through servers (BSP).
+
+    Every worker reads the same parameters at the same clock::
+
+        g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
+
+    On P workers with batches of b it equals one process with batches of P b.
+
+    References:
+        Valiant 1990 (BSP).
+    """
+
     name: ClassVar[str] = "sync"
     summary: ClassVar[str] = "synchronous SGD through servers (BSP)"
     in_step: ClassVar[bool] = True
@@ -88,8 +95,22 @@ class Sync(ServerStrategy):
 
 
 class StaleSync(ServerStrategy):
+    """Strategy "ssp": stale synchronous SGD through servers, SSP(s).
+
+    A worker is at most s = `staleness` clocks ahead of the slowest. Gradients are applied on
+    arrival, or at the end of their round with apply_at "round_end".
+
+    Raises:
+        InvalidValue: a negative staleness, or another `apply_at`.
+
+    References:
+        Ho et al. 2013, section 2.
+    """
+
     name: ClassVar[str] = "ssp"
-    summary: ClassVar[str] = "stale synchronous: at most --staleness clocks ahead of the slowest"
+    summary: ClassVar[str] = (
+        "stale synchronous SGD: at most --staleness clocks ahead of the slowest"
+    )
     takes_copies: ClassVar[bool] = True
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -102,8 +123,18 @@ class StaleSync(ServerStrategy):
 
 
 class Async(ServerStrategy):
+    """Strategy "asgd": asynchronous SGD through servers (ASP). No worker waits for another.
+
+    A worker pushes a gradient and pulls the current parameters in every step::
+
+        theta <- update(theta, g_i)          for each gradient on arrival
+
+    References:
+        Dean et al. 2012, section 4.1 (Downpour SGD with n_fetch = n_push = 1).
+    """
+
     name: ClassVar[str] = "asgd"
-    summary: ClassVar[str] = "asynchronous SGD: nobody waits (Downpour)"
+    summary: ClassVar[str] = "asynchronous SGD: no worker waits for another (Downpour)"
     takes_copies: ClassVar[bool] = True
     consistency = asp()
 

@@ -1,16 +1,17 @@
-"""Access methods: what a server does to its rows with an update.
+"""Access methods: server-side optimizers (update rules) of dense tables.
 
-    sum, assign                                    the update is a value: here
-    sgd, adagrad, rmsprop, adadelta, adam          the update is a gradient: `tables.optimizers`
+    sum, assign                              the update is a value: in this module
+    sgd, adagrad, rmsprop, adadelta, adam    the update is a gradient: `tables.dense.optimizers`
 
-`tables.methods` finds one by its name. All give a server what it needs:
+`tables.methods` finds a method by its name. All methods keep this contract:
 
-* State is the caller's. A method holds options only; rows, slots (state tensors, one value per
-  element) and the step are arguments. So a hand-off moves plain tensors, and threads may share it.
-* Everything is element by element. An update of some rows does to them what an update of the whole
-  table would: rows may be cut into fragments in any way, each with its own step.
-* Nothing of the model's size is allocated. Rows and slots change in place, and the update is only
-  read (it may be a sender's borrowed buffer).
+* State belongs to the caller. A method holds options only; rows, slots (state tensors, one value
+  per element) and the step are arguments. So migration moves plain tensors, and threads may share
+  a method.
+* Methods are element-wise. An update of some rows does to them what an update of the whole table
+  would: rows may be cut into fragments in any way, each with its own step.
+* Nothing of the model's size is allocated. Rows and slots change in place, and the update is read
+  only (it may be a sender's borrowed buffer).
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ ANY_DTYPE = frozenset(ITEM_SIZES)
 Prepared = Callable[[int, float | None], object]  # (step, lr): one more update
 
 NUMPY_ADDS = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
-SMALL = 4096  # elements; up to here calling torch costs more than the addition itself
+SMALL = 4096  # elements; up to here a call of torch costs more than the addition itself
 
-# One option, one meaning: a range belongs to the name, whichever method has it.
+# Default rates of methods that dense and sparse tables have.
+SGD_LR = 0.01
+ADAGRAD_LR = 0.01
+ADAM_LR = 0.001
+
+# Allowed range of each option: an option means the same in every method.
 RANGES = {
     "lr": NOT_NEGATIVE,
     "beta": NOT_NEGATIVE,
@@ -55,13 +61,13 @@ RANGES = {
 
 
 class AccessMethod(ABC):
-    """How rows change when an update of them arrives, and which state that needs.
+    """Base class: how rows change when an update arrives, and which state that needs.
 
-    A subclass gives `name`, `options` (every option with its default; one that has `lr` takes the
-    options of schedules too), `dtypes`, `state` and `apply`.
+    A subclass defines `name`, `options` (every option with its default; a method with `lr` also
+    takes the options of schedules), `dtypes`, `state` and `apply`.
 
     Args:
-        options: what the table's `Access` says. Missing options take their defaults.
+        options: options of the table's `Access`; missing ones take their defaults.
 
     Raises:
         UnknownName: an option that this method does not have.
@@ -89,17 +95,17 @@ class AccessMethod(ABC):
 
     @classmethod
     def supports(cls, dtype: str) -> bool:
-        """Whether a table of this dtype (a name in `ITEM_SIZES`) can have this method."""
+        """Whether tables of this dtype (a name in `ITEM_SIZES`) can have this method."""
         return dtype in cls.dtypes
 
     @final
     def slots(self) -> tuple[str, ...]:
-        """The names of the state tensors that these options need, each shaped as the rows are."""
+        """The names of the state tensors that these options need, each shaped as the rows."""
         return tuple(self.state())
 
     @final
     def initial(self, slot: str) -> float:
-        """What every element of a slot is before the first update."""
+        """The initial value of every element of a slot."""
         state = self.state()
         if slot not in state:
             raise unknown(f"slot of {self.name}", slot, state)
@@ -107,9 +113,9 @@ class AccessMethod(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, float]:
-        """The slots that these options need, with the value that each starts from.
+        """The slots that these options need, with their initial values.
 
-        A function of `settings` alone: the constructor calls it before a subclass's own is done.
+        A function of `settings` alone: the base constructor calls it before a subclass's is done.
         """
 
     @abstractmethod
@@ -121,26 +127,23 @@ class AccessMethod(ABC):
         step: int,
         lr: float | None = None,
     ) -> None:
-        """Change `rows` and `slots` in place by one update.
-
-        Tensors that are not contiguous are one block, whatever their size.
+        """Apply one update to `rows` and `slots`, in place.
 
         Args:
-            rows: (n, *row_shape), of a dtype that `supports` knows, without gradient tracking.
-            slots: a tensor for every name in `slots()`, shaped and typed as `rows`.
-            update: shaped and typed as `rows`; it is read only.
-            step: how many updates these rows have had before this one; 0 for the first.
-            lr: the rate to use instead of the schedule's: a worker's own scheduler sends it.
+            rows: (n, *row_shape) of a supported dtype, without gradient tracking.
+            slots: by name in `slots()`, a tensor shaped and typed as `rows`.
+            update: shaped and typed as `rows`; read only.
+            step: number of updates that these rows have had before, >= 0.
+            lr: learning rate in place of the schedule's, such as a worker's lr_scheduler's.
 
         Raises:
-            InvalidValue: the update is not shaped and typed as the rows are.
+            InvalidValue: the update has another shape or dtype than the rows.
         """
 
     def prepared(self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor) -> Prepared:
-        """`apply` for tensors that come again and again with other values in them.
+        """`apply` with its tensors bound, for updates that arrive in the same memory every time.
 
-        Training pushes the same rows for ever, into the same staging memory: what can be checked
-        or made once is not done at every push.
+        Training pushes the same rows in every step: checks and views are then made only once.
         """
         return partial(self.apply, rows, slots, update)
 
@@ -154,10 +157,10 @@ class AccessMethod(ABC):
 
 
 def checked(owner: str, defaults: Options, given: Options) -> Options:
-    """`given`, every option checked against its default's type and its range, and the defaults."""
+    """`given` over `defaults`, every option checked against its default's type and its range."""
     for option, value in given.items():
         if "lr" in defaults and option.startswith(PREFIX):
-            continue  # schedule_lr knows which schedule has which parameters
+            continue  # `schedule_lr` checks the parameters of schedules
         if option not in defaults:
             raise unknown(f"option of {owner}", option, defaults)
         if isinstance(defaults[option], bool) and not isinstance(value, bool):
@@ -168,7 +171,7 @@ def checked(owner: str, defaults: Options, given: Options) -> Options:
 
 
 def require_alike(owner: str, rows: Tensor, update: Tensor) -> None:
-    """torch would broadcast one row over many, or round a float64 to a float32, and say nothing."""
+    """Refuse what torch would silently broadcast, or round from float64 to float32."""
     if update.shape != rows.shape or update.dtype != rows.dtype:
         raise InvalidValue(
             f"{owner}: an update {tuple(update.shape)} of {update.dtype} does not fit rows "
@@ -178,13 +181,23 @@ def require_alike(owner: str, rows: Tensor, update: Tensor) -> None:
 
 @final
 class Sum(AccessMethod):
-    """θ ← θ + g: counters, and workers that send differences (Dean et al. 2012, section 4.1).
+    """Sum: add the update, for counters and for workers that push differences.
 
-    >>> import torch
-    >>> rows = torch.tensor([1, 2])
-    >>> Sum({}).apply(rows, {}, torch.tensor([10, 20]), step=0)
-    >>> rows
-    tensor([11, 22])
+    Update rule::
+
+        θ ← θ + g
+
+    State: none. It has no options.
+
+    Example:
+        >>> import torch
+        >>> rows = torch.tensor([1, 2])
+        >>> Sum({}).apply(rows, {}, torch.tensor([10, 20]), step=0)
+        >>> rows
+        tensor([11, 22])
+
+    References:
+        Dean et al. 2012, section 4.1.
     """
 
     name = "sum"
@@ -215,13 +228,20 @@ class Sum(AccessMethod):
 
 @final
 class Assign(AccessMethod):
-    """θ ← g: the last writer wins.
+    """Assign: replace the rows; the last push wins.
 
-    >>> import torch
-    >>> rows = torch.tensor([1, 2])
-    >>> Assign({}).apply(rows, {}, torch.tensor([10, 20]), step=0)
-    >>> rows
-    tensor([10, 20])
+    Update rule::
+
+        θ ← g
+
+    State: none. It has no options.
+
+    Example:
+        >>> import torch
+        >>> rows = torch.tensor([1, 2])
+        >>> Assign({}).apply(rows, {}, torch.tensor([10, 20]), step=0)
+        >>> rows
+        tensor([10, 20])
     """
 
     name = "assign"

@@ -1,4 +1,4 @@
-"""From a torch.optim optimizer to the access method that computes the same."""
+"""Translates a torch.optim optimizer to the access method that computes the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
 from shoal.tables.methods import make
 from shoal.tables.spec import Access, Options
 
-# The optimizers that a table can be, each with the access method that computes the same.
+# The supported optimizers, each with the access method that computes the same.
 _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.SGD: SGD,
     torch.optim.Adagrad: Adagrad,
@@ -22,25 +22,30 @@ _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.Adam: Adam,
     torch.optim.AdamW: Adam,
 }
-_HOW_NOT_WHAT = {"foreach", "fused", "capturable"}  # which kernels torch uses: the result is one
+_KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not change results
 
 
 def from_torch(optimizer: torch.optim.Optimizer) -> Access:
     """The access method, with its options, that computes what `optimizer` computes.
 
-    The rate is the optimizer's present one, without a schedule: a worker whose rate is changed by
-    a torch.optim.lr_scheduler sends it with each push. State that the optimizer has gathered is
-    not read; the table's slots start as those of a new optimizer do.
+    The rate is the optimizer's current one, without a schedule: a worker whose rate is changed by a
+    torch.optim.lr_scheduler sends it with each push. The optimizer's accumulated state is not read.
+
+    Args:
+        optimizer: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim.
+
+    Returns:
+        The access method for a table's specification.
 
     Raises:
-        UnknownName: the class is not one of SGD, Adagrad, RMSprop, Adadelta, Adam and AdamW
-            itself (a subclass may compute anything).
+        UnknownName: another class; a subclass too, because it may compute anything.
         InvalidValue: parameter groups that differ in more than their parameters, or an option
             that no access method has.
 
-    >>> model = torch.nn.Linear(2, 1)
-    >>> from_torch(torch.optim.Adagrad(model.parameters(), lr=0.5)).name
-    'adagrad'
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> from_torch(torch.optim.Adagrad(model.parameters(), lr=0.5)).name
+        'adagrad'
     """
     kind = type(optimizer)
     if kind not in _SAME:
@@ -58,11 +63,11 @@ def from_torch(optimizer: torch.optim.Optimizer) -> Access:
             if other[name] != value:
                 raise InvalidValue(
                     f"{kind.__name__} has parameter groups with {name}={value!r} and "
-                    f"{name}={other[name]!r}, and a table has one access method; use one "
-                    f"group, or an optimizer for each"
+                    f"{name}={other[name]!r}, but a table has one access method; use one "
+                    f"group, or one optimizer per group"
                 )
     access = Access(_SAME[kind].name, _options(kind, first))
-    make(access)  # torch admits values that make no sense (alpha > 1); refuse them here, by name
+    make(access)  # refuses, by name, values out of range that torch accepts (alpha > 1)
     return access
 
 
@@ -74,11 +79,11 @@ def _plain(value: object) -> Any:
 
 
 def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Options:
-    """A parameter group's hyper-parameters as options of the access method that `kind` is."""
+    """A parameter group's hyper-parameters as options of the access method for `kind`."""
     method = _SAME[kind]
     options: Options = {}
     if method is Adam:
-        # torch before 2.6 has no decoupled_weight_decay: there the class alone tells
+        # torch before 2.6 has no decoupled_weight_decay; the class decides there
         is_adamw = kind is torch.optim.AdamW
         options["decoupled"] = group.pop("decoupled_weight_decay", is_adamw)
         options["beta1"], options["beta2"] = group.pop("betas")
@@ -86,7 +91,7 @@ def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Option
         if name in method.options:
             as_default = type(method.options[name])  # momentum=0 is an int in torch, 0.0 here
             options[name] = as_default(value)
-        elif value and name not in _HOW_NOT_WHAT:
+        elif value and name not in _KERNEL_CHOICES:
             raise InvalidValue(
                 f"the access method {method.name} has no {name}, which this {kind.__name__} sets "
                 f"to {value!r} (known: {', '.join(method.options)})"

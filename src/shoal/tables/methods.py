@@ -1,6 +1,6 @@
-"""Every access method by its name.
+"""Registry of the access methods of dense tables.
 
-Another package adds one through the entry-point group `shoal.access_methods`: an AccessMethod.
+Another package adds an `AccessMethod` through the entry-point group `shoal.access_methods`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ for _method in (Sum, Assign, SGD, Adagrad, RMSprop, Adadelta, Adam):
 
 
 def make(access: Access) -> AccessMethod:
-    """The access method that a table's specification names.
+    """The access method of a name, with its options.
 
     Raises:
         UnknownName: no such method, or it has no such option.
@@ -30,15 +30,16 @@ def make(access: Access) -> AccessMethod:
 
 
 def method_of(spec: TableSpec) -> AccessMethod:
-    """The access method of a table, which can work on its rows.
+    """The access method of a dense table.
 
     Raises:
-        UnknownName, InvalidValue: as `make`, or the rows are of a dtype that it cannot work on.
+        UnknownName: no such method, or it has no such option.
+        InvalidValue: an option out of its range, or a dtype that the method does not support.
     """
     method = make(spec.access)
     if not method.supports(spec.dtype):
         raise InvalidValue(
-            f"table {spec.name!r}: access method {spec.access.name!r} cannot work on "
-            f"{spec.dtype} rows"
+            f"table {spec.name!r}: access method {spec.access.name!r} does not support "
+            f"{spec.dtype} rows (supported: {', '.join(sorted(method.dtypes))})"
         )
     return method

@@ -1,6 +1,6 @@
-"""What kind of table a specification is of: its shard, and its access method.
+"""Opens the shard of a table's kind, and checks specifications.
 
-Sparse tables are compiled (numba takes half a second to import): only whoever has one pays.
+Sparse tables are compiled: numba is imported only where there is one (half a second).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | CustomShard:
-    """A server's part of a table.
+    """Create a server's shard of a table.
 
     Raises:
-        UnknownName, InvalidValue: as `check`
+        UnknownName: as `checked`.
+        InvalidValue: as `checked`, or the shard does not fit the server's memory.
     """
     try:
         if spec.kind == "dense":
@@ -43,11 +44,11 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Cu
 
 
 def checked(spec: TableSpec) -> TableSpec:
-    """What servers are to open; what none could is refused.
+    """The specification, checked as servers would check it.
 
     Raises:
         UnknownName: no such access method or handler, or it has no such option.
-        InvalidValue: an option out of its range, or rows that the method cannot work on.
+        InvalidValue: an option out of its range, or a dtype that the method does not support.
     """
     if spec.kind == "dense":
         method_of(spec)

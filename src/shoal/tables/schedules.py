@@ -1,10 +1,10 @@
-"""Learning rates as pure functions of the number of updates that were applied.
+"""Learning rate schedules: pure functions of the number of updates applied before.
 
-A schedule is `lr(step)`, where `step` counts the updates that the rows have had before this one,
-so the first update has step 0. It holds no state: a replica, a restarted server and a test
-that asks for step 1,000 all get the same number without having lived through steps 0 to 999.
+A schedule is `lr(step)`, where `step` is the number of updates that the rows have had before, so
+that the first update has step 0. It holds no state: a replica, a restarted server and a test that
+asks for step 1,000 get the same rate without computing steps 0 to 999.
 
-With base rate η, and t the step since the end of the warmup:
+With base rate η and t the number of steps since the end of the warmup::
 
     constant       η
     step           η γ^⌊t / every⌋
@@ -13,7 +13,7 @@ With base rate η, and t the step since the end of the warmup:
     polynomial     end + (η - end) (1 - min(t, total) / total)^power
     cosine         end + (η - end) (1 + cos(π min(t, total) / total)) / 2
 
-and, before each of them, `warmup` steps of a linear ramp, η (step + 1) / (warmup + 1).
+Before each of them come `warmup` steps of a linear ramp, η (step + 1) / (warmup + 1).
 
 >>> lr = schedule_lr({"lr": 8.0, "schedule": "step", "schedule_every": 2, "schedule_gamma": 0.5})
 >>> [lr(step) for step in range(6)]
@@ -38,13 +38,14 @@ from shoal.tables.spec import Options
 
 PREFIX = "schedule_"  # a schedule's own parameters, among the options of a table's access method
 DEFAULT_SCHEDULE = "constant"
+SCHEDULE_OPTIONS: Options = {"schedule": DEFAULT_SCHEDULE, f"{PREFIX}warmup": 0}  # and defaults
 
 LearningRate: TypeAlias = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers from `low` to `high`; an end that is open does not belong to it.
+    """The finite numbers from `low` to `high`, without an end that is open.
 
     >>> 1.0 in Range(0, 1, high_open=True), str(Range(0, 1, high_open=True))
     (False, '0 <= value < 1')
@@ -75,14 +76,14 @@ DECAYS = Range(0, 1, low_open=True)
 
 
 def number(owner: str, option: str, value: object, allowed: Range) -> float:
-    """`value` as a float, if it is a number in `allowed`; else InvalidValue, naming all four.
+    """`value` as a float if it is a number in `allowed`; raises InvalidValue otherwise.
 
     >>> number("sgd", "lr", -1, NOT_NEGATIVE)
     Traceback (most recent call last):
         ...
     shoal.errors.InvalidValue: sgd: lr=-1 is out of range; allowed: 0 <= value
     """
-    # A bool is an int to Python, and `lr=True` is never what was meant.
+    # A bool is an int in Python, but `lr=True` is always a mistake.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidValue(f"{owner}: {option}={value!r} is not a number; allowed: {allowed}")
     if value not in allowed:
@@ -91,10 +92,10 @@ def number(owner: str, option: str, value: object, allowed: Range) -> float:
 
 
 def whole(owner: str, option: str, value: object, least: int) -> int:
-    """`value`, if it is a whole number of at least `least`; else InvalidValue."""
+    """`value` if it is an integer of at least `least`; raises InvalidValue otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidValue(
-            f"{owner}: {option}={value!r} is out of range; allowed: a whole number >= {least}"
+            f"{owner}: {option}={value!r} is out of range; allowed: an integer >= {least}"
         )
     return value
 
@@ -103,13 +104,13 @@ def schedule_lr(options: Options) -> LearningRate:
     """The learning rate as a function of the step, from the options of a table's access method.
 
     Args:
-        options: `lr`, the base rate, >= 0; `schedule`, a name in `schedules` (default
-            `constant`); `schedule_warmup`, a number of steps >= 0 (default 0); and the
-            schedule's own parameters, each after the prefix `schedule_`. Other keys belong to
-            the access method and are not looked at.
+        options: `lr`, the base rate, >= 0; `schedule`, a name in `schedules` ("constant" by
+            default); `schedule_warmup`, a number of steps >= 0 (0 by default); and the schedule's
+            parameters, each with the prefix `schedule_`. Other keys belong to the access method
+            and are ignored.
 
     Returns:
-        A pure function from the number of updates applied so far (>= 0) to the rate of the next.
+        A pure function from the number of updates applied before (>= 0) to the next one's rate.
 
     Raises:
         UnknownName: no such schedule, or no such parameter of this schedule.
@@ -122,7 +123,7 @@ def schedule_lr(options: Options) -> LearningRate:
         [0.25, 0.5, 0.75, 1.0, 0.5, 0.333]
     """
     if "lr" not in options:
-        raise InvalidValue("a schedule needs its base rate; give the option lr, such as lr=0.1")
+        raise InvalidValue("a schedule needs a base rate; give the option lr, such as lr=0.1")
     name = options.get("schedule", DEFAULT_SCHEDULE)
     if not isinstance(name, str):
         raise InvalidValue(f"schedule={name!r} is not a name (known: {', '.join(schedules)})")
@@ -135,7 +136,7 @@ def schedule_lr(options: Options) -> LearningRate:
 
 
 def _check_parameters(name: str, build: Callable[..., LearningRate], given: Options) -> None:
-    """Each parameter that is given must be known, and each that has no default must be given."""
+    """Refuse unknown parameters, and missing ones that have no default."""
     _, *parameters = signature(build).parameters.values()
     known = [each.name for each in parameters]
     for option in given:
@@ -152,33 +153,42 @@ def _owner(name: str) -> str:
 
 
 def _warmed(rate: LearningRate, warmup: int) -> LearningRate:
-    """`rate`, begun `warmup` steps later, after a linear ramp up to its first value.
+    """`rate` after a linear ramp of `warmup` steps up to its first value.
 
-    The ramp divides by warmup + 1, so that no step has rate 0 and the first step at the full
-    rate is the schedule's own first. (Gradual warmup: Goyal et al. 2017, section 2.2.)
+    The ramp divides by warmup + 1, so that no step has rate 0 and the first step at the full rate
+    is the schedule's first.
+
+    References:
+        Goyal et al. 2017, section 2.2 (gradual warmup).
     """
     start = rate(0)
     return lambda step: start * (step + 1) / (warmup + 1) if step < warmup else rate(step - warmup)
 
 
 def constant(lr: float) -> LearningRate:
-    """η, always.
+    """Constant rate: lr(t) = η.
 
-    >>> constant(0.5)(1_000_000)
-    0.5
+    Args:
+        lr: η, >= 0.
+
+    Example:
+        >>> constant(0.5)(1_000_000)
+        0.5
     """
     return lambda step: lr
 
 
 def stepwise(lr: float, *, every: int, gamma: float = 0.1) -> LearningRate:
-    """η γ^⌊t / every⌋, as torch's StepLR(step_size=every, gamma).
+    """Step decay: lr(t) = η γ^⌊t / every⌋, as torch's StepLR(step_size=every, gamma).
 
     Args:
+        lr: η, >= 0.
         every: steps between two drops, >= 1.
-        gamma: the factor of a drop, 0 < γ <= 1.
+        gamma: γ, the factor of a drop, 0 < γ <= 1; 0.1 by default.
 
-    >>> [stepwise(100.0, every=2, gamma=0.1)(step) for step in (0, 1, 2)]
-    [100.0, 100.0, 10.0]
+    Example:
+        >>> [stepwise(100.0, every=2, gamma=0.1)(step) for step in (0, 1, 2)]
+        [100.0, 100.0, 10.0]
     """
     every = whole(_owner("step"), f"{PREFIX}every", every, 1)
     gamma = number(_owner("step"), f"{PREFIX}gamma", gamma, DECAYS)
@@ -186,43 +196,52 @@ def stepwise(lr: float, *, every: int, gamma: float = 0.1) -> LearningRate:
 
 
 def exponential(lr: float, *, gamma: float) -> LearningRate:
-    """η γ^t, as torch's ExponentialLR(gamma).
+    """Exponential decay: lr(t) = η γ^t, as torch's ExponentialLR(gamma).
 
     Args:
-        gamma: the factor of each step, 0 < γ <= 1.
+        lr: η, >= 0.
+        gamma: γ, the factor of each step, 0 < γ <= 1.
 
-    >>> [exponential(8.0, gamma=0.5)(step) for step in range(4)]
-    [8.0, 4.0, 2.0, 1.0]
+    Example:
+        >>> [exponential(8.0, gamma=0.5)(step) for step in range(4)]
+        [8.0, 4.0, 2.0, 1.0]
     """
     gamma = number(_owner("exponential"), f"{PREFIX}gamma", gamma, DECAYS)
     return lambda step: float(lr * gamma**step)
 
 
 def inverse_time(lr: float, *, decay: float) -> LearningRate:
-    """η / (1 + decay t): sums to infinity while its squares do not (Robbins & Monro 1951).
+    """Inverse time decay: lr(t) = η / (1 + decay t), with infinite sum and finite sum of squares.
 
     Args:
-        decay: how fast, >= 0, in 1 / steps.
+        lr: η, >= 0.
+        decay: >= 0, in 1 / steps.
 
-    >>> [inverse_time(12.0, decay=1.0)(step) for step in range(4)]
-    [12.0, 6.0, 4.0, 3.0]
+    Example:
+        >>> [inverse_time(12.0, decay=1.0)(step) for step in range(4)]
+        [12.0, 6.0, 4.0, 3.0]
+
+    References:
+        Robbins & Monro 1951.
     """
     decay = number(_owner("inverse_time"), f"{PREFIX}decay", decay, NOT_NEGATIVE)
     return lambda step: lr / (1.0 + decay * step)
 
 
 def polynomial(lr: float, *, total: int, power: float = 1.0, end_lr: float = 0.0) -> LearningRate:
-    """end + (η - end) (1 - t / total)^power until t = total, then end.
+    """Polynomial decay: lr(t) = end + (η - end) (1 - t / total)^power until t = total, then end.
 
-    torch's PolynomialLR(total_iters=total, power) is this with end_lr = 0.
+    With end_lr = 0 it is torch's PolynomialLR(total_iters=total, power).
 
     Args:
+        lr: η, >= 0.
         total: the step at which `end_lr` is reached, >= 1.
-        power: > 0; 1 is a straight line.
-        end_lr: the last rate, >= 0.
+        power: > 0; 1 (linear) by default.
+        end_lr: the final rate, >= 0; 0 by default.
 
-    >>> [polynomial(8.0, total=4, power=2)(step) for step in range(6)]
-    [8.0, 4.5, 2.0, 0.5, 0.0, 0.0]
+    Example:
+        >>> [polynomial(8.0, total=4, power=2)(step) for step in range(6)]
+        [8.0, 4.5, 2.0, 0.5, 0.0, 0.0]
     """
     owner = _owner("polynomial")
     total = whole(owner, f"{PREFIX}total", total, 1)
@@ -232,18 +251,22 @@ def polynomial(lr: float, *, total: int, power: float = 1.0, end_lr: float = 0.0
 
 
 def cosine(lr: float, *, total: int, end_lr: float = 0.0) -> LearningRate:
-    """end + (η - end) (1 + cos(π t / total)) / 2 until t = total, then end.
+    """Cosine decay: lr(t) = end + (η - end) (1 + cos(π t / total)) / 2 until t = total, then end.
 
-    torch's CosineAnnealingLR(T_max=total, eta_min=end_lr) is the same as far as T_max; beyond it,
-    torch's rate climbs again, and this one stays. (Loshchilov & Hutter 2017, equation 5, without
-    the restarts.)
+    Up to `total` it is torch's CosineAnnealingLR(T_max=total, eta_min=end_lr); after that torch's
+    rate rises again, and this one stays.
 
     Args:
+        lr: η, >= 0.
         total: the step at which `end_lr` is reached, >= 1.
-        end_lr: the last rate, >= 0.
+        end_lr: the final rate, >= 0; 0 by default.
 
-    >>> [round(cosine(4.0, total=2)(step), 12) for step in range(4)]
-    [4.0, 2.0, 0.0, 0.0]
+    Example:
+        >>> [round(cosine(4.0, total=2)(step), 12) for step in range(4)]
+        [4.0, 2.0, 0.0, 0.0]
+
+    References:
+        Loshchilov & Hutter 2017, equation 5, without restarts.
     """
     total = whole(_owner("cosine"), f"{PREFIX}total", total, 1)
     end_lr = number(_owner("cosine"), f"{PREFIX}end_lr", end_lr, NOT_NEGATIVE)

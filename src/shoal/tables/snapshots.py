@@ -1,4 +1,4 @@
-"""Snapshots: a shard's rows with their state, piece by piece, on their way to another copy."""
+"""Snapshots: a shard's rows with their state, in pieces, for a syncing replica."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from shoal.tables.staging import aligned
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A copy of some of a shard's rows, and of all that belongs to them.
+    """A copy of some of a shard's rows with their state.
 
-    rows, keys:  which, as a part of a push says it
-    views:       its bytes
-    after:       the position of the next piece
-    last:        there is none
+    Attributes:
+        rows: range of the rows.
+        keys: number of keys, or -1 for all rows of the range.
+        views: the bytes.
+        after: position of the next piece.
+        last: whether this is the last piece.
     """
 
     rows: KeyRange
@@ -31,7 +33,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct):
-    """Rows to look at: all of `rows`, or those of `keys`. The next ones begin at `after`."""
+    """Rows to compare: all of `rows`, or those of `keys`. The next sample begins at `after`."""
 
     rows: KeyRange
     keys: np.ndarray | None
@@ -39,7 +41,7 @@ class Sample(msgspec.Struct):
 
 
 class StagedSnapshot:
-    """Room for one: tensors of these dtypes and shapes, in the order of its views."""
+    """Staging memory for a snapshot: tensors of these dtypes and shapes, in order of its views."""
 
     def __init__(
         self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
@@ -54,11 +56,11 @@ class StagedSnapshot:
         return ""
 
 
-BY_PLACE = ("keys", "records")  # what `changes` of a shard has of some rows only
+BY_PLACE = ("keys", "records")  # the tensors of `changes` that have some rows only
 
 
 def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A shard's state with what has changed since.
+    """A shard's state with later changes applied.
 
     >>> state = {"keys": torch.tensor([7, 8]), "updates": torch.tensor([1])}
     >>> later = {"places": torch.tensor([1, 2]), "keys": torch.tensor([9, 5])}
@@ -78,18 +80,18 @@ def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict
 
 
 def copied(tensors: Sequence[Tensor]) -> tuple[memoryview, ...]:
-    """Their bytes, which nobody changes any more."""
+    """The bytes of copies of these tensors."""
     return tuple(data_of(each.clone()) for each in tensors if each.numel())
 
 
 def data_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that lies in one piece."""
+    """The bytes of a contiguous tensor."""
     data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return data
 
 
 def crc32(tensors: Sequence[Tensor], found: int = 0) -> int:
-    """Of their bytes, one after the other, after what has been `found` before."""
+    """The CRC-32 of the tensors' bytes, continuing `found`."""
     for each in tensors:
         found = zlib.crc32(data_of(each.contiguous()), found) if each.numel() else found
     return found

@@ -1,7 +1,7 @@
-"""What a table is: its keys, rows, dtype, initial values, access method and consistency.
+"""Table specifications: keys, row shape, dtype, initial values, access method, consistency.
 
-A specification is plain data. It travels in views, so that every member that ever joins knows
-every table, and it is importable without torch.
+A specification is plain data. Views carry it, so that every member that joins knows every table,
+and this module is importable without torch.
 """
 
 from __future__ import annotations
@@ -25,25 +25,48 @@ ITEM_SIZES = {
     "int64": 8,
     "uint8": 1,
 }
-FRAGMENT_BYTES = 1 << 20  # fragments are cut to about this size, which stays in a core's cache
-SLOTS_PER_FRAGMENT = 16  # of a sparse table, at most: fragments are what is handed over
-ROWS_MOST = 1 << 40  # what `max_rows` may say
-SMALLEST_FRAGMENT_BYTES = 4 << 10  # tables are spread over servers in pieces no smaller than this
+FRAGMENT_BYTES = 1 << 20  # target size of a fragment, which fits a core's cache
+SLOTS_PER_FRAGMENT = 16  # at most, of a sparse table: a fragment is the unit of migration
+ROWS_MOST = 1 << 40  # largest `max_rows`
+SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
 Options = dict[str, float | int | bool | str]
 
 
 def _require_one_of(kind: str, name: str, known: Collection[str]) -> None:
-    """msgspec checks a Literal when it decodes, and not when a caller constructs."""
+    """Check a Literal field: msgspec does so when it decodes, not when a caller constructs."""
     if name not in known:
         raise unknown(kind, name, known)
 
 
 class Init(msgspec.Struct, frozen=True, array_like=True):
-    """Where rows come from: `zeros`, `constant(a)`, `uniform(a, b)` or `normal(mean a, std b)`.
+    """Initial values of a table's rows.
 
-    Random kinds are counter-based: a row is a pure function of (seed, key, column), so that
-    replicas and re-created rows agree (DESIGN section 4, rule 7).
+    Random values are counter-based: element j of row k is a pure function of (seed, k, j), so that
+    replicas agree and an evicted row can be created again::
+
+        zeros      theta = 0
+        constant   theta = a
+        uniform    theta ~ U(a, b)
+        normal     theta ~ N(a, b^2)
+
+    Args:
+        kind: "zeros", "constant", "uniform" or "normal".
+        a: the constant, the lower bound or the mean.
+        b: the upper bound or the standard deviation.
+        seed: 64-bit integer.
+
+    Raises:
+        UnknownName: no such kind.
+        InvalidValue: a or b is no number, or the seed is no 64-bit integer.
+
+    Example:
+        >>> Init("normal", 0.0, 0.01, seed=7)
+        Init(kind='normal', a=0.0, b=0.01, seed=7)
+
+    References:
+        Steele, Lea & Flood 2014, figure 16 (SplitMix64); Salmon et al. 2011 (counter-based
+        generators).
     """
 
     kind: Literal["zeros", "constant", "uniform", "normal"] = "zeros"
@@ -57,18 +80,55 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
             if not isinstance(value, int | float):
                 raise InvalidValue(f"init: a and b are numbers, not {value!r}")
         if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
-            raise InvalidValue(f"init: the seed is a whole number of 64 bits, not {self.seed!r}")
+            raise InvalidValue(f"init: the seed is a 64-bit integer, not {self.seed!r}")
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
-    """A table's access method by name (`shoal list tables`) with its options."""
+    """Access method of a table: the server-side optimizer (update rule) that applies pushes.
+
+    Args:
+        name: an access method that `shoal list tables` lists, or one of your own
+            (`shoal.access_method`, `shoal.handler`).
+        options: the method's options; missing ones take their defaults. A method with `lr` also
+            takes `schedule` and the schedule's parameters.
+
+    Example:
+        >>> Access("adam", {"lr": 0.001, "schedule": "cosine", "schedule_total": 1000}).name
+        'adam'
+    """
 
     name: str = "sum"
     options: Options = {}
 
 
 class Consistency(msgspec.Struct, frozen=True, array_like=True):
-    """When a read is admitted and a push is applied; `protocol.consistency` has the rules."""
+    """Consistency of a table: when a pull is answered and when a push is applied.
+
+    At clock c, with m the clock of the slowest worker of the group, a pull is answered when::
+
+        bsp     m >= c
+        ssp(s)  m >= c - s
+        asp     always
+
+    Use `bsp`, `ssp` or `asp` to make one.
+
+    Args:
+        name: "bsp", "ssp" or "asp".
+        staleness: s, in clocks, >= 0; 0 unless the name is "ssp".
+        apply_at: when pushes change the rows: on "arrival", or at "round_end", when every worker
+            has finished the clock of the push.
+
+    Raises:
+        UnknownName: no such name.
+        InvalidValue: a staleness or `apply_at` that the name does not allow.
+
+    Example:
+        >>> Consistency("ssp", 2) == ssp(2)
+        True
+
+    References:
+        Valiant 1990 (BSP); Ho et al. 2013, section 2 (SSP); Dean et al. 2012, section 4.1 (ASP).
+    """
 
     name: Literal["bsp", "ssp", "asp"] = "asp"
     staleness: int = 0
@@ -80,7 +140,7 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
         if self.staleness < 0:
             raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
         if self.name != "ssp" and self.staleness:
-            raise InvalidValue(f"staleness belongs to ssp, not to {self.name}")
+            raise InvalidValue(f"{self.name} has no staleness; use ssp(staleness) for a bound > 0")
         if self.name == "bsp" and self.apply_at != "round_end":
             raise InvalidValue("bsp applies pushes at the end of their round: apply_at='round_end'")
         if self.name == "asp" and self.apply_at != "arrival":
@@ -88,17 +148,62 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
 
 
 def bsp() -> Consistency:
-    """Bulk synchronous: every worker reads the same rows at the same clock."""
+    """Bulk synchronous parallel: all workers read the same rows at the same clock.
+
+    A pull at clock c waits until every worker has finished clock c - 1; the pushes of a clock are
+    merged and applied together.
+
+    Returns:
+        The consistency.
+
+    Example:
+        >>> bsp().apply_at
+        'round_end'
+
+    References:
+        Valiant 1990, "A bridging model for parallel computation".
+    """
     return Consistency("bsp", 0, "round_end")
 
 
 def ssp(staleness: int, apply_at: Literal["arrival", "round_end"] = "arrival") -> Consistency:
-    """Stale synchronous (Ho et al. 2013): a reader is at most `staleness` clocks ahead."""
+    """Stale synchronous parallel: a worker is at most `staleness` clocks ahead of the slowest.
+
+    A pull at clock c sees every push of clocks below c - staleness.
+
+    Args:
+        staleness: bound in clocks, >= 0.
+        apply_at: "arrival", or "round_end" to apply the pushes of a clock together.
+
+    Returns:
+        The consistency.
+
+    Raises:
+        InvalidValue: the staleness is negative.
+
+    Example:
+        >>> ssp(2)
+        Consistency(name='ssp', staleness=2, apply_at='arrival')
+
+    References:
+        Ho et al. 2013, section 2 (stale synchronous parallel).
+    """
     return Consistency("ssp", staleness, apply_at)
 
 
 def asp() -> Consistency:
-    """Asynchronous (eventual): reads never wait."""
+    """Asynchronous parallel (eventual consistency): pulls never wait; pushes apply on arrival.
+
+    Returns:
+        The consistency.
+
+    Example:
+        >>> asp().staleness
+        0
+
+    References:
+        Dean et al. 2012, section 4.1 (Downpour SGD).
+    """
     return Consistency("asp", 0, "arrival")
 
 
@@ -119,28 +224,43 @@ _KINDS = {
 
 
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A named collection of rows of `row_shape` values.
+    """Specification of a table: a named collection of rows of `row_shape` values.
 
-    A dense table has `rows` rows, and key k is row k. A sparse one has a row for every 64-bit key,
-    made when the key is first named; its keys are spread over servers by their hash slots, and
-    where a range of rows is meant elsewhere, it is a range of slots.
+    A dense table has `rows` rows; key k is row k. A sparse table has a row for any 64-bit key,
+    created when the key is first used; its keys are spread over servers by hash slot. A custom
+    table has a handler on each server, which defines what pushes and pulls mean.
 
-    rows:           number of keys; 0 for a sparse table
-    row_shape:      () for a plain vector of elements
-    dtype:          one of ITEM_SIZES
-    merge:          how the pushes of one round are joined: `mean` is sum(w_i u_i) / sum(w_i)
-    fragment_rows:  rows in a fragment, fixed for the table's life; 0 lets `cut` choose
-    kind:           `dense`, `sparse`, or `custom`: a handler that `access` names, on each server,
-                    says what its pushes and pulls mean (tables.handled); keys are placed as those
-                    of a sparse table
-    nonfinite:      what becomes of a push with a NaN or an infinity: `reject` refuses it with the
-                    key, `zero` takes it as 0, `allow` looks at nothing
-    max_rows:       of a sparse table, on all servers together; 0 for no bound. A key that is pushed
-                    for the first time then takes the place of one that was pushed long ago
-                    (evict='lru') or seldom ('lfu'), whose row begins anew with its next push
-    saves:          of a custom table: whether its handler saves and loads, so that it can be on
-                    several servers and go to others; `Client.create_table` finds out
-    group:          of workers, whose clocks it goes by; the scheduler says it
+    Args:
+        name: 1 to 200 characters, unique in the run.
+        rows: number of rows of a dense table; 0 for other kinds.
+        row_shape: shape of a row; () for a vector of `rows` elements.
+        dtype: "float16", "bfloat16", "float32", "float64", "int32", "int64" or "uint8".
+        init: initial values of rows.
+        access: access method (server-side optimizer) with its options.
+        consistency: `bsp()`, `ssp(s)` or `asp()`.
+        merge: how the pushes u_i of a round are merged: "mean" for sum(w_i u_i) / sum(w_i), or
+            "sum" for sum(u_i).
+        fragment_rows: rows per fragment (slots, if sparse), fixed for the table's life; 0 for
+            about 1 MiB.
+        kind: "dense", "sparse" or "custom".
+        nonfinite: what happens to a push with a NaN or an infinity: "reject" refuses it, "zero"
+            replaces the value by 0, "allow" does not check.
+        max_rows: bound on the rows of a sparse table over all servers; 0 for no bound. When the
+            table is full a new key evicts another, whose row starts anew with its next push.
+        evict: the row to evict: "lru", pushed least recently, or "lfu", pushed least frequently.
+        saves: set by `Client.create_table`: whether a custom table's handler saves and loads, so
+            that the table can be replicated and migrated.
+        group: set by the scheduler: the worker group by whose clocks the table goes.
+
+    Raises:
+        UnknownName: a name that is not among those listed above.
+        InvalidValue: a value of the wrong type, out of its range, or that contradicts another.
+
+    Example:
+        >>> TableSpec("w", 1000, (16,), access=Access("adam", {"lr": 0.001})).nbytes
+        64000
+        >>> TableSpec("embedding", row_shape=(16,), kind="sparse").width
+        16
     """
 
     name: str
@@ -164,7 +284,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             value = getattr(self, field)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise InvalidValue(
-                    f"a table's {field} is of type {kind.__name__}, not {type(value).__name__} "
+                    f"a table's {field} has type {kind.__name__}, not {type(value).__name__} "
                     f"({value!r})"
                 )
         if not self.name or len(self.name) > 200:
@@ -174,78 +294,84 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         _require_one_of("evict", self.evict, ("lru", "lfu"))
         if not 0 <= self.max_rows <= ROWS_MOST or (self.max_rows and not self.sparse):
             raise InvalidValue(
-                f"table {self.name!r}: max_rows bounds a sparse table, and is 0 (no bound) to "
-                f"{ROWS_MOST}, not {self.max_rows}"
+                f"table {self.name!r}: max_rows is for sparse tables, from 0 (no bound) to "
+                f"{ROWS_MOST}; got {self.max_rows} for a {self.kind} table"
             )
         if self.hashed and self.rows:
             raise InvalidValue(
-                f"table {self.name!r} is {self.kind}: it has a row for any 64-bit key, not "
-                f"{self.rows}"
+                f"table {self.name!r} is {self.kind}: it has a row for any 64-bit key; leave out "
+                f"rows={self.rows}"
             )
         if self.kind == "custom" and (self.row_shape or self.consistency != Consistency()):
             raise InvalidValue(
-                f"table {self.name!r} is custom: it has no row_shape, and asp() consistency"
+                f"table {self.name!r} is custom: leave out row_shape and consistency (asp)"
             )
         if self.kind == "dense" and self.rows < 1:
             raise InvalidValue(f"table {self.name!r} needs at least one row, not {self.rows}")
         if not all(isinstance(side, int) for side in self.row_shape):
             raise InvalidValue(
-                f"table {self.name!r}: row_shape is of whole numbers, not {self.row_shape}"
+                f"table {self.name!r}: row_shape is a tuple of integers, not {self.row_shape}"
             )
         if any(side < 1 for side in self.row_shape):
-            raise InvalidValue(f"table {self.name!r}: row_shape {self.row_shape} has an empty side")
+            raise InvalidValue(
+                f"table {self.name!r}: the sides of row_shape are at least 1, not {self.row_shape}"
+            )
         _require_one_of("dtype", self.dtype, ITEM_SIZES)
         _require_one_of("merge", self.merge, ("mean", "sum"))
         if self.merge == "mean" and "int" in self.dtype and self.kind != "custom":
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
         if self.fragment_rows < 0:
-            raise InvalidValue(f"table {self.name!r}: fragment_rows {self.fragment_rows} < 0")
+            raise InvalidValue(
+                f"table {self.name!r}: fragment_rows is at least 0, not {self.fragment_rows}"
+            )
 
     @property
     def width(self) -> int:
-        """Elements in a row."""
+        """Elements per row."""
         return prod(self.row_shape)
 
     @property
     def row_bytes(self) -> int:
+        """Bytes per row."""
         return self.width * ITEM_SIZES[self.dtype]
 
     @property
     def sparse(self) -> bool:
+        """Whether the table is sparse."""
         return self.kind == "sparse"
 
     @property
     def hashed(self) -> bool:
-        """Whether its keys are any 64 bits, and its ranges those of hash slots."""
+        """Whether keys are 64-bit integers and ranges are ranges of hash slots."""
         return self.kind != "dense"
 
     @property
     def nbytes(self) -> int:
-        """Of a dense table's rows."""
+        """Bytes of a dense table's rows."""
         return self.rows * self.row_bytes
 
     @property
     def keys(self) -> KeyRange:
-        """The rows of a dense table, the hash slots of a sparse one: what is cut and placed."""
+        """What is cut into shards: the rows of a dense table, the hash slots of others."""
         return KeyRange(0, SLOTS if self.hashed else self.rows)
 
     def factors(self, weights: Sequence[float]) -> list[float]:
-        """What the pushes of one round are multiplied with before they are added up."""
+        """The factors by which the pushes of one round are multiplied before they are added up."""
         if self.merge == "sum":
             return [1] * len(weights)
         total = sum(weights)
         return [weight / total for weight in weights]
 
     def is_cut_of(self, spec: TableSpec) -> bool:
-        """Whether it is that table, whatever its fragments' size and whoever has declared it."""
+        """Whether both specify the same table, apart from fragment size and group."""
         same = msgspec.structs.replace(self, fragment_rows=spec.fragment_rows, group=spec.group)
         return same == spec
 
     def cut(self, servers: int) -> TableSpec:
-        """This table with its fragment size fixed: about 1 MiB, less where servers share a table.
+        """This table with its fragment size fixed: about 1 MiB, less for small tables.
 
-        No server gets more than twice its even share of the rows. Tables smaller than
-        SMALLEST_FRAGMENT_BYTES times the servers are shared by fewer of them.
+        No server gets more than twice its even share of the rows. A table smaller than
+        SMALLEST_FRAGMENT_BYTES times the servers is spread over fewer servers.
         """
         if self.fragment_rows:
             return self
@@ -258,7 +384,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, fragment_rows=ceil(self.rows / min(pieces, self.rows)))
 
     def fragments(self) -> list[KeyRange]:
-        """The fragments, in key order. Only a table that was `cut` has them."""
+        """The fragments in key order.
+
+        Raises:
+            InvalidValue: the fragment size is not fixed yet (`cut`).
+        """
         if not self.fragment_rows:
             raise InvalidValue(f"table {self.name!r} has not been cut into fragments yet")
         stop = self.keys.stop

@@ -1,4 +1,4 @@
-"""Staging: memory for pushes under way, and what it holds, as keys and values."""
+"""Staging: reusable memory for pushes under way, and its keys and values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ POOLED_PER_SIZE = 8
 
 
 class Staging:
-    """Memory for pushes under way, reused: a fresh buffer would page-fault on every message.
+    """A pool of memory for pushes under way: fresh buffers would page-fault on every message.
 
-    Sizes are powers of two, so that pushes of ever other key counts share a few buffers. What a
-    push does not fill of its buffer is never touched, and so takes no memory.
+    Sizes are powers of two, so that pushes of varying sizes share a few buffers. The part of a
+    buffer that a push does not fill is never touched, and takes no physical memory.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Staging:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Fresh memory on a cache line's edge: copies to elsewhere can be four times slower."""
+    """Fresh memory aligned to a cache line: unaligned copies can be four times slower."""
     memory = np.empty(nbytes + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
     return memory[start : start + nbytes]
@@ -75,11 +75,13 @@ class Retention:
 
 
 class StagedRows:
-    """Values of a push (or the keys of a pull) as they come in: `views` are where to put them.
+    """Staged values of a push, or keys of a pull.
 
-    rows:    what the push names
-    keys:    (n,) int64 or None, strictly increasing within `rows` where `problem()` finds nothing
-    values:  (n, width) of the table's dtype
+    Attributes:
+        rows: the range that the push covers.
+        keys: (n,) int64 or None; strictly increasing within `rows` unless `problem()`.
+        values: (n, width) of the table's dtype.
+        views: destinations of the payload.
     """
 
     __slots__ = (
@@ -104,8 +106,8 @@ class StagedRows:
         width: int,
     ) -> None:
         self.rows = rows
-        self.kept = False  # the keys are read once this is applied
-        self.retained = False  # other servers are to have it too: its memory stays
+        self.kept = False  # a pull reads the same keys after this is applied
+        self.retained = False  # the memory is also sent to other servers
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # that it keeps
@@ -124,7 +126,7 @@ class StagedRows:
             self.views.append(part.data)
 
     def problem(self) -> str:
-        """What is wrong with the keys that came in; empty where nothing is."""
+        """Why the keys are invalid; empty if they are valid."""
         keys = self.keys
         if keys is None or not len(keys):
             return ""
@@ -136,10 +138,12 @@ class StagedRows:
 
 
 class Merged:
-    """What the pushes of a round come to, for some rows.
+    """The merged pushes of a round, for some rows.
 
-    keys:    (n,) int64 or uint64, or None for all of `rows`
-    values:  (n, width)
+    Attributes:
+        keys: (n,) int64 or uint64, or None for all of `rows`.
+        values: (n, width).
+        lr: learning rate in place of the schedule's.
     """
 
     __slots__ = ("keys", "lr", "rows", "values")
@@ -154,13 +158,13 @@ class Merged:
 
     @property
     def views(self) -> tuple[memoryview, ...]:
-        """Its bytes: the keys', if it has any, and the values'."""
+        """The bytes of the keys, if it has any, and of the values."""
         values = _bytes(self.values)
         return (values,) if self.keys is None else (_bytes(self.keys), values)
 
 
 def side_by_side(updates: list[Merged]) -> list[Merged]:
-    """The same with neighbours in one, where their rows and their memory follow on each other."""
+    """The updates, with those joined whose rows and memory are adjacent."""
     joined: list[Merged] = []
     for each in updates:
         last = joined[-1] if joined else None
@@ -192,10 +196,11 @@ def _bytes(values: Tensor) -> memoryview:
 
 
 class StreamedRows:
-    """Values of a push of whole rows that is applied while it comes in, one fragment at a time.
+    """A push of whole rows that is applied while it arrives, one fragment at a time.
 
-    views:   one for each fragment that it names, all the same memory
-    pieces:  the fragment of each view, its first row and its update
+    Attributes:
+        views: a destination for each fragment; all are the same memory.
+        pieces: for each view: the fragment's number, its first row, and its update.
     """
 
     __slots__ = ("kept", "pieces", "rows", "views")

@@ -1,4 +1,4 @@
-"""Touched: which rows have changed since they were written down."""
+"""Touched: the rows that have changed since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Touched:
-    """A mark for each place, from the first time on that all are written; before, it costs nothing.
+    """A mark for each place, from the first checkpoint on; before that it costs nothing.
 
     >>> touched = Touched()
     >>> touched.begin(3)
@@ -21,7 +21,7 @@ class Touched:
         self._written = 0
 
     def begin(self, count: int) -> None:
-        """The rows at the first `count` places are written down now."""
+        """The rows at the first `count` places are in a checkpoint now."""
         self.begun, self._written = True, count
         if len(self._marks) < count:
             self._marks = np.zeros(2 * count, np.bool_)
@@ -29,13 +29,13 @@ class Touched:
             self._marks[:] = False
 
     def mark(self, places: np.ndarray, count: int) -> None:
-        """These have changed, of `count` that there are by now."""
+        """Mark places as changed, of `count` that exist."""
         if self.begun:
             if len(self._marks) < count:
                 self._marks = np.concatenate([self._marks, np.zeros(count, np.bool_)])
             self._marks[places] = True
 
     def since(self, count: int) -> np.ndarray:
-        """The places that have changed, and those that are new, in order."""
+        """The changed and the new places, in order."""
         changed = np.flatnonzero(self._marks[: self._written])
         return np.concatenate([changed, np.arange(self._written, count)])

@@ -1,4 +1,4 @@
-"""The laws that implementations of our contracts obey, for those of other packages as well.
+"""Conformance suites: the laws of Shoal's contracts, for implementations in other packages too.
 
 They need no test framework: each law is a function that raises AssertionError.
 """

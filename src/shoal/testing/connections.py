@@ -1,4 +1,4 @@
-"""Two ends of a connection, driven by hand as a node drives them: for the laws of transports."""
+"""Two ends of a connection, driven as a node drives them, for the laws of transports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLER = Identity("worker-b", "worker", "job-1")
 
 
 class End:
-    """One end of a connection, and all that it was given.
+    """One end of a connection, and everything that it has received.
 
     sinks:       called with each announced payload's size; None discards it
     on_deliver:  called with each payload
@@ -80,7 +80,7 @@ class Pair:
         self.callee = callee
 
     def pump(self, until: Callable[[], bool]) -> None:
-        """Do the work of both ends until something is so."""
+        """Do the work of both ends until a condition holds."""
         deadline = monotonic() + TIMEOUT_S
         while not until():
             if monotonic() > deadline:
@@ -89,7 +89,7 @@ class Pair:
 
 
 def poll_once(*ends: End, timeout_s: float = 0.05) -> None:
-    """Flush and receive wherever a poll says that it is time."""
+    """Poll the ends, then flush and receive where it is due."""
     poll = select.poll()
     by_fileno = {end.connection.fileno(): end for end in ends if not end.ended}
     by_fileno.pop(-1, None)  # closed
@@ -107,7 +107,7 @@ def meet(transport: Transport, listener: Listener, me: Identity) -> tuple[Connec
     """Connect to a listener and serve it meanwhile: both ends, once both have shaken hands.
 
     Raises what `connect` raises, once the listener's side has seen the failure as well. Others may
-    call at the same time and go again, such as somebody who looks whether the address is taken.
+    call at the same time and leave, such as a process that probes whether the address is in use.
     """
     accepted: list[End] = []
     with ThreadPoolExecutor(1) as pool:

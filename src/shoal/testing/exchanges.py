@@ -1,4 +1,4 @@
-"""The laws of messages and payloads between two ends; `testing.transports` has them all."""
+"""The laws of messages and payloads between two ends; `testing.transports` has all laws."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The laws of a transport. Each is a function of `make`, which gives a transport and an address.
+"""The laws of transports: functions of `make`, which returns a transport and an address.
 
     @pytest.mark.parametrize("law", TRANSPORT_LAWS, ids=lambda law: law.__name__)
     def test_law(law):
         law(lambda: (TcpTransport(), "tcp://127.0.0.1:0"))
 
-Nobody listens at the address that `make()` gives. Connections are polled here as a node polls
-them (`testing.connections`): level-triggered, and read only when they are readable, so that a
-transport which keeps messages to itself hangs and fails.
+No listener may be at the address that `make()` returns. Connections are polled as a node polls them
+(`testing.connections`): level-triggered, and read only when they are readable, so that a transport
+that keeps messages to itself times out and fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How bytes move: frames, and the transports `inproc`, `local` and `tcp` behind one contract."""
+"""Transports: frames, and `inproc`, `local` and `tcp` connections behind one contract."""
 
 from shoal.transport import inproc, local, tcp
 from shoal.transport.base import Connection, Identity, Listener, transport_for

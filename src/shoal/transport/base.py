@@ -1,4 +1,4 @@
-"""The contract of a transport: connections that never block, chosen by an address's scheme.
+"""The contract of transports: non-blocking connections, chosen by the scheme of an address.
 
     inproc://NAME        queues within this process
     unix:///PATH         a Unix socket on this host, in a directory that only its owner enters
@@ -26,7 +26,7 @@ from shoal.registry import Registry
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who speaks, for the handshake."""
+    """A node's identity, for handshakes."""
 
     node: NodeId
     role: Role
@@ -46,18 +46,18 @@ Malformed = Callable[[NodeId, Exception], None]
 
 
 class Connection(ABC):
-    """One peer. Everything returns at once; `fileno` becomes readable when there is work.
+    """A connection to one peer. No method blocks; `fileno` becomes readable when there is work.
 
-    `peer` is the other node, empty until the handshake is over. While it `wants_write`, wait for
-    `fileno` to be writable too, and then `flush`. What waits without that is sent by `receive`,
-    once the peer has made room for it.
+    `peer` is the other node, empty until the handshake is over. While it `wants_write`, also wait
+    for `fileno` to be writable, and then `flush`. Otherwise `receive` sends the backlog, once the
+    peer has made room for it.
     """
 
     peer: NodeId = ""
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes that are not sent yet."""
         return 0
 
     @property
@@ -73,41 +73,44 @@ class Connection(ABC):
     ) -> None:
         """Send a message and the bytes of `buffers`, now or later, in order.
 
-        Buffers are borrowed until they are sent, or the `guard` is recalled: then what waits is
-        copied. Where the peer has gone nothing is sent, and the next `receive` says so.
+        Buffers are borrowed until they are sent, or until the `guard` recalls them: then unsent
+        bytes are copied. If the peer is gone nothing is sent, and the next `receive` returns False.
         """
 
     @abstractmethod
     def detach(self) -> None:
-        """Copy what waits to be sent: no buffer that was lent is read after this."""
+        """Copy all unsent bytes: no borrowed buffer is read after this."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what waits, as far as the other side takes it."""
+        """Send the backlog, as far as the peer accepts it."""
 
     @abstractmethod
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
-        """Take in what has come: `arriving` says where a payload goes, then `deliver` gets it.
+        """Receive messages: `arriving` returns a payload's sink, then `deliver` gets the message.
 
-        False when the connection has ended. Raises WireError where the bytes make no sense, and
-        HandshakeFailed; the caller then closes the connection. A well-framed message that cannot be
-        understood goes to `malformed`, and the connection goes on.
+        Returns False when the connection has ended. A well-framed message that cannot be decoded
+        goes to `malformed`, and the connection goes on.
 
-        One call takes in a bounded amount, so that other connections have their turn. Whatever
-        it leaves makes `fileno` readable again: everything whole that was read from the socket has
-        been delivered. The call that completes a handshake delivers nothing yet.
+        One call receives a bounded amount, so that other connections get their turn. The rest makes
+        `fileno` readable again: every whole message that was read from the socket has been
+        delivered. The call that completes a handshake delivers nothing yet.
 
-        `deliver` gets the sink when it is full, and also where it was revoked underway; it gets
-        None where the payload was discarded, or there was none.
+        `deliver` gets the sink when it is full, and also if it was revoked meanwhile; it gets None
+        if the payload was discarded, or there was none.
+
+        Raises:
+            WireError: the bytes are no valid frame; close the connection.
+            HandshakeFailed: the handshake failed; close the connection.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection; what waits is dropped, and a sink that is being filled is revoked."""
+        """End the connection: drop the backlog, and revoke a sink that is being filled."""
 
 
 class Listener(ABC):
-    """Where peers connect to. `address` is what they use."""
+    """Accepts connections; peers connect to `address`."""
 
     address: str
 
@@ -116,57 +119,58 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self) -> Connection | None:
-        """A new connection, still to shake hands; None where there is none after all."""
+        """A new connection before its handshake; None if there is none."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class Transport(ABC):
-    """Makes listeners and connections for one scheme."""
+    """Creates listeners and connections for one scheme."""
 
     @abstractmethod
     def listen(self, address: str, me: Identity) -> Listener: ...
 
     @abstractmethod
     def beside(self, address: str, name: str) -> str:
-        """Where this process may listen, so that whoever is at `address` reaches it."""
+        """An address where this process can listen and nodes at `address` can reach it."""
 
     @abstractmethod
     def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
-        """Connect and shake hands; blocks for `timeout_s` at most."""
+        """Connect and shake hands; blocks for `timeout_s` seconds at most."""
 
 
 transports: Registry[Callable[[], Transport]] = Registry("transport")
 
 
 def transport_for(address: str) -> Transport:
-    """The transport that an address names."""
+    """The transport for an address."""
     scheme, _, rest = address.partition("://")
     if not rest:
-        raise AddressInvalid(f"{address!r} is no address; {_FORMS}")
+        raise AddressInvalid(f"{address!r} is not an address; {_FORMS}")
     try:
         return transports[scheme]()
     except UnknownName as error:
-        raise AddressInvalid(f"{address!r} is no address: {error.message}; {_FORMS}") from None
+        raise AddressInvalid(f"{address!r} is not an address: {error.message}; {_FORMS}") from None
 
 
 def place_of(address: str, scheme: str) -> str:
-    """What follows the scheme in an address.
+    """The part of an address after its scheme.
 
     >>> place_of("tcp://127.0.0.1:4000", "tcp")
     '127.0.0.1:4000'
     """
     place = address.removeprefix(f"{scheme}://")
     if not place or place == address or "\0" in place:
-        raise AddressInvalid(f"{address!r} is no {scheme} address; {_FORMS}")
+        raise AddressInvalid(f"{address!r} is not a {scheme} address; {_FORMS}")
     return place
 
 
 def sink_for(arrival: Arrival, nbytes: int) -> Sink | None:
-    """The sink that a payload of `nbytes` goes to; None where it is discarded.
+    """The sink of a payload of `nbytes` bytes; None if it is discarded.
 
-    A sink of another size is refused: the bytes would end in the wrong place.
+    Raises:
+        BadLength: the sink has another size, so that bytes would end in the wrong place.
     """
     if isinstance(arrival, Discard):
         return None

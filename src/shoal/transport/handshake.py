@@ -1,4 +1,4 @@
-"""Who is there: version, job and token, proved in both directions before anything else is read.
+"""Handshake: version, job and token, proved in both directions before anything else is read.
 
     listener -> Challenge(version, nonce)
     caller   -> Hello(..., proof = HMAC(token, "caller" nonce nonce'))
@@ -36,21 +36,22 @@ def hello(me: Identity, asked: Message) -> Hello:
         raise HandshakeFailed(f"expected a challenge, not {type(asked).__name__}")
     if asked.version != PROTOCOL_VERSION:
         raise HandshakeRefused(
-            f"the other side speaks protocol version {asked.version}, this one {PROTOCOL_VERSION}"
+            f"the peer has protocol version {asked.version}, this node {PROTOCOL_VERSION}; use the "
+            "same release on both"
         )
     if asked.token_needed and not me.token:
-        raise HandshakeRefused("the other side asks for a token; pass --token or set SHOAL_TOKEN")
+        raise HandshakeRefused("the peer asks for a token; pass --token or set SHOAL_TOKEN")
     nonce = secrets.token_bytes(16)
     proof = _proof(me.token, b"caller", asked.nonce, nonce)
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)
 
 
 def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) -> Welcome | Denied:
-    """The listener's verdict on an answer, which came with a ring or without."""
+    """The listener's verdict on a hello, which came with or without a ring of shared memory."""
     if not isinstance(answer, Hello):
         return Denied(f"expected a hello, not {type(answer).__name__}")
     if answer.version != PROTOCOL_VERSION:
-        return Denied(f"it speaks protocol version {PROTOCOL_VERSION}, not {answer.version}")
+        return Denied(f"it has protocol version {PROTOCOL_VERSION}, not {answer.version}")
     if me.token and not hmac.compare_digest(
         answer.proof, _proof(me.token, b"caller", asked.nonce, answer.nonce)
     ):
@@ -58,20 +59,20 @@ def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) 
     if me.job and answer.job and me.job != answer.job:
         return Denied(f"it belongs to job {me.job!r}, not {answer.job!r}")
     if not answer.node or answer.node == SCHEDULER or answer.role == "scheduler":
-        return Denied("members connect to the scheduler, it connects to nobody")
+        return Denied("the scheduler does not connect to members; members connect to it")
     return Welcome(me.node, _proof(me.token, b"listener", answer.nonce, asked.nonce), rings)
 
 
 def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> Welcome:
     """The caller's check of the verdict."""
     if isinstance(verdict, Denied):
-        raise HandshakeRefused(f"the other side refused the connection: {verdict.reason}")
+        raise HandshakeRefused(f"the peer refused the connection: {verdict.reason}")
     if not isinstance(verdict, Welcome):
         raise HandshakeFailed(f"expected a welcome, not {type(verdict).__name__}")
     if me.token and not hmac.compare_digest(
         verdict.proof, _proof(me.token, b"listener", said.nonce, asked.nonce)
     ):
-        raise HandshakeRefused("the other side does not know our token")
+        raise HandshakeRefused("the peer has another token; use the cluster's token on both nodes")
     return verdict
 
 

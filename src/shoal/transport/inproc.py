@@ -26,7 +26,7 @@ from shoal.transport.base import (
 )
 from shoal.transport.wire import encode, message_of
 
-FRAMES_A_TURN = 64  # then the other connections have theirs
+FRAMES_A_TURN = 64  # per call of `receive`, so that other connections get their turn
 
 _listeners: dict[str, InprocListener] = {}
 _lock = Lock()
@@ -52,7 +52,7 @@ class _Queue:
                 os.eventfd_write(self.signal, 1)
 
     def quiet(self) -> None:
-        """Before the queue is emptied: what is put later signals again."""
+        """Clear the signal before the queue is emptied: later frames signal again."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.signal)
 
@@ -62,14 +62,14 @@ class _Queue:
                 os.eventfd_write(self.signal, 1)
 
     def end(self) -> None:
-        """The writer has gone."""
+        """Note that the writer is gone."""
         with self._lock:
             if not self.ended:
                 self.ended = True
                 os.eventfd_write(self.signal, 1)
 
     def close(self) -> None:
-        """The reader has gone."""
+        """Note that the reader is gone."""
         with self._lock:
             self.ended = True
             self.frames.clear()
@@ -184,7 +184,7 @@ class InprocTransport(Transport):
         with _lock:
             listener = _listeners.get(address)
             if listener is None:
-                raise HandshakeFailed(f"nobody answers at {address} in this process")
+                raise HandshakeFailed(f"no node answers at {address} in this process")
             asked = handshake.challenge(listener.me)
             said = handshake.hello(me, asked)
             verdict = handshake.judge(listener.me, asked, said)

@@ -72,7 +72,7 @@ class LocalTransport(Transport):
             sock.connect(str(path))
         except OSError as error:
             sock.close()
-            raise HandshakeFailed(f"nobody answers at {address}: {error.strerror}") from None
+            raise HandshakeFailed(f"no process answers at {address}: {error.strerror}") from None
         return shake(sock, me, until)
 
 
@@ -109,9 +109,9 @@ def _bind(sock: socket.socket, path: Path) -> None:
 
 
 def _remove(path: Path, inode: int) -> None:
-    """Before its listener closes: then whoever finds the file may take it over."""
+    """Remove the socket's file before its listener closes, unless it belongs to another."""
     with suppress(FileNotFoundError):
-        if path.stat().st_ino == inode:  # nobody else's by now
+        if path.stat().st_ino == inode:
             path.unlink()
 
 
@@ -119,7 +119,7 @@ def _abandoned(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise AddressInvalid(f"{path} is a file that is no socket; use another path")
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # a full queue of callers is somebody's
+        probe.setblocking(False)  # a full queue of callers belongs to a living listener
         return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 

@@ -1,4 +1,4 @@
-"""Outbox: what waits to be sent on one socket, in order, and whose memory it borrows."""
+"""Outbox: the backlog of one socket, in order, with the buffers that it borrows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BUFFERS_A_CALL = 512  # below IOV_MAX
 
 
 class _Piece(msgspec.Struct, eq=False):
-    """Bytes that wait.
+    """Unsent bytes.
 
-    chunk:  to go through the ring, so many at a time; 0 for the socket
-    lent:   to be copied on recall
+    chunk:  bytes per chunk through the ring of shared memory; 0 for the socket
+    lent:   whether they are copied when the guard recalls them
     """
 
     view: memoryview
@@ -36,9 +36,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self.outlet: Outlet | None = None
-        self.backlog = 0  # bytes that wait
-        self.wants_write = False  # ... for the socket, not for room in the ring
-        self.owed = 0  # bytes of the peer's ring that it does not know to be free
+        self.backlog = 0  # unsent bytes
+        self.wants_write = False  # whether they wait for the socket, not for room in the ring
+        self.owed = 0  # bytes taken from the peer's ring that it was not told of
         self._next: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
 

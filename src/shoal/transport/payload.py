@@ -1,4 +1,4 @@
-"""The payload that a connection is receiving: where its next bytes go, and what is whole of it."""
+"""Payload: the payload that a connection is receiving, and where its next bytes go."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from shoal.transport.shared import Inlet
 from shoal.transport.wire import LINE_BYTES
 
 SCRATCH_BYTES = 64 << 10
-STRAIGHT_BYTES = 4 << 10  # pieces of a payload below this come by way of the inbox, many in a gulp
+STRAIGHT_BYTES = 4 << 10  # smaller pieces of a payload are received through the inbox
 
 _scratch = memoryview(bytearray(SCRATCH_BYTES))
 
 
 class Payload:
-    """At most one is under way.
+    """The payload under way, at most one.
 
-    left:    its bytes that are to come; 0 where none is under way
-    shared:  they come through the peer's ring
-    inlet:   ... which this is
-    put:     bytes that the peer says are in it and have not been taken
+    Attributes:
+        left: bytes that have not arrived; 0 if no payload is under way.
+        shared: whether they come through the peer's ring of shared memory.
+        inlet: the peer's ring.
+        put: bytes in the ring that have not been taken.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -52,7 +53,7 @@ class Payload:
         self._view = self._edge = self._read = 0
 
     def target(self) -> memoryview:
-        """Where the next bytes go; scratch where nobody wants them (any more)."""
+        """Where the next bytes go; scratch memory if the payload is discarded or revoked."""
         sink = self._sink
         if sink is None or sink.revoked:
             return _scratch[: self.left]
@@ -70,7 +71,7 @@ class Payload:
         return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
 
     def wrote(self, count: int, deliver: Deliver) -> None:
-        """So many bytes more are in their place; deliver what is whole."""
+        """Note that `count` more bytes are in place; deliver what is complete."""
         self._read += count
         self.left -= count
         message, sink = self._message, self._sink
@@ -93,12 +94,12 @@ class Payload:
     # ------------------------------------------------------------------ through shared memory
 
     def told(self, nbytes: int) -> None:
-        """The peer has put so many bytes into its ring."""
+        """Note that the peer has put bytes into its ring."""
         self._said = self.put = nbytes
 
     def take_put(self, deliver: Deliver) -> None:
-        """Take what the peer has put; go on with it where a machine failed, or Ctrl-C came."""
-        while self.put and self.inlet is not None:  # whom it is delivered to may close this
+        """Take the bytes that the peer has put; resumes after an exception or Ctrl-C."""
+        while self.put and self.inlet is not None:  # a delivery may close this
             if self._lend_put(deliver, self.inlet):
                 continue
             target = self.up_to_line(self.target()[: self.put])
@@ -108,7 +109,7 @@ class Payload:
             self.wrote(target.nbytes, deliver)
 
     def _lend_put(self, deliver: Deliver, inlet: Inlet) -> bool:
-        """Have a whole view seen where it has come, in the ring, if its sink has it so."""
+        """Deliver a whole view from the ring without a copy, if its sink allows that."""
         sink, number = self._sink, self._view
         if sink is None or not sink.lends or sink.revoked or self._read != self._edge:
             return False

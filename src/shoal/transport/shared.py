@@ -1,4 +1,4 @@
-"""Shared memory between two processes of one host: rings that large payloads go through.
+"""Shared memory between two processes of one host: ring buffers for large payloads.
 
 Each side of a connection owns a ring, and the other may read it. The owner copies the next bytes in
 and says over the socket how many (PUT); the reader copies them out, and says so (TAKEN). While one
@@ -20,16 +20,16 @@ from shoal.errors import BadLength, BadSharedMemory
 from shoal.transport.wire import LINE_BYTES
 
 RING_BYTES = 4 << 20
-CHUNK_BYTES = 256 << 10  # what is put before the other side is told, of a payload of 1 MiB
-CHUNK_BYTES_MAX = 1 << 20  # ... of a large one
-TAKEN_BYTES = RING_BYTES // 2  # what is taken before the other side is told
+CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
+CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
+TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def chunk_of(nbytes: int) -> int:
-    """What is put of a payload before the other side is told: the fewer signals, the less overlap.
+    """Bytes per PUT signal for a payload; fewer signals mean less overlap of the two copies.
 
     >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
     [256, 1024, 1024]
@@ -38,7 +38,7 @@ def chunk_of(nbytes: int) -> int:
 
 
 class Outlet:
-    """The ring that this side puts bytes into. `fd` is for the other side, until `passed`."""
+    """The ring that this side writes. `fd` is for the peer, until `passed`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("shoal-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -54,13 +54,13 @@ class Outlet:
         self.room = RING_BYTES  # for what is put: the rest is not taken yet
 
     def passed(self) -> None:
-        """The other side has a descriptor of its own; or will never have one."""
+        """Close the descriptor: the peer has its own, or will never have one."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def put(self, data: memoryview, limit: int) -> int:
-        """Copy in what there is room for now, `limit` bytes at most; says how many."""
+        """Copy in as much as fits, `limit` bytes at most; returns the number of bytes."""
         at = self._at
         count = min(data.nbytes, limit, self.room, RING_BYTES - at)
         self._ring[at : at + count] = data[:count]
@@ -75,7 +75,7 @@ class Outlet:
         self.room -= skipped
 
     def taken(self, count: int) -> None:
-        """The other side has copied `count` bytes out."""
+        """Note that the peer has copied `count` bytes out."""
         if count > RING_BYTES - self.room:
             raise BadLength(f"{count} bytes taken where {RING_BYTES - self.room} were there")
         self.room += count
@@ -87,10 +87,14 @@ class Outlet:
 
 
 class Inlet:
-    """The other side's ring. What is in it may change at any time: copy first, look then."""
+    """The peer's ring. Its contents may change at any time: copy before looking."""
 
     def __init__(self, fd: int) -> None:
-        """Takes the descriptor over. Raises BadSharedMemory where it is not a sealed ring."""
+        """Takes over the descriptor.
+
+        Raises:
+            BadSharedMemory: it is not a sealed ring.
+        """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size = os.fstat(fd).st_size
@@ -117,7 +121,7 @@ class Inlet:
         self._at = (at + count) % RING_BYTES
 
     def look(self, count: int) -> memoryview | None:
-        """The next bytes where they are; None where the ring ends within them."""
+        """The next bytes in place; None if the ring wraps around within them."""
         at = self._at
         if at + count > RING_BYTES:
             return None
@@ -131,7 +135,7 @@ class Inlet:
         return skipped
 
     def close(self) -> None:
-        with suppress(BufferError):  # somebody looks at it: it goes with them
+        with suppress(BufferError):  # a view is in use; the memory is freed with it
             self._ring.release()
             self._map.close()
 

@@ -1,4 +1,4 @@
-"""Stream sockets that listen and that call: what Unix and TCP share around `stream`."""
+"""Listening and connecting stream sockets, for Unix and TCP."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ UNIX_SEND_BYTES = 1 << 20  # the default, 208 KiB, costs a third of the throughp
 
 
 class StreamListener(Listener):
-    """A listening socket. `before_close` removes what else there is at its address.
+    """A listening socket. `before_close` cleans up its address.
 
-    It keeps a file descriptor in reserve: where this process has no other left, a caller is
-    accepted with it and sent away. Left waiting, it would keep the socket readable, and the loop
-    busy, for ever.
+    It keeps a file descriptor in reserve. When the process has no other left, a caller is accepted
+    with it and dropped. A waiting caller would keep the socket readable and the loop busy.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ def shake(sock: socket.socket, me: Identity, until: float) -> StreamConnection:
 
 
 class _Caller:
-    """One who says hello, and offers a ring of shared memory to a listener of this host."""
+    """The connecting side, which offers a ring of shared memory to a listener of this host."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self._outlet: Outlet | None = None

@@ -1,4 +1,4 @@
-"""Frames over a stream socket: what Unix and TCP connections share.
+"""Frames over a stream socket, for Unix and TCP connections.
 
 Headers and small payloads are read in gulps into one inbox; the rest of a large payload is
 received straight into its sink. Sends leave from the lent buffers with `sendmsg`.
@@ -41,7 +41,7 @@ from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, rea
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
-TURN_BYTES = 4 << 20  # then the other connections have theirs
+TURN_BYTES = 4 << 20  # per call of `receive`, so that other connections get their turn
 HANDSHAKE_BYTES_MAX = 4 << 10
 
 _NOWHERE = memoryview(b"")
@@ -72,7 +72,7 @@ class StreamConnection(Connection):
             self.send(asked, ())
 
     def share(self, outlet: Outlet | None, inlet: Inlet | None) -> None:
-        """Have large payloads go through rings: those that are sent, and those that come."""
+        """Send and receive large payloads through rings of shared memory."""
         self._outbox.outlet, self._payload.inlet = outlet, inlet
 
     def fileno(self) -> int:
@@ -173,7 +173,7 @@ class StreamConnection(Connection):
         return True
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
-        """Take everything whole out of the inbox."""
+        """Take all whole frames out of the inbox."""
         needed = PREFIX.size
         try:
             needed = self._take_whole(arriving, deliver, malformed)
@@ -181,7 +181,7 @@ class StreamConnection(Connection):
             self._make_room(needed)
 
     def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
-        """... and say how much room the next frame's beginning needs."""
+        """The same; returns the room that the start of the next frame needs."""
         needed, payload = PREFIX.size, self._payload
         if payload.put:
             payload.take_put(deliver)
@@ -253,7 +253,7 @@ class StreamConnection(Connection):
         return True
 
     def _check_shared(self, kind: int, nbytes: int) -> None:
-        """The peer speaks of rings, and makes sense."""
+        """Refuse signals of shared memory that were not expected."""
         payload = self._payload
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
@@ -265,7 +265,7 @@ class StreamConnection(Connection):
             raise BadSharedMemory(f"a frame of kind {kind} that was not expected ({nbytes} bytes)")
 
     def _signalled(self, kind: int, nbytes: int, deliver: Deliver) -> None:
-        """The peer has put bytes into its ring, or taken some out of ours."""
+        """Handle a PUT or TAKEN signal."""
         if kind == TAKEN:
             self._outbox.taken(nbytes)
             self.flush()
@@ -293,7 +293,7 @@ class StreamConnection(Connection):
         self._asked = None
 
     def _meet(self, into: memoryview) -> int:
-        """Read of a caller's greeting, and the descriptor that may come with it."""
+        """Read a part of a caller's greeting, and a descriptor that came with it."""
         data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
         self._greeted_with += descriptors
         if len(self._greeted_with) > 1:
@@ -302,7 +302,7 @@ class StreamConnection(Connection):
         return len(data)
 
     def _make_room(self, nbytes: int) -> None:
-        """Bring what the inbox holds to its front, with room for `nbytes` and no more than usual.
+        """Move the inbox's contents to its front, with room for `nbytes`.
 
         It grows for one large header, exactly, and is its old size again after that.
         """

@@ -93,7 +93,7 @@ class TcpTransport(Transport):
             sock = socket.create_connection(endpoint, timeout_s)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise HandshakeFailed(f"nobody answers at {address}: {reason}") from None
+            raise HandshakeFailed(f"no process answers at {address}: {reason}") from None
         except ValueError as error:  # of a host name that cannot be one
             raise AddressInvalid(f"cannot connect to {address}: {error}") from None
         return shake(sock, me, until)

@@ -1,4 +1,4 @@
-"""Message <-> frame.
+"""Wire format: messages as frames.
 
     offset  size  what
     0       4     magic "SHOL"
@@ -16,8 +16,8 @@
     2 PUT     no header; so many payload bytes have been put there (`transport.shared`)
     3 TAKEN   no header; so many have been taken out again
 
-The payload is never copied into the frame: it leaves from the buffers that were lent, and arrives
-in the sink that `Machine.arriving` names.
+The payload is never copied into the frame: it is sent from the caller's buffers and received into
+the sink that `Machine.arriving` returns.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
     """(kind, header, padding, payload bytes) from the prefix of the frame at `start`."""
     magic, version, kind, padding, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
     if magic != MAGIC:
-        raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the other side Shoal?")
+        raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the peer a Shoal node?")
     if version != PROTOCOL_VERSION:
-        raise BadVersion(f"protocol version {version}; this side speaks {PROTOCOL_VERSION}")
+        raise BadVersion(
+            f"the peer has protocol version {version}, this node {PROTOCOL_VERSION}; use the same "
+            "release on both"
+        )
     if header_bytes > HEADER_MAX or payload_bytes > PAYLOAD_MAX or padding >= LINE_BYTES:
         raise BadLength(
             f"a header of {header_bytes} bytes, padding of {padding} and a payload of "

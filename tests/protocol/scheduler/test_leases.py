@@ -93,8 +93,8 @@ def test_a_lease_request_for_other_data_is_refused():
     asked(leases, 7, 0)
     answer = asked(leases, 8, 0, batches=BATCHES + 1)
     assert isinstance(answer, NotLeased)
-    assert "3 epochs of 21 batches, where others" in answer.reason
-    assert "had 3 of 20" in answer.reason
+    assert "3 epochs of 21 batches, but the" in answer.reason
+    assert "has 3 epochs of 20" in answer.reason
     assert asked(leases, 8, 0).first == 5
 
 

@@ -8,7 +8,7 @@ import torch
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
-from shoal.tables.dense.optimizers import BLOCK, SMALL, GradientMethod
+from shoal.tables.dense.gradient_method import BLOCK, SMALL, GradientMethod
 from shoal.tables.from_torch import from_torch
 from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access

@@ -515,7 +515,7 @@ def test_memory_of_a_burst_of_pushes_is_freed():
     ("access", "dtype"), [("adam", "float16"), ("sgd", "int32"), ("adagrad", "uint8")]
 )
 def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
-    expected = f"'t': access method '{access}' cannot work on {dtype} rows"
+    expected = f"'t': access method '{access}' does not support {dtype} rows"
     with pytest.raises(InvalidValue, match=expected):
         DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
 

@@ -311,7 +311,7 @@ def test_a_round_without_pushes_does_not_count():
         ({"kind": "dense"}, "at least one row"),
         ({"kind": "sprase"}, "sprase"),
         ({"nonfinite": "ignore"}, "ignore"),
-        ({"row_shape": (2.0,)}, "whole numbers"),
+        ({"row_shape": (2.0,)}, "a tuple of integers"),
     ],
 )
 def test_an_impossible_sparse_table_is_refused(options, says):

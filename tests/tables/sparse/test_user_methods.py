@@ -185,7 +185,7 @@ def half(row, state, out):
     ("functions", "words"),
     [
         ({"apply": out_of_range}, "apply of access method 't.bad' raised IndexError on a trial"),
-        ({"apply": returning}, "returned a ndarray: it works in place"),
+        ({"apply": returning}, "returned a ndarray: it has to change its arrays in place"),
         ({"apply": no_numba}, "cannot be compiled by numba"),
         ({"apply": plain, "read": half}, "left 2 of 3 elements of a pull unwritten"),
         ({"apply": plain, "init": plain}, "init of access method 't.bad' raised TypeError"),
@@ -200,7 +200,7 @@ def test_a_wrong_method_is_refused_when_its_table_is_opened(functions, words):
 def test_a_methods_name_and_options_are_checked():
     with pytest.raises(InvalidValue, match="'adagrad' is built in"):
         access_method("adagrad", plain)
-    with pytest.raises(InvalidValue, match="lr comes first"):
+    with pytest.raises(InvalidValue, match="lr has to be the first"):
         access_method("t.bad", plain, options={"decay": 1, "lr": 2})
     with pytest.raises(InvalidValue, match="decay is a number, not 'x'"):
         access_method("t.bad", plain, options={"decay": "x"})

@@ -41,10 +41,16 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """
-    metrics:  figures averaged over the workers: accuracy, loss, samples_per_s, ...
-    run_dir:  what the run left behind; `shoal.load_run` reads it
-    model:    the trained module, on this process's side
+    """Result of `shoal.train`.
+
+    Attributes:
+        metrics: figures averaged over the workers: accuracy, loss, samples_per_s and others.
+        run_dir: the run's folder, which `shoal.load_run` reads.
+        model: the trained module.
+
+    Example:
+        >>> result = shoal.train(data="digits", epochs=1)  # doctest: +SKIP
+        >>> result.metrics["accuracy"]  # doctest: +SKIP
     """
 
     metrics: dict[str, Any]
@@ -299,24 +305,32 @@ def train(
     data_dirs: Sequence[str | Path] = (),
     **options: Any,
 ) -> TrainResult:
-    """Train a model on this machine through the parameter server.
+    """Train a model on this machine, with workers and servers in processes of their own.
 
-    model:      a name ("mlp", "cnn"), or a function without arguments that returns a module
-    data:       a name ("digits", "mnist" ...), or a function without arguments that returns
-                (train_x, train_y, test_x, test_y)
-    data_dirs:  where named data sets are looked for
-    options:    fields of `JobSpec`: workers, servers, strategy, epochs, batch_size, lr, ...
+    Functions have to be importable by other processes: define them at the top level of a module or
+    script. A script calls `shoal.train` under `if __name__ == "__main__":`.
 
-    Functions have to be importable by other processes: at the top level of a module or script. A
-    script calls this under `if __name__ == "__main__":`.
+    Args:
+        model: a model's name ("mlp", "cnn"), or a function without arguments that returns a module.
+        data: a data set's name ("digits", "mnist"; `shoal list data`), or a function without
+            arguments that returns (train_x, train_y, test_x, test_y).
+        data_dirs: folders to search for named data sets.
+        options: fields of a job file, such as workers, servers, strategy, epochs, batch_size, lr.
+
+    Returns:
+        Metrics, the run's folder and the trained model.
 
     Raises:
-        NotImportable: a lambda or a local function
-        UnknownName, InvalidValue: an option that is wrong, by name
+        NotImportable: `model` or `data` is a lambda or a local function.
+        UnknownName: an unknown option, model, data set or strategy.
+        InvalidValue: a value out of its range, or options that contradict each other.
+        DataMissing: the data set is in none of the folders.
+        ProcessDied: a process was killed or ended early.
 
-    >>> import shoal                                                      # doctest: +SKIP
-    >>> result = shoal.train(data="digits", workers=2, epochs=5)          # doctest: +SKIP
-    >>> result.metrics["accuracy"], result.run_dir                        # doctest: +SKIP
+    Example:
+        >>> import shoal  # doctest: +SKIP
+        >>> result = shoal.train(data="digits", workers=2, epochs=5)  # doctest: +SKIP
+        >>> result.metrics["accuracy"], result.run_dir  # doctest: +SKIP
     """
     from shoal.data.places import search_path
 

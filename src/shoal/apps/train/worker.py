@@ -30,7 +30,7 @@ from shoal.jobs.spec import JobSpec, from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import Leased
-from shoal.pytorch.model import Learner
+from shoal.pytorch.model import LossModel
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
@@ -69,7 +69,7 @@ def run_worker(
     torch.set_default_dtype(getattr(torch, spec.dtype))
     paths = RunFolder(Path(folder))
     dataset = load_dataset(spec, [Path(each) for each in data_dirs])
-    learner = Learner(build_model(spec, dataset), transform=dataset.transform)
+    learner = LossModel(build_model(spec, dataset), transform=dataset.transform)
     splits = splits_of(spec, dataset)
     split = splits[rank]
     kind = strategies[spec.strategy]
@@ -121,7 +121,7 @@ class Progress:
         self,
         spec: JobSpec,
         client: Client,
-        learner: Learner,
+        learner: LossModel,
         dataset: Dataset,
         log: EventLog,
         batches: int,

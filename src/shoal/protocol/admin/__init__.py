@@ -1,1 +1,1 @@
-"""What nodes ask and say that are no members."""
+"""State machines of tools that are no members: status queries and death reports."""

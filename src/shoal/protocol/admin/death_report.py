@@ -1,4 +1,4 @@
-"""Obituary: whoever started a process has seen it end, and tells the scheduler."""
+"""DeathReporter: the parent of a process that has exited reports its death to the scheduler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ AGAIN_S = 0.1
 
 
 class DeathReporter:
-    """Says it until the scheduler has heard it, for `limit_s` at most."""
+    """Sends the report until the scheduler has confirmed it, for `limit_s` seconds at most."""
 
     def __init__(self, host: str, process: int, limit_s: float) -> None:
-        self._told = DeathReport(host, process)
+        self._report = DeathReport(host, process)
         self._limit_s = limit_s
         self._until = inf
         self._again_at = 0.0
@@ -32,13 +32,13 @@ class DeathReporter:
         if now < self._again_at:
             return []
         self._again_at = now + AGAIN_S
-        return [Send(SCHEDULER, self._told)]
+        return [Send(SCHEDULER, self._report)]
 
     def deadline(self) -> float | None:
         return self._again_at
 
     def check(self) -> None:
-        """It has nothing that could be wrong."""
+        """It has no invariant."""
 
     def address_of(self, node: NodeId) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""Inquiry: somebody who is no member asks everybody who waits for whom."""
+"""StatusQuery: a tool asks the scheduler and servers which members wait for which."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import SCHEDULER, Message, StatusReply, StatusRequest
 from shoal.protocol.views import NodeId, View
 
-AGAIN_S = 0.1  # between questions to those who have not answered
+AGAIN_S = 0.1  # between requests to nodes that have not answered
 
 
 class StatusQuery:
-    """Asks the scheduler, then the servers of its view, for `limit_s` at most.
+    """Asks the scheduler, then the servers of its view, for `limit_s` seconds at most.
 
-    answers: so far, by node
+    Attributes:
+        answers: by node.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -31,11 +32,11 @@ class StatusQuery:
 
     @property
     def view(self) -> View | None:
-        """As the scheduler has it."""
+        """The scheduler's current view."""
         return self.answers[SCHEDULER].view if SCHEDULER in self.answers else None
 
     def silent(self) -> list[str]:
-        """The names of those who have not answered."""
+        """The names of the nodes that have not answered."""
         asked = {SCHEDULER: SCHEDULER}
         if self.view is not None:
             asked |= {member.id: member.name for member in self.view.servers}
@@ -63,7 +64,7 @@ class StatusQuery:
         return self._again_at
 
     def check(self) -> None:
-        """It has nothing that could be wrong."""
+        """It has no invariant."""
 
     def address_of(self, node: NodeId) -> str | None:
         member = self.view.member(node) if self.view is not None else None

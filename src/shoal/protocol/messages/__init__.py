@@ -1,7 +1,7 @@
-"""Every message, frozen, a module for each conversation. Plain data: no torch, no I/O.
+"""Messages of the protocol, one module per conversation. Plain data: no torch, no I/O.
 
-On the wire each is a msgpack array whose first item is its class name (`transport.wire`); values
-and keys ride behind it as raw buffers, in the order of the parts that announce them.
+On the wire a message is a msgpack array whose first item is its class name (`transport.wire`). Keys
+and values follow as raw buffers, in the order of the parts that announce them.
 """
 
 from __future__ import annotations

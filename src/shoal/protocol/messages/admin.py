@@ -1,4 +1,4 @@
-"""What those say who are no members: who asks why, and who has seen a process end."""
+"""Messages of tools that are no members: status requests and death reports."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from shoal.protocol.views import View
 
 
 class StatusRequest(Body, frozen=True, array_like=True, tag=True):
-    """Ask who waits for whom."""
+    """Ask a node which requests wait for which members."""
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody waits.
+    """A member that waits.
 
-    who, what:  waits with which request
-    reason:     for whom
-    seconds:    since when
+    Attributes:
+        who: the waiting member's name.
+        what: its request.
+        reason: what it waits for.
+        seconds: how long it has waited.
     """
 
     who: str
@@ -27,9 +29,13 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatusReply(Body, frozen=True, array_like=True, tag=True):
-    """Who waits at `name`.
+    """The waits at node `name`.
 
-    slow: of the scheduler, workers by the part of the last `over_s` in which others waited for them
+    Attributes:
+        waits: the members that wait here.
+        view: the current view; from the scheduler.
+        slow: (worker, share of the last `over_s` seconds in which others waited for it); from the
+            scheduler.
     """
 
     name: str
@@ -40,13 +46,13 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
 
 
 class DeathReport(Body, frozen=True, array_like=True, tag=True):
-    """Whoever started a process has seen it end: nobody needs to wait until it has been silent."""
+    """A process has exited, as its parent observed: it is dead without waiting for a time-out."""
 
     host: str
     process: int
 
 
 class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
-    """The scheduler has been told of that process."""
+    """The scheduler has received the report of that process."""
 
     process: int

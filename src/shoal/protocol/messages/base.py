@@ -1,4 +1,4 @@
-"""What all messages have in common, and how those with rows say which."""
+"""Base class of messages, and the parts that say which rows a message carries."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 SAME = -2
 KEY_BYTES = 8
-SIZE_BYTES = 8  # of an answer's, ahead of it, where one request calls several handlers
+SIZE_BYTES = 8  # length prefix of each answer of a request that calls several handlers
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Rows `[start, stop)` of table number `table`.
 
-    keys: -1 for every row of the range; otherwise the number of keys carried, int64 and strictly
-    increasing, ahead of their values. Rows that are named and not carried keep their values and
-    take part in the clock. Of a sparse table the range is one of hash slots, and the keys in them
-    are uint64, each once and in any order. A pull of SAME is of the keys that its request pushes to
-    the table: they travel once, and are looked up once.
+    Of a dense table the keys are int64 and strictly increasing; rows of the range without a key
+    keep their values and take part in the clock. Of a sparse table the range is one of hash slots,
+    and the keys are distinct uint64 in any order.
+
+    Attributes:
+        keys: -1 for every row of the range; the number of keys, which precede their values; or
+            SAME, in a pull, for the keys that the same request pushes to the table.
     """
 
     table: int

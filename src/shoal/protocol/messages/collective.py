@@ -1,4 +1,4 @@
-"""What workers say to each other around a ring."""
+"""Messages between workers around an allreduce ring."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from shoal.protocol.messages.base import Body
 
 
 class Piece(Body, frozen=True, array_like=True, tag=True):
-    """A piece of a tensor on its way around the workers; its bytes follow.
+    """A piece of a tensor on its way around the ring; its bytes follow.
 
-    ring:    which workers these are; `number` counts their sums
-    whole:   the sum of all; otherwise of those that it has passed so far
-    total:   bytes of the tensor
+    Attributes:
+        ring: identifies the workers of the ring.
+        number: number of the allreduce in this ring.
+        piece: number of the piece.
+        whole: the sum over all workers; otherwise over those that the piece has passed.
+        total: bytes of the tensor.
     """
 
     ring: int
@@ -21,7 +24,7 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
 
 
 class MissingPieces(Body, frozen=True, array_like=True, tag=True):
-    """These pieces have not come: send again those that there are. With none it is a greeting."""
+    """These pieces have not arrived: send those that exist again. Without pieces, a greeting."""
 
     ring: int
     number: int
@@ -30,14 +33,14 @@ class MissingPieces(Body, frozen=True, array_like=True, tag=True):
 
 
 class SumAck(Body, frozen=True, array_like=True, tag=True):
-    """All that you had to send of the sums up to this one is here."""
+    """All pieces of the allreduces up to this one have arrived from the receiver."""
 
     ring: int
     number: int
 
 
 class WorkerLeft(Body, frozen=True, array_like=True, tag=True):
-    """The worker `name` has finished its work, and asks for no sums from number `asked` on."""
+    """Worker `name` has finished: it takes part in no allreduce from number `asked` on."""
 
     ring: int
     name: str

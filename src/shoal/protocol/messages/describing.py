@@ -1,4 +1,4 @@
-"""Messages as lines that a person reads."""
+"""Messages as readable lines, for errors, traces and transcripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.protocol.views import FOREVER
 
 
 def describe(message: Message) -> str:
-    """One line that a person reads, as in the transcripts."""
+    """A message as one readable line."""
     name = type(message).__name__
     if isinstance(message, Request):
         words = [f"#{message.seq}"]
@@ -72,7 +72,7 @@ def _part(part: Part) -> str:
 
 
 def asked(request: Request, tables: Sequence[str]) -> str:
-    """What a request asks, for people: with the names of tables."""
+    """A request as readable text, with the names of tables."""
 
     def of(part: Part) -> str:
         keys = f"{part.keys} keys of " if part.keys >= 0 else ""

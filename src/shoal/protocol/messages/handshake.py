@@ -1,4 +1,4 @@
-"""What two nodes say to each other when a connection is new."""
+"""Messages of the handshake on a new connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shoal.protocol.views import NodeId, Role
 
 
 class Challenge(Body, frozen=True, array_like=True, tag=True):
-    """The listener's first words: its version, and a nonce to prove the token with."""
+    """The listener's greeting: its version, and a nonce for the proof of the token."""
 
     version: int
     nonce: bytes
@@ -15,6 +15,8 @@ class Challenge(Body, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Body, frozen=True, array_like=True, tag=True):
+    """The caller's answer: its identity, and the proof of the token."""
+
     version: int
     job: str
     node: NodeId
@@ -25,7 +27,7 @@ class Hello(Body, frozen=True, array_like=True, tag=True):
 
 
 class Welcome(Body, frozen=True, array_like=True, tag=True):
-    """`rings`: the caller's ring of shared memory came, and the listener's is with this."""
+    """The caller is accepted. `rings`: both sides have passed a ring of shared memory."""
 
     node: NodeId
     proof: bytes
@@ -33,10 +35,12 @@ class Welcome(Body, frozen=True, array_like=True, tag=True):
 
 
 class Denied(Body, frozen=True, array_like=True, tag=True):
+    """The caller is refused, with the reason."""
+
     reason: str
 
 
 class Malformed(Body, frozen=True, array_like=True, tag=True):
-    """A frame of yours could not be understood; nothing was changed."""
+    """A frame of the receiver's could not be decoded; nothing was changed."""
 
     reason: str

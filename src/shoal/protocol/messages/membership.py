@@ -1,4 +1,4 @@
-"""What members and the scheduler say to each other."""
+"""Messages between members and the scheduler."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ Group = Literal["scheduler", "servers", "workers"]
 
 
 class Join(Body, frozen=True, array_like=True, tag=True):
+    """Ask to become a member."""
+
     node: NodeId
     role: Role
     address: str
     host: str
-    rank: int = -1  # a wish; -1 for any
-    process: int = 0  # its number on that host
+    rank: int = -1  # requested; -1 for any
+    process: int = 0  # process id on that host
     group: str = ""  # of a worker
     group_size: int = 0
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):
-    """`run`: its name, the same for all members and schedulers."""
+    """The sender is admitted. `run` is the run's name."""
 
     incarnation: int
     rank: int
@@ -33,14 +35,14 @@ class Joined(Body, frozen=True, array_like=True, tag=True):
 
 
 class NotJoined(Body, frozen=True, array_like=True, tag=True):
-    """full: because there are as many as there are to be."""
+    """The sender is not admitted. `full`: because all members have joined already."""
 
     reason: str
     full: bool = False
 
 
 class Heartbeat(Body, frozen=True, array_like=True, tag=True):
-    """`progress` counts what the node's loop has done, so that a hung loop is seen."""
+    """The sender lives. `progress` counts its loop's work, so that a hung loop is detected."""
 
     incarnation: int
     progress: int
@@ -48,34 +50,37 @@ class Heartbeat(Body, frozen=True, array_like=True, tag=True):
 
 
 class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
+    """Answer to a heartbeat."""
+
     progress: int
 
 
 class Drain(Body, frozen=True, array_like=True, tag=True):
-    """The scheduler prepares view `view`: take no requests, and say when all is on all replicas."""
+    """View `view` is prepared: admit no requests, and report when all replicas have everything."""
 
     view: ViewId
 
 
 class Drained(Body, frozen=True, array_like=True, tag=True):
-    """What this server did first is on all servers of its chains."""
+    """All operations of which this server is the head are on every server of their chains."""
 
     view: ViewId
 
 
 class Freeze(Body, frozen=True, array_like=True, tag=True):
-    """The scheduler prepares view `view`: promise to act in no earlier one."""
+    """View `view` is prepared: promise to act in no earlier view."""
 
     view: ViewId
 
 
 class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a group of workers has come, as a server knows it.
+    """Progress of a worker group, as a server knows it.
 
-    open_round: the first that has not closed
-    replayed:   ... at the heads that it follows, as far as it knows
-    closed:     no push of this clock or a later one is in its rows
-    waits:      whether a push waits for a round to close, or has at another head
+    Attributes:
+        open_round: first round that has not closed here.
+        replayed: first round that has not closed at the heads of this server's chains.
+        closed: no push of this clock or a later one is in its rows.
+        waits: whether a push waits for its round to close, here or at another head.
     """
 
     group: str = ""
@@ -86,9 +91,12 @@ class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frozen(Body, frozen=True, array_like=True, tag=True):
-    """The promise, with this server's clocks: (incarnation, clock) pairs, and of each group more.
+    """The promise that `Freeze` asks for, with this server's clocks.
 
-    drained:  nothing has come in since it drained for this view
+    Attributes:
+        clocks: (incarnation, clock) of workers.
+        groups: the progress of each worker group.
+        drained: whether no operation has arrived since the server drained for this view.
     """
 
     view: ViewId
@@ -97,53 +105,60 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     drained: bool = False
 
     def standing(self, group: str) -> GroupProgress:
+        """The progress of one group."""
         return next((each for each in self.groups if each.group == group), GroupProgress(group))
 
 
 class Synced(Body, frozen=True, array_like=True, tag=True):
-    """A learner has all of these arcs: (table, first row, since which view)."""
+    """A syncing replica has all rows of these shards: (table, first row, since which view)."""
 
     incarnation: int
     placements: tuple[tuple[int, int, int], ...]
 
 
 class WaitTimes(Body, frozen=True, array_like=True, tag=True):
-    """For how long requests have waited for which workers, here: (incarnation, seconds so far)."""
+    """How long requests have waited for workers at this server: (incarnation, seconds so far)."""
 
     incarnation: int
     seconds: tuple[tuple[int, float], ...]
 
 
 class Leave(Body, frozen=True, array_like=True, tag=True):
-    """This server wants to go, once its rows are on others. Answered by End, or by Stays."""
+    """This server leaves after its shards have migrated. Answered by End or LeaveRefused."""
 
     incarnation: int
 
 
 class LeaveRefused(Body, frozen=True, array_like=True, tag=True):
+    """The server cannot leave, with the reason."""
+
     reason: str
 
 
 class NewView(Body, frozen=True, array_like=True, tag=True):
+    """A view takes effect."""
+
     view: View
 
 
 class Declare(Body, frozen=True, array_like=True, tag=True):
-    """Ask for a table. Answered by a view that has it, or by NotDeclared."""
+    """Declare a table. Answered by a view that has it, or by NotDeclared."""
 
     incarnation: int
     spec: TableSpec
 
 
 class NotDeclared(Body, frozen=True, array_like=True, tag=True):
+    """The table cannot be declared, with the reason."""
+
     table: str
     reason: str
 
 
 class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
-    """At barrier `name` for the `generation`-th time, with the members of `groups`.
+    """The sender has entered barrier `name` for the `generation`-th time.
 
-    Of workers these are the sender's own group.
+    It waits for the members of `groups`; of workers, for those of its own group.
     """
 
     incarnation: int
@@ -153,15 +168,19 @@ class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
 
 
 class BarrierReleased(Body, frozen=True, array_like=True, tag=True):
+    """All members of the barrier have entered it."""
+
     name: str
     generation: int
 
 
 class Lease(Body, frozen=True, array_like=True, tag=True):
-    """Ask for batches to do from this clock on, one a clock; what was leased before is done.
+    """Ask for batches from this clock on, one per clock; earlier leases are done.
 
-    epochs, batches:  of all the data: so many batches in each epoch
-    patient:          rather than that there are none now, be told when there are
+    Attributes:
+        epochs: passes over the data.
+        batches: batches per epoch.
+        patient: wait for batches instead of getting an empty lease.
     """
 
     incarnation: int
@@ -172,7 +191,7 @@ class Lease(Body, frozen=True, array_like=True, tag=True):
 
 
 class Leased(Body, frozen=True, array_like=True, tag=True):
-    """Batches `first` to `first + count` of an epoch; or none now, or none any more: `over`."""
+    """Batches `[first, first + count)` of an epoch; count 0 for none now, `over` for no more."""
 
     clock: int
     epoch: int
@@ -182,23 +201,28 @@ class Leased(Body, frozen=True, array_like=True, tag=True):
 
 
 class NotLeased(Body, frozen=True, array_like=True, tag=True):
+    """The lease is refused, with the reason."""
+
     reason: str
 
 
 class Finish(Body, frozen=True, array_like=True, tag=True):
-    """This member's work is done."""
+    """This member has finished its work."""
 
     incarnation: int
 
 
 class Finished(Body, frozen=True, array_like=True, tag=True):
-    pass
+    """Answer to Finish."""
 
 
 class End(Body, frozen=True, array_like=True, tag=True):
-    """The run is over; `error` is empty when it ended in order.
+    """The run has ended.
 
-    kind:  of the error: rows are gone; or the run is over for this worker only, which was too slow
+    Attributes:
+        error: the reason; empty if it has ended in order.
+        kind: "lost": rows are gone; "dropped": the run goes on without this worker, which was too
+            slow.
     """
 
     error: str = ""
@@ -206,8 +230,10 @@ class End(Body, frozen=True, array_like=True, tag=True):
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):
-    """A member asks for the run's end; or one of a group that has a name, or a server on account of
-    that `group`, for the group's."""
+    """End the run with an error.
+
+    From a worker of an attached group, or from a server that names a `group`, only that group ends.
+    """
 
     reason: str
     group: str = ""

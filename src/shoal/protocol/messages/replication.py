@@ -1,4 +1,4 @@
-"""What servers say to each other: changes on their way down the chains, and rows for learners."""
+"""Messages between servers: operations along chains, and rows for syncing replicas."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from shoal.protocol.views import ViewId
 
 
 class Replicate(Body, frozen=True, array_like=True, tag=True):
-    """What was done to rows, for the next server in their chains; keys and values follow.
+    """An operation on rows, for the next server in their chains; keys and values follow.
 
-    number:    of those from this server to that one in this view
-    path:      the ranks of the servers that have done it, from its head to the one that says so
-    clock:     of the head: all rounds below it are in this one or in earlier ones, of the arcs
-               of the group's tables whose chains begin with that path
-    what:      a push, a write or a call of a handler, as its worker sent it, what a round came to,
-               or a push that waits for its round, as its head has accepted it; or nothing: a check
-               of what is there
-    parts, versions, rates:  the rows; for each part how often its arc has been changed with this,
-               and the learning rate that overrides the table's
-    origins:   the pushes in it: (incarnation, seq, forget_below)
-    round, weight: of the round
-    digest:    of a check: of the rows that the head has at that version
-    pushed:    the clock of the push in it
-    group:     of workers, whose clocks these are
+    Attributes:
+        number: position among the messages from this server to that one in this view.
+        path: ranks of the servers that have applied it, from the head to the sender.
+        clock: the head's: all rounds below it are in this message or in earlier ones, for the
+            shards of the group's tables whose chains begin with that path.
+        what: a worker's "push", "write" or handler "call"; the result of a "round"; "accept", a
+            push that waits for its round; or "check", a comparison of replicas.
+        parts: the rows.
+        versions: for each part, its shard's version after this operation.
+        rates: for each part, the learning rate in place of the table's.
+        origins: the pushes in it, (incarnation, seq, forget_below).
+        round: number of the round.
+        weight: total weight of the round.
+        digest: of a check: digest of the head's rows at that version.
+        pushed: clock of the push in it.
+        group: worker group by whose clocks the tables go.
     """
 
     view: ViewId
@@ -46,12 +48,13 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
 
 
 class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
-    """All below `number` has been done here, and of each arc so much on the servers after as well.
+    """All messages below `number` are applied here, and shards up to a version further down.
 
-    Credit is given back for what is done here, and each arc is acknowledged by itself: chains may
-    go around in a circle, where each server would wait for the next one otherwise.
+    Credit is returned for what is applied here, and each shard is acknowledged by itself: chains of
+    different shards may form a circle, in which each server would otherwise wait for the next.
 
-    done: (table, first row, version) of arcs
+    Attributes:
+        done: (table, first row, version) of shards.
     """
 
     view: ViewId
@@ -60,7 +63,7 @@ class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
 
 
 class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
-    """The pushes of a worker's incarnation that are in some rows: by request, with their parts."""
+    """De-duplication state: the pushes of a worker's incarnation that are in some rows."""
 
     incarnation: int
     forget_below: int
@@ -68,10 +71,12 @@ class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
-    """What belongs to an arc's rows besides them.
+    """State of a shard besides its rows.
 
-    weights: of closed rounds, of the group that its table belongs to
-    closed:  no round from this one on is in the rows
+    Attributes:
+        seen: the pushes that are in its rows, by incarnation.
+        weights: (round, weight) of closed rounds of the table's group.
+        closed: first round that is not in the rows.
     """
 
     seen: tuple[SeenRequests, ...]
@@ -80,13 +85,15 @@ class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateChunk(Body, frozen=True, array_like=True, tag=True):
-    """A piece of an arc's rows as they are at `version`, for the server that learns it.
+    """A piece of a shard's rows at `version`, for a syncing replica.
 
-    number:     as of a Replicate, in one order with them
-    since:      the view in which this learning began
-    at, after:  the position of this piece, and of the next; nothing but the sender reads them
-    last:       there is no next
-    past:       with the first
+    Attributes:
+        number: position in the same order as the Replicate messages.
+        since: number of the view in which this transfer began.
+        at: position of this piece; opaque to the receiver.
+        after: position of the next piece; opaque to the receiver.
+        last: whether this is the last piece.
+        past: the shard's other state, with the first piece.
     """
 
     view: ViewId

@@ -1,4 +1,4 @@
-"""What workers ask servers, and what these answer."""
+"""Requests of workers to servers, and their replies."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from shoal.protocol.views import ViewId
 
 
 class Request(Body, frozen=True, array_like=True, tag=True):
-    """What one worker asks of one server, in this order: push, advance, pull.
+    """Push, advance and pull, in this order, of one worker at one server.
 
-    seq:            with the incarnation, the request id
-    forget_below:  every request below this is settled; the server forgets them
-    clock:          the worker's clock at the push
-    advance:        the worker's clock afterwards, or -1
-    weight:         of this push among its round's (0 < weight), such as its batch size
-    lr:             overrides the table's learning rate for this push
-    assign:         write the rows instead of handing an update to the access method
-    follows:        earlier requests, whose pushes have to be taken before this one is
+    Attributes:
+        seq: sequence number; with the incarnation it identifies the request.
+        forget_below: every request below this is resolved; the server forgets them.
+        clock: the worker's clock at the push.
+        advance: the worker's clock afterwards, or -1.
+        weight: weight of this push in its round, > 0, such as its batch size.
+        lr: learning rate of this push in place of the table's.
+        assign: write the rows past the access method.
+        follows: earlier requests whose pushes the server has to admit before this one.
     """
 
     view: ViewId
@@ -41,15 +42,17 @@ Code = Literal[
 
 
 class Reply(Body, frozen=True, array_like=True, tag=True):
-    """The answer to a request, or its present state.
+    """The answer to a request, or its current state.
 
-    applied:       done; the pulled rows follow as payload
-    accepted:      in the round's accumulator; `applied` comes when the round closes
-    parked:        the pull waits; `reason` says for whom
-    missing:       this server has not seen it: send it again
-    stale:         the views differ; `view` is the server's
-    early:         one that it follows is missing: send that, and then this again
-    refused, round_closed: final, with `reason`
+    The codes:
+
+    applied                 done; the pulled rows follow as payload
+    accepted                held for its round; `applied` follows when the round closes
+    waiting                 the pull waits; `reason` names the members that it waits for
+    missing                 this server has not received the request: send it again
+    stale                   the views differ; `view` is the server's
+    out_of_order            a request that it follows is missing: send that one first
+    refused, round_closed   final, with `reason`
     """
 
     incarnation: int
@@ -63,7 +66,7 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
 
 
 class Probe(Body, frozen=True, array_like=True, tag=True):
-    """Ask what became of a request. `urgent` asks the server to nudge those it waits for."""
+    """Ask for the state of a request. If `urgent` the server nudges the workers it waits for."""
 
     view: ViewId
     incarnation: int
@@ -72,6 +75,6 @@ class Probe(Body, frozen=True, array_like=True, tag=True):
 
 
 class Nudge(Body, frozen=True, array_like=True, tag=True):
-    """Somebody waits for you: send again what you have outstanding."""
+    """A request waits for the receiver, which should probe its outstanding requests."""
 
     reason: str

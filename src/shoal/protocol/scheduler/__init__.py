@@ -1,1 +1,1 @@
-"""The scheduler's machine."""
+"""The scheduler's state machine: members, views, placement, leases, barriers, shutdown."""

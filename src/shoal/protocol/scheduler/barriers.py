@@ -1,4 +1,4 @@
-"""Barriers: who has entered which, and which are released."""
+"""Barriers: members that have entered them, and released generations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ Entered = dict[NodeId, tuple[Group, ...]]
 
 
 class _Barrier(msgspec.Struct, eq=False):
-    """One that is not complete: who is in it, and since when the first."""
+    """An open barrier: the members in it, and since when."""
 
     since: float
     entered: Entered = {}
 
 
 class Barriers:
-    """The scheduler's barriers, each by its group's name, its own, and its generation.
+    """The scheduler's barriers, by group, name and generation.
 
-    A barrier is released once every living member of the groups that anybody in it has named is
-    in it, or has finished.
+    A barrier is released once every living member that its members have named is in it or has
+    finished.
 
-    released:  the last generation of each name; it survives a restart of the scheduler
+    Attributes:
+        released: last generation by group and name; it survives a restart of the scheduler.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Barriers:
         self._open: dict[tuple[str, str, int], _Barrier] = {}
 
     def end(self, group: str) -> None:
-        """A group has finished; another one of that name has entered none."""
+        """Drop the barriers of a finished group, for a later group of that name."""
         for key in [key for key in self.released if key.startswith(released_as(group, ""))]:
             del self.released[key]
         for at in [at for at in self._open if at[0] == group]:
             del self._open[at]
 
     def enter(self, member: Member, asked: BarrierArrival, now: float, out: Effects) -> None:
-        """Take a member in; or tell it once more that that one is released."""
+        """Enter a member, or repeat that the barrier is released."""
         group, name, generation = member.group, asked.name, asked.generation
         if generation <= self.released.get(released_as(group, name), -1):
             out.append(Send(member.id, BarrierReleased(name, generation)))
@@ -56,7 +57,7 @@ class Barriers:
         self.release(out)
 
     def release(self, out: Effects) -> None:
-        """Let those go who wait in barriers that are complete now."""
+        """Release the barriers that are complete now."""
         for (group, name, generation), barrier in list(self._open.items()):
             if not self._absent(group, barrier):
                 del self._open[group, name, generation]
@@ -68,7 +69,7 @@ class Barriers:
                 )
 
     def waits(self, now: float) -> list[Waiting]:
-        """Who waits in which, and for whom."""
+        """The members that wait in barriers, and for which members."""
         found = []
         for (group, name, _), barrier in self._open.items():
             members = self._members.by_id.values()
@@ -80,7 +81,7 @@ class Barriers:
         return found
 
     def _absent(self, group: str, barrier: _Barrier) -> list[str]:
-        """The names of those who are still to come."""
+        """The names of the members that have not entered yet."""
         there = barrier.entered.keys() | self._members.finished
         roles = {role for wanted in barrier.entered.values() for role in wanted}
         return sorted(
@@ -92,5 +93,5 @@ class Barriers:
 
 
 def released_as(group: str, name: str) -> str:
-    """What a barrier is written down as: no group has a colon in its name."""
+    """The key of a barrier in the journal; group names have no colon."""
     return f"{group}:{name}"

@@ -1,10 +1,10 @@
-"""Detection: when a member that says nothing is taken for dead.
+"""FailureDetector: declares silent members dead, with a time-out that adapts to their heartbeats.
 
-No fixed time-out fits a calm machine and a slow one. A member's heartbeats say how late they may
-come while it lives: the limit is a multiple of the largest lateness lately, and the option is only
-the least of it (Chen, Toueg and Aguilera, "On the Quality of Service of Failure Detectors", 2002,
-section 6, has a safety margin over the expected arrival as well; there it is constant). And whoever
-was held up itself has heard of nobody meanwhile, which says nothing about them.
+No fixed time-out fits both an idle machine and a slow one. The limit is a multiple of the largest
+recent lateness of a member's heartbeats, and at least the option. Chen, Toueg and Aguilera 2002
+("On the quality of service of failure detectors", section 6) have a constant safety margin over the
+expected arrival instead. A scheduler that was stopped itself has heard of no member meanwhile,
+which says nothing about them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.views import NodeId
 
 PATIENCE = 3.0  # times the largest lateness
-HALVES_S = 30.0  # after which a lateness counts half
+HALVES_S = 30.0  # half-life of a lateness
 WEIGHT = 0.125  # of the latest interval in the mean of all
-LOOK_S = 0.1  # between two looks at who is silent
-HELD_UP_S = 0.5  # behind its own time: the scheduler was not running
-RESPITE_S = 1.0  # then, for what has come in meanwhile to be read
+LOOK_S = 0.1  # between suspecting a member and declaring it dead
+HELD_UP_S = 0.5  # lateness of the scheduler's own timer: it was not running
+RESPITE_S = 1.0  # grace after that, to read the messages that have arrived meanwhile
 
 
 class _Heard(msgspec.Struct, eq=False):
-    """
-    at:         when it was heard of last
-    silent_at:  when it is taken for dead
-    beat_at:    when its last heartbeat came; -1 before the first
-    mean, late: of the intervals between them: the mean, and the largest excess lately
-    suspected:  it is looked at once more
-    cut_off:    its connection has broken since
-    alone:      it has rows that nobody else has, and is waited for
+    """State of one member.
+
+    Attributes:
+        at: when it was last heard of.
+        silent_at: when it is declared dead.
+        beat_at: when its last heartbeat arrived; -1 before the first.
+        mean: mean interval between heartbeats.
+        late: largest recent excess of an interval over the mean.
+        suspected: whether it is dead unless a message has arrived by the second look.
+        cut_off: whether its connection has broken since.
+        alone: whether it has the sole replica of some rows, and is waited for longer.
     """
 
     at: float
@@ -47,7 +50,7 @@ class _Heard(msgspec.Struct, eq=False):
 
     @property
     def look_at(self) -> float:
-        """When it is looked at: twice."""
+        """When to look at it, for the first or the second time."""
         return self.silent_at if self.suspected else self.silent_at - LOOK_S
 
     def beat(self, now: float) -> None:
@@ -60,14 +63,14 @@ class _Heard(msgspec.Struct, eq=False):
 
 
 class FailureDetector:
-    """Who has been heard of, and who has not for too long."""
+    """When members were last heard of, and which are declared dead."""
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
         self._heard: dict[NodeId, _Heard] = {}
 
     def heard_of(self, node: NodeId, now: float, beat: bool = False) -> None:
-        """It lives; `beat`: it said so at its own regular time."""
+        """Note that a member lives; `beat` for one of its regular heartbeats."""
         heard = self._heard.get(node)
         if heard is None:
             heard = self._heard[node] = _Heard(now, inf)
@@ -78,17 +81,17 @@ class FailureDetector:
         heard.silent_at = now + self.limit(node)
 
     def forget(self, node: NodeId) -> None:
-        """It is not expected to be heard of."""
+        """Stop expecting to hear of a member."""
         self._heard.pop(node, None)
 
     def limit(self, node: NodeId) -> float:
-        """Seconds without a word after which a member is taken for dead."""
+        """Seconds of silence after which a member is declared dead."""
         heard, least = self._heard[node], self._options.silence_s
         most = max(least, self._options.silence_most_s)
         return min(max(least, heard.mean + PATIENCE * heard.late), most)
 
     def cut_off(self, node: NodeId, now: float) -> None:
-        """The connection to it broke; if it lives it comes back."""
+        """Note that the connection to a member broke; if it lives it reconnects."""
         heard = self._heard.get(node)
         if heard is not None:
             heard.cut_off = True
@@ -96,14 +99,16 @@ class FailureDetector:
             heard.silent_at, heard.suspected = min(heard.silent_at, now + wait), False
 
     def held_up(self, now: float) -> None:
-        """The scheduler was not running: what members have said meanwhile is still to be read."""
+        """Grant all members a grace period: the scheduler itself was not running."""
         for heard in self._heard.values():
             heard.silent_at, heard.suspected = max(heard.silent_at, now + RESPITE_S), False
             heard.beat_at = -1.0  # its lateness would be the scheduler's
 
     def spare(self, node: NodeId, now: float) -> bool:
-        """Whether to go on waiting for a member that is silent but has rows which nobody else has:
-        without a proof of its death these are not given up so soon."""
+        """Whether to wait longer for a silent member that has the sole replica of some rows.
+
+        Without a proof of its death these rows are not given up so soon.
+        """
         heard = self._heard[node]
         until = heard.at + self._options.alone_s
         if (heard.cut_off and self._options.same_host) or now >= until:
@@ -112,13 +117,13 @@ class FailureDetector:
         return True
 
     def how(self, node: NodeId, now: float) -> str:
-        """Why it is taken for dead, in words."""
+        """Why a member is declared dead, as text."""
         heard = self._heard[node]
         broke = ", and its connection broke" if heard.cut_off else ""
         return f"not heard of for {now - heard.at:.1f} s{broke}"
 
     def silent(self, now: float) -> list[NodeId]:
-        """Who is to be taken for dead: on a second look, after what has come in by now is read."""
+        """The members to declare dead: suspected ones that are still silent at a second look."""
         late = [(node, heard) for node, heard in self._heard.items() if now >= heard.look_at]
         found = [node for node, heard in late if heard.suspected]
         for _, heard in late:
@@ -127,14 +132,14 @@ class FailureDetector:
         return found
 
     def spared(self, now: float) -> list[tuple[NodeId, float]]:
-        """Who is waited for although silent, and for how long it has been."""
+        """(member, seconds of silence) of silent members that are waited for longer."""
         return [(node, now - each.at) for node, each in self._heard.items() if each.alone]
 
     def wakes_at(self) -> float:
-        """When the next one is."""
+        """When the next look is due."""
         return min((heard.look_at for heard in self._heard.values()), default=inf)
 
     def quiet_for(self, nodes: Iterable[NodeId], now: float) -> float:
-        """For how long the one of these has not been heard of that has been quiet for longest."""
+        """Seconds since the quietest of these nodes was heard of."""
         heard = [self._heard[node].at for node in nodes if node in self._heard]
         return now - min(heard, default=now)

@@ -1,4 +1,4 @@
-"""Ledgers: the leases of each group of workers, by the group's name."""
+"""LeaseLedgers: the lease ledger of each worker group."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from shoal.protocol.views import Member, NodeId, View
 
 
 class LeaseLedgers:
-    """Which worker of which group has which batches of the group's data."""
+    """The lease ledgers by group: which worker has which batches."""
 
     def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
         self._leases = {group: Leases(record) for group, record in records.items()}
-        self._since: dict[NodeId, float] = {}  # those who have asked have waited
+        self._since: dict[NodeId, float] = {}  # when waiting workers have asked
 
     def of(self, group: str) -> Leases:
-        """A group's."""
+        """The ledger of a group."""
         return self._leases.setdefault(group, Leases(LedgerRecord()))
 
     def records(self) -> dict[str, LedgerRecord]:
         return {group: leases.record() for group, leases in self._leases.items()}
 
     def end(self, group: str) -> None:
-        """A group has finished; another one of that name has data of its own."""
+        """Drop the ledger of a finished group; a later group of that name has its own data."""
         self._leases.pop(group, None)
 
     def ask(self, member: Member, asked: Lease, now: float) -> None:
-        """A worker has done what it had, and wants more."""
+        """Take in a worker's request for batches; its earlier leases are done."""
         self._since.setdefault(member.id, now)
         self.of(member.group).ask(member.id, asked)
 
     def waits(self, members: Members, now: float) -> list[Waiting]:
-        """Who waits for batches, and for whom."""
+        """The workers that wait for batches, and for which workers."""
         names = {member.incarnation: member.name for member in members.by_id.values()}
         found = []
         for leases in self._leases.values():
@@ -49,7 +49,7 @@ class LeaseLedgers:
         return found
 
     def answers(self, members: Members) -> Effects:
-        """What can be said by now. It is to be on disk before it is told."""
+        """The leases that can be granted now. They have to be persisted before they are sent."""
         out: Effects = []
         for group, leases in self._leases.items():
             for node, answer in leases.answers(len(members.at_work(group))):
@@ -61,17 +61,17 @@ class LeaseLedgers:
         return out
 
     def reclaim(self, view: View) -> list[tuple[Member, Span]]:
-        """What those have left undone who are not in this view any more."""
+        """Take back the unfinished batches of workers that are not in this view any more."""
         left = [(each, self.gone(each, each.done_clock)) for each in view.departed]
         return [(member, span) for member, span in left if span is not None]
 
     def gone(self, member: Member, done_clock: int) -> Span | None:
-        """A worker has finished so many clocks and goes on no more: what it leaves undone."""
+        """Take back the unfinished batches of a worker that ended after `done_clock` clocks."""
         leases = self._leases.get(member.group)  # many groups lease nothing
         return leases.gone(member.incarnation, done_clock) if leases is not None else None
 
     def withdraw(self, member: Member) -> None:
-        """A worker waits for none any more; what it has done will be known."""
+        """Drop a worker's request for batches."""
         self._since.pop(member.id, None)
         if member.group in self._leases:
             self._leases[member.group].withdraw(member.incarnation)

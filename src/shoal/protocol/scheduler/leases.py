@@ -1,13 +1,13 @@
-"""Leases: which worker has which batches of the data, and what becomes of them when it dies.
+"""Leases: the ledger of batches that are granted to workers, and reassigned when one dies.
 
-The scheduler grants a worker a few batches at a time, and the worker does one of them in each of
-its clocks, from the clock on at which it asked. So nobody has to say what is done: who asks again
-has done what it had, and who is gone has done as many as its last clock in the view says. Under BSP
-a worker counts in the rounds below its last clock and in no other, so that each batch counts
-exactly once; where pushes are applied on arrival, the one that was under way may count twice.
+The scheduler grants a worker a few batches at a time; the worker processes one per clock, from the
+clock at which it asked. So completion needs no message: a worker that asks again has finished its
+batches, and a dead worker has finished as many as its last clock in the view says. Under BSP a
+worker counts in the rounds below its last clock and in no other, so that each batch counts exactly
+once. If pushes are applied on arrival, the batch under way may count twice.
 
 Grants get smaller towards the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
-1987), so that workers end together.
+1987), so that workers finish together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.protocol.views import NodeId
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Some batches of an epoch, one after the other."""
+    """Consecutive batches of an epoch."""
 
     epoch: int
     first: int
@@ -30,26 +30,28 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker does from its clock `clock` on; of an empty span, nothing for one clock."""
+    """The batches of a worker from its clock `clock` on; an empty span is a clock without data."""
 
     incarnation: int
     clock: int
     span: Span
 
     def after(self, clock: int) -> Span:
-        """What of it is not done when the worker has finished so many clocks."""
+        """The batches that are not done when the worker has finished `clock` clocks."""
         epoch, first, count = self.span.epoch, self.span.first, self.span.count
         done = min(max(clock - self.clock, 0), count)
         return Span(epoch, first + done, count - done)
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What survives the scheduler.
+    """The part of a ledger that the journal keeps.
 
-    epochs, batches:  of the data; 0 before anybody has asked
-    untouched:        the first that nobody was granted: (epoch, batch)
-    returned:         what somebody was granted and has not done
-    granted:          what is under way
+    Attributes:
+        epochs: passes over the data; 0 before the first request.
+        batches: batches per epoch; 0 before the first request.
+        untouched: (epoch, batch) of the first batch that was never granted.
+        returned: batches that were granted and not done.
+        granted: the current grants.
     """
 
     epochs: int = 0
@@ -60,7 +62,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leases:
-    """The ledger of a run's batches, and who waits for some.
+    """The lease ledger of a worker group, and the workers that wait for batches.
 
     >>> leases = Leases(LedgerRecord())
     >>> leases.ask("a", Lease(7, 0, epochs=1, batches=8))
@@ -86,18 +88,18 @@ class Leases:
 
     @property
     def size(self) -> dict[str, int]:
-        """Of all the data."""
+        """Epochs, and batches per epoch."""
         return {"epochs": self._epochs, "batches": self._batches}
 
     @property
     def over(self) -> bool:
-        """Whether all is done. Before anybody has asked it is not known how much that is."""
+        """Whether all batches are done; false before the first request."""
         left = not self._epochs or self._returned or self._untouched[0] < self._epochs
         return not left and not any(each.span.count for each in self._granted.values())
 
     @property
     def wanting(self) -> list[NodeId]:
-        """Who has asked and was not answered."""
+        """The nodes that wait for batches."""
         return [node for node, _ in self._wanting.values()]
 
     @property
@@ -108,18 +110,19 @@ class Leases:
     # ------------------------------------------------------------------ questions
 
     def ask(self, node: NodeId, asked: Lease) -> None:
-        """A worker has done what it had, and wants more."""
+        """Take in a worker's request for batches; its earlier leases are done."""
         known = self._granted.get(asked.incarnation)
-        if known is None or asked.clock >= known.clock:  # or it is an old question, come late
+        if known is None or asked.clock >= known.clock:  # a late duplicate otherwise
             self._wanting[asked.incarnation] = node, asked
 
     def answers(self, workers: int) -> list[tuple[NodeId, Leased | NotLeased]]:
-        """What can be said by now. It is to be on disk before it is told.
+        """The leases that can be granted now. They have to be persisted before they are sent.
 
-        workers: how many there are
+        Args:
+            workers: number of workers at work.
         """
         found: list[tuple[NodeId, Leased | NotLeased]] = []
-        for _, asked in self._wanting.values():  # all of them have done what they had
+        for _, asked in self._wanting.values():  # all of them have done their earlier batches
             self._move_on(asked)
         for incarnation, (node, asked) in list(self._wanting.items()):
             answer = self._answer(asked, workers)
@@ -138,9 +141,9 @@ class Leases:
             self._epochs, self._batches = asked.epochs, asked.batches
         if (asked.epochs, asked.batches) != (self._epochs, self._batches):
             return NotLeased(
-                f"leases of {asked.epochs} epochs of {asked.batches} batches, where others, or the "
-                f"run that this one goes on with, had {self._epochs} of {self._batches}: all have "
-                "to have the same data and the same batch size"
+                f"this worker asks for {asked.epochs} epochs of {asked.batches} batches, but the "
+                f"run has {self._epochs} epochs of {self._batches}: use the same data and batch "
+                "size on all workers, and as in the checkpoint"
             )
         known = self._granted.get(asked.incarnation)
         if known is None:
@@ -154,13 +157,13 @@ class Leases:
     # ------------------------------------------------------------------ workers that go
 
     def gone(self, incarnation: int, done_clock: int) -> Span | None:
-        """A worker has finished so many clocks and goes on no more: what it leaves undone."""
+        """Take back the unfinished batches of a worker that ended after `done_clock` clocks."""
         self.withdraw(incarnation)
         known = self._granted.pop(incarnation, None)
         return self._return(known.after(done_clock)) if known is not None else None
 
     def withdraw(self, incarnation: int) -> None:
-        """A worker waits for none any more; what it has done will be known."""
+        """Drop a worker's request for batches."""
         self._wanting.pop(incarnation, None)
 
     def _return(self, span: Span) -> Span | None:
@@ -173,7 +176,7 @@ class Leases:
     # ------------------------------------------------------------------ batches
 
     def _next(self, workers: int) -> Span:
-        """The first batches that nobody does; none may be left."""
+        """The first batches that are not granted; an empty span if there are none."""
         if self._returned:
             span = self._returned.pop(0)
             most = self._most(span.count, workers)
@@ -193,7 +196,7 @@ class Leases:
         return max(1, left // (2 * max(workers, 1)))
 
     def undone(self) -> Iterator[tuple[int, int]]:
-        """(epoch, batch) of all that nobody has begun."""
+        """(epoch, batch) of all batches that are not granted."""
         for span in self._returned:
             yield from ((span.epoch, span.first + at) for at in range(span.count))
         epoch, first = self._untouched
@@ -203,17 +206,19 @@ class Leases:
 
 
 def as_of(clock: int, events: Iterable[Mapping[str, Any]], epochs: int = 0) -> LedgerRecord:
-    """The ledger when all workers had finished so many clocks, from what a scheduler has logged.
+    """The ledger at the time when all workers had finished `clock` clocks, from an event log.
 
-    events:  `ledger`, what the run began with; `leased`, `returned`
-    epochs:  of the run that goes on with it, if these are others
+    Args:
+        clock: the clock.
+        events: the events `ledger` (the run's initial ledger), `leased` and `returned`.
+        epochs: epochs of the resumed run, if they differ; 0 for the same.
     """
     began, passed, done_at = LedgerRecord(), 0, dict[tuple[int, int], int]()
     for each in events:
         if each["kind"] == "ledger":
             began, passed = msgspec.convert(each["record"], LedgerRecord), each["passed"]
         elif each.get("group"):
-            pass  # whose data are others
+            pass  # an attached group has its own data
         elif each["kind"] == "leased":
             if not began.epochs:
                 began = LedgerRecord(each["epochs"], each["batches"])

@@ -1,10 +1,9 @@
-"""The scheduler's machine: who is in, in which view, at which barrier, and when the run is over.
+"""The scheduler's state machine: members, views, barriers, leases and the end of the run.
 
-A scheduler that restarts begins a new term with a new view, which also thaws servers that its
-former self froze.
+A scheduler that restarts begins a new term with a new view, which also releases frozen servers.
 
-Architecture invariant: absent here are tables' contents and workers' data. The scheduler is not on
-the road of any push or pull.
+Architecture invariant: absent here are tables' contents and workers' data. No push or pull passes
+through the scheduler.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ OF_WORK = BarrierArrival | Lease | Abort
 
 
 class SchedulerMachine:
-    """Decides views and barriers, and ends the run.
+    """Decides views and barriers, grants leases, and ends the run.
 
-    journal: what its former self has written down
-    ledger:  which of the data are done, where it goes on with another run
+    journal: the last record of the scheduler before its restart
+    ledger:  the batches that are done, in a run that is resumed from a checkpoint
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class SchedulerMachine:
 
     @property
     def view(self) -> View | None:
-        """The present one."""
+        """The current view."""
         return self._views.view
 
     # ------------------------------------------------------------------ the contract
@@ -142,7 +141,7 @@ class SchedulerMachine:
         return at if at < inf else None
 
     def check(self) -> None:
-        """What always holds of its members."""
+        """Check the members' invariants."""
         self.members.check(self._trace)
 
     def address_of(self, node: NodeId) -> str | None:
@@ -154,11 +153,11 @@ class SchedulerMachine:
         self._begun = True
         self._views.begin(now)
         self._join_by = now + self.options.join_timeout_s
-        if self.ended:  # its former self died while it was telling them
+        if self.ended:  # the scheduler died while it was shutting down
             self.ended = False
             self._end(RunAborted(self._reason) if self._reason else None, now, out)
         elif self.restarted:
-            # Nobody is evicted for one detection period; whoever lives is heard of by then.
+            # No member is declared dead for one time-out; living ones are heard of by then.
             self.members.heard_of(self.members.by_id, now)
             self._persist(out)
             if self.view is not None:
@@ -181,7 +180,7 @@ class SchedulerMachine:
         detector = self.members.detector
         for node in detector.silent(now):
             member = self.members.by_id.get(node)
-            if member is None:  # it went with the view that the death of the one before let through
+            if member is None:  # the previous death has let a view through, without this member
                 continue
             if self._views.alone(member) and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))
@@ -190,7 +189,7 @@ class SchedulerMachine:
 
     def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
         member = None if self.ended else self.members.remove(node)
-        if member is None:  # the one before has ended the run, in the same tick
+        if member is None:  # the previous death has ended the run
             return
         self._stragglers.forget(member)
         self.ledgers.withdraw(member)
@@ -211,7 +210,7 @@ class SchedulerMachine:
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.members.by_id.get(sender)
         if isinstance(message, StatusRequest | DeathReport):
-            self._told(sender, message, now, out)
+            self._from_tool(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
@@ -229,8 +228,8 @@ class SchedulerMachine:
             return
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
-            # Of before its end; or its former self's, taken for dead since: an old Join of its has
-            # come in late. If that is all there is of the new one, it will not be heard of.
+            # From before its end; or from an incarnation that was declared dead since, after which
+            # a late duplicate of its Join has made a new one, which will not be heard of.
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
@@ -264,7 +263,7 @@ class SchedulerMachine:
                 self._barriers.enter(member, message, now, out)
             case Lease():
                 self.ledgers.ask(member, message, now)
-            case Finish() if member.role == "server":  # it was told of an end that is not ours
+            case Finish() if member.role == "server":  # it received an end that is not ours
                 self._lost(sender, "it was told of an end", now, out)
             case Finish():
                 self._finished(member, now, out)
@@ -286,7 +285,7 @@ class SchedulerMachine:
             self._views.consider(now, out)
 
     def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
-        """The end of the run; or of no more than a group, where others go on without that."""
+        """End the run, or an attached group only, while the others go on."""
         reason, group = f"{member.name}: {asked.reason}", member.group or asked.group
         if not group:
             self._end(RunAborted(reason), now, out)
@@ -298,15 +297,15 @@ class SchedulerMachine:
         self._persist(out)
 
     def _over(self, group: str, finished: bool) -> None:
-        """Where nobody of a group is left, another one may come that has its name; but where who
-        dies may be replaced, that one does what was not done."""
+        """Drop the state of an attached group without workers, for a later one of its name; in an
+        elastic run, where workers are replaced, the ledger of a group that died stays."""
         if group and not self.members.at_work(group):
             self._barriers.end(group)
             if finished or not self.options.elastic:
                 self.ledgers.end(group)
 
-    def _told(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        """Somebody asks, or has seen a process end, who may be no member."""
+    def _from_tool(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
+        """Handle a status request or death report, whose sender need not be a member."""
         if isinstance(message, StatusRequest):
             out.append(Send(sender, self._status(now)))
         elif isinstance(message, DeathReport):
@@ -369,7 +368,7 @@ class SchedulerMachine:
             self._end(RunAborted("every worker has died"), now, out)
 
     def _end(self, error: ShoalError | None, now: float, out: Effects) -> None:
-        """Tell everybody, until they have confirmed it or `linger_s` has passed."""
+        """End the run and tell all members until they confirm, or `linger_s` has passed."""
         if self.ended:
             return
         self.ended = True
@@ -398,4 +397,4 @@ class SchedulerMachine:
         out.append(Persist(msgspec.msgpack.encode(record)))
 
 
-_STRANGER = "you are not a member of this run (taken for dead?); join again"
+_STRANGER = "this node is not a member of the run (declared dead?); start it again to join"

@@ -1,4 +1,4 @@
-"""The roster: who is in, under which incarnation, and who has finished."""
+"""Members: the admitted nodes, their incarnations, and which have finished."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up
 from shoal.protocol.views import Member, NodeId, Role, View
 
-FORGET_S = 60.0  # after a member has finished: nothing of its own is under way any more
+FORGET_S = 60.0  # after a member has finished: none of its messages is under way any more
 
 
 class Members:
-    """The scheduler's members, in a view or on their way into one.
+    """The scheduler's members, in a view or about to be.
 
-    by_id:             members by node
-    finished:          of the members, those whose work is done; nobody waits to hear of them
-    next_incarnation:  what the next one to come is granted; none is granted twice
+    Attributes:
+        by_id: members by node.
+        finished: members whose work is done; the failure detector ignores them.
+        next_incarnation: incarnation of the next member; none is given twice.
+        detector: the failure detector.
     """
 
     def __init__(self, record: JournalRecord, options: SchedulerOptions) -> None:
@@ -27,14 +29,14 @@ class Members:
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
-        self._finished_at: dict[NodeId, float] = {}  # as far as this scheduler knows
+        self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
     def close_up(self) -> None:
         """Before the first view: ranks from 0 on, without holes."""
         self.by_id = closed_up(self.by_id.values())
 
     def admit(self, node: NodeId, asked: Join) -> Member:
-        """A new member, with the rank that it asks for or the first that is free."""
+        """Admit a member, with the rank that it asks for or the first free one."""
         taken = {m.rank for m in self.group(asked.role, asked.group)}
         free = next(rank for rank in range(len(taken) + 1) if rank not in taken)
         rank = asked.rank if asked.rank >= 0 and asked.rank not in taken else free
@@ -54,17 +56,20 @@ class Members:
         return member
 
     def remove(self, node: NodeId) -> Member | None:
-        """It is dead, or has gone."""
+        """Remove a member that is dead or has left."""
         self.detector.forget(node)
         return self.by_id.pop(node, None)
 
     def finish(self, node: NodeId) -> None:
+        """Note that a member has finished its work."""
         self.finished.add(node)
         self.detector.forget(node)
 
     def forget(self, view: View, now: float) -> None:
-        """Those who have finished, a while ago, and are in no view any more: there may be many, by
-        and by. Not of the first group, whose end is the run's."""
+        """Drop members of attached groups that finished a while ago and are in no view any more.
+
+        Their number would grow without bound. The first group's end is the run's.
+        """
         for member in [self.by_id[node] for node in self.finished if node in self.by_id]:
             since = self._finished_at.setdefault(member.id, now)
             if member.group and now >= since + FORGET_S and view.member(member.id) is None:
@@ -72,13 +77,15 @@ class Members:
                 del self.by_id[member.id], self._finished_at[member.id]
 
     def of(self, process: int, host: str) -> list[NodeId]:
-        """The members that this process is, if it is any."""
+        """The members that run in a process of a host."""
         here = [m for m in self.by_id.values() if m.process == process and m.host == host]
         return [member.id for member in here if process]
 
     def group(self, role: Role, name: str) -> list[Member]:
-        """The members of a role, workers of a group. Of a group that has a name those that have
-        finished are forgotten: another one of that name may come."""
+        """The members of a role and group; without finished members of an attached group.
+
+        A later group may have the same name.
+        """
         return [
             member
             for node, member in self.by_id.items()
@@ -101,17 +108,17 @@ class Members:
     # ------------------------------------------------------------------ silence
 
     def heard_of(self, nodes: Iterable[NodeId], now: float, beat: bool = False) -> None:
-        """They live; those that have not finished are expected to be heard of again."""
+        """Note that nodes live; the detector expects unfinished ones to be heard of again."""
         for node in nodes:
             if node not in self.finished:
                 self.detector.heard_of(node, now, beat)
 
     def quiet_for(self, now: float) -> float:
-        """For how long the server has not been heard of that has been quiet for longest."""
+        """Seconds since the quietest server was heard of."""
         return self.detector.quiet_for(self.servers(), now)
 
     def check(self, trace: EventTrace) -> None:
-        """Members have distinct incarnations; all of them were granted one."""
+        """Check that members have distinct incarnations that were given."""
         granted = [m.incarnation for m in self.by_id.values()]
         if len(set(granted)) != len(granted) or any(g >= self.next_incarnation for g in granted):
             raise trace.broken(f"incarnations granted twice: {sorted(granted)}")

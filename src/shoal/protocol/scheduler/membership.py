@@ -1,4 +1,4 @@
-"""Who is in the next view: a pure decision that returns its reason."""
+"""Membership: which members the next view has, as pure functions that return their reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.tables.spec import TableSpec
 
 
 def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
-    """Who has not joined of those who make a cluster complete; empty when nobody is missing."""
+    """The members that an incomplete cluster lacks, as text; empty if it is complete."""
     present = [member for member in members if not member.group]
     words = []
     for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
@@ -32,9 +32,13 @@ def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
 def join_refusal(
     asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
 ) -> NotJoined | None:
-    """Why somebody cannot join; None where they can. Servers may join a running job.
+    """Why a node cannot join; None if it can. Servers may join a running job.
 
-    group:  those who are there, of that role and that group of workers
+    Args:
+        asked: the node's request.
+        group: the members of that role and worker group.
+        view: the current view.
+        options: the scheduler's.
     """
     role = asked.role
     if role == "scheduler":
@@ -54,7 +58,7 @@ def join_refusal(
 def _not_in_group(
     asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
 ) -> NotJoined | None:
-    """Why a worker cannot join a group that has a name."""
+    """Why a worker cannot join an attached group; None if it can."""
     name, size = asked.group, asked.group_size
     if asked.role != "worker" or not valid_group(name) or size < 1:
         return NotJoined(f"{asked.role}s of a group {name!r} of {size}: there can be none")
@@ -71,17 +75,17 @@ def _not_in_group(
 
 
 def range_lost(dead: Member, rows: Sequence[str], how: str) -> RangeLost:
-    """The end of a run: a server has died, and nobody else has these rows."""
+    """The error of a run that has lost the last replica of some rows."""
     where = f" on {dead.host}" if dead.host else ""
     all_of = ", ".join(rows) or "everything"
     return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
 
 def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
-    """The members with ranks from 0 on, in their order.
+    """The members with consecutive ranks from 0, in their order.
 
-    For the first view, before which nobody has used a rank: who died until then, and was replaced
-    before that was noticed, has left a hole.
+    For the first view, before which no rank is in use: a member that died and was replaced before
+    its death was detected has left a gap.
     """
     given: Counter[tuple[str, str]] = Counter()
     closed = {}
@@ -95,7 +99,7 @@ def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
 def gathering(
     members: Mapping[NodeId, Member], previous: View | None, finished: Collection[NodeId] = ()
 ) -> set[NodeId]:
-    """The workers of groups that have not begun: not all have joined who make them complete."""
+    """The workers of attached groups that are not complete yet."""
     workers = previous.workers if previous else ()
     begun = {m.group for m in workers if m.id in members and m.id not in finished}
     here: dict[str, list[Member]] = {}
@@ -111,7 +115,7 @@ def decide_view(
     expected: SchedulerOptions,
     finished: Collection[NodeId] = (),
 ) -> tuple[bool, str]:
-    """Whether a new view is due, and why (or why not). Who has finished is out of the next one."""
+    """Whether a new view is due, and why or why not. Finished members are not in it."""
     absent = missing(members.values(), expected)
     if previous is None:
         return (False, f"waiting for {absent}") if absent else (True, "all have joined")
@@ -131,13 +135,13 @@ def decide_view(
 def _done(
     workers: Iterable[Member], members: Collection[NodeId], finished: Collection[NodeId]
 ) -> list[str]:
-    """Groups that have finished, while others go on, who may want to know."""
+    """The groups that have finished while others go on, which may want to know."""
     at_work = {m.group for m in workers if m.id in members and m.id not in finished}
     over = {m.group for m in workers if m.id in members} - at_work if at_work else set()
     return [f"group {group!r}" if group else "the first group" for group in sorted(over)]
 
 
-IN_FLIGHT = 2  # clocks whose pushes a worker has not heard of, at most, before it goes on
+IN_FLIGHT = 2  # clocks at most whose pushes are unacknowledged when a worker goes on
 
 
 def next_view(
@@ -150,19 +154,26 @@ def next_view(
     moves: Moves = Moves(),  # noqa: B008 - frozen
     finished: Collection[NodeId] = (),
 ) -> View:
-    """The view itself, from what every server promised.
+    """The next view, from the promises of all servers.
 
-    Servers are frozen between their promise and the view, so these clocks do not move:
-    a worker that is gone counts in every round that *any* server saw it finish (it had been
-    accepted by all of them before it told one, rule 5), and in every round that any server has
-    closed, which may be gone as well, or have forgotten how far the worker was when it took over
-    from one that is. Where no table applies pushes at the end of a round, its clock travels with
-    its pushes, and what it did last may be on some servers only. A new worker's first round is the
-    one after those. A worker that has finished counts in all rounds, and nobody waits for it any
-    more. Each group of workers has rounds of its own.
+    Servers are frozen between their promise and the view, so that these clocks do not change. A
+    dead worker counts in every round that *any* server saw it finish, because all servers had
+    accepted its pushes before it reported the round to one. It also counts in every round that any
+    server has closed: the server that saw the worker finish may be dead as well, or may not know
+    the worker's clock after it took over. If no table applies pushes at the end of a round, clocks
+    travel with pushes, and the worker's last ones may be on some servers only. A new worker's first
+    round comes after those. A finished worker counts in all rounds, and no request waits for it.
+    Each worker group has its own rounds.
 
-    moves:     what may be done to chains
-    finished:  of the members, those whose work is done
+    Args:
+        number: (term, number) of the view.
+        members: all members by node.
+        previous: the current view.
+        tables: the table catalog.
+        promises: of all servers.
+        reason: why the view is made.
+        moves: what may be done to chains.
+        finished: members whose work is done.
     """
     reached: dict[int, list[int]] = {}
     for promise in promises:

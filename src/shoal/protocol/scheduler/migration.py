@@ -1,4 +1,4 @@
-"""Relocating: which servers have learned rows, want to go, or have gone."""
+"""Migration: syncing replicas that are complete, and servers that leave or have left."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from shoal.protocol.views import Member, NodeId, View
 
 
 class Migration:
-    """What the scheduler knows of rows that move, beside the view.
+    """State of migrating shards that is not in the view.
 
-    left: servers that wanted to go and have; it survives a restart of the scheduler
+    Attributes:
+        left: servers that have left on request; it survives a restart of the scheduler.
     """
 
     def __init__(self, left: Iterable[NodeId]) -> None:
         self.left: set[NodeId] = set(left)
         self._leaving: set[NodeId] = set()
-        self._learned: dict[tuple[int, int, int], int] = {}  # (table, first row, rank) -> since
+        self._synced: dict[tuple[int, int, int], int] = {}  # (table, first row, rank) -> since
 
     def moves(self, replicas: int, drained: bool) -> Moves:
-        return Moves(replicas, drained, self._leaving, self._learned)
+        return Moves(replicas, drained, self._leaving, self._synced)
 
     def has_synced(
         self, view: View, member: Member, placements: Sequence[tuple[int, int, int]]
     ) -> None:
-        """A learner has all of these, as they are in this view."""
-        self._learned.update({(table, row, member.rank): since for table, row, since in placements})
+        """Note that a syncing replica has all rows of these shards."""
+        self._synced.update({(table, row, member.rank): since for table, row, since in placements})
         self._forget_others(view)
 
     def _forget_others(self, view: View) -> None:
-        """But for the learners of this view, and what they learn since it began."""
-        learners = {
+        """Forget all but this view's syncing replicas, in their current transfers."""
+        syncing = {
             (table, placement.rows.start, placement.chain[-1]): placement.syncing_since
             for table, placements in enumerate(view.placements)
             for placement in placements
         }
-        self._learned = {k: v for k, v in self._learned.items() if learners.get(k) == v > 0}
+        self._synced = {k: v for k, v in self._synced.items() if syncing.get(k) == v > 0}
 
     def wants_to_go(self, view: View | None, member: Member, servers: Collection[NodeId]) -> str:
-        """Why a server cannot go; it is let go where nothing is against it.
+        """Have a server leave, or return why it cannot.
 
-        It may be asked again: whoever was to go stays where the others have died meanwhile.
+        The answer may change: a server that was to leave stays if the others have died meanwhile.
         """
         against = self._against(view, member, servers)
         if against:
@@ -62,11 +63,11 @@ class Migration:
         return ""
 
     def gone(self, view: View) -> list[NodeId]:
-        """Servers that wanted to go and have nothing left in a view."""
+        """Leaving servers that have no shard in a view."""
         return [node for node in sorted(self._leaving) if view.member(node) is None]
 
     def adopt(self, view: View) -> list[NodeId]:
-        """The view is made; who has gone with it."""
+        """Take over a new view; returns the servers that have left with it."""
         self._forget_others(view)
         gone = self.gone(view)
         self._leaving.difference_update(gone)

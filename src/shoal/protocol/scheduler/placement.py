@@ -1,10 +1,10 @@
-"""Where the rows of a table live: arcs of its ring, each with a chain of servers.
+"""Placement: cuts tables into shards, and gives each shard a chain of servers.
 
-A table's keys are a ring: rows in their order, or the hash slots that a sparse table's keys are
-scattered over. The ring is cut into *arcs* of whole fragments, and an arc is what a virtual node of
-consistent hashing holds: it has a chain of servers of its own, of which the first takes pushes and
-the last answers pulls. The ends of arcs are chosen, where others hash them: so every server has the
-same number of fragments, in few ranges (decision 0013).
+A table's key space is a ring: its rows in order, or the hash slots of a sparse table. The ring is
+cut into *shards* of whole fragments, as into the ranges of virtual nodes in consistent hashing. A
+shard has a chain of servers: the first takes pushes, the last answers pulls. The edges of shards
+are chosen, where consistent hashing draws them at random, so that every server has the same number
+of fragments in few ranges (decision 0013).
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ Placements = tuple[Placement, ...]
 
 
 def replicas_of(spec: TableSpec, replicas: int) -> int:
-    """How many servers are to have a table's rows."""
+    """The number of replicas of a table's shards."""
     return replicas if movable(spec) else 1
 
 
 def movable(spec: TableSpec) -> bool:
-    """Whether rows can be on several servers, or go to others."""
+    """Whether a table's shards can be replicated and migrated."""
     return spec.kind != "custom" or spec.saves
 
 
 def divisible(spec: TableSpec) -> bool:
-    """Whether its arcs can be cut: a call names one, and whoever cut it for the view before would
-    name two."""
+    """Whether a table's shards can be split.
+
+    Those of a custom table cannot: a call that was cut for the previous view would name two.
+    """
     return spec.kind != "custom"
 
 
 def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Placements:
-    """A new table's arcs: each server is the head of one, and follows in those of its neighbours.
+    """The shards of a new table: each server is the head of one, and follows in its neighbours'.
 
-    No server has more than one fragment more than another. Replicas of a fragment are on different
+    Servers' numbers of fragments differ by at most one. Replicas of a fragment are on different
     hosts, unless there are fewer hosts than replicas.
 
-    turn: which server comes first: tables of one fragment are not to be all on the same
+    Args:
+        spec: the table.
+        servers: the members to place it on.
+        replicas: servers per shard.
+        turn: index of the first server, so that tables of one fragment are spread.
     """
     ring = _around(servers)
     first = turn % len(ring) if ring else 0
@@ -58,7 +64,7 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
 def lost(
     tables: Sequence[TableSpec], placements: Sequence[Placements], living: Collection[int]
 ) -> list[str]:
-    """The rows of which no server lives that has all of them, in words."""
+    """The rows without a living in-sync replica, as text."""
     return [
         f"{spec.name}{placement.rows}"
         for spec, parts in zip(tables, placements, strict=False)
@@ -68,8 +74,7 @@ def lost(
 
 
 def crowded(placements: Sequence[Placement], servers: Sequence[Member]) -> list[str]:
-    """The hosts, where they are known, that have several replicas of a fragment: these die
-    together."""
+    """The known hosts with several replicas of a fragment, which fail together."""
     hosts = {member.rank: member.host for member in servers}
     found: dict[str, None] = {}
     for placement in placements:
@@ -79,7 +84,7 @@ def crowded(placements: Sequence[Placement], servers: Sequence[Member]) -> list[
 
 
 def _around(servers: Sequence[Member]) -> list[Member]:
-    """The servers around the ring: by turns from each host, so that neighbours are on others."""
+    """The servers around the ring, in turn from each host, so that neighbours' hosts differ."""
     by_host: dict[str, list[Member]] = {}
     for member in sorted(servers, key=lambda m: m.rank):
         by_host.setdefault(member.host, []).append(member)
@@ -88,7 +93,7 @@ def _around(servers: Sequence[Member]) -> list[Member]:
 
 
 def _chain(ring: Sequence[Member], at: int, replicas: int) -> tuple[int, ...]:
-    """The server at that place and those after it: on hosts that are not in the chain, if any."""
+    """The server at that place and following ones, on distinct hosts if possible."""
     rest = [ring[(at + step) % len(ring)] for step in range(1, len(ring))]
     chain = [ring[at]]
     while len(chain) < min(replicas, len(ring)):

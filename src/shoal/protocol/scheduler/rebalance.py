@@ -1,10 +1,10 @@
-"""Which servers are to have which rows next: chains are repaired, and rows go to who has fewer.
+"""Rebalancing: repairs chains, and moves shards to servers that have fewer rows.
 
-A server comes to rows as a *learner*: it is put at the end of their chain, and sent them. When it
-has them it takes its place, and if the chain has more servers than it needs then, one of the others
-goes: so repair, a server that joins and one that leaves are the same steps. Arcs are cut, learners
-take their place and servers leave chains only when nothing is under way between servers, because
-they have been drained: then all that have an arc have the same of it.
+A server gets a shard as its *syncing replica*: it is appended to the chain and receives the rows.
+When it has them it becomes a replica, and if the chain has more servers than it needs one of the
+others leaves. So repair, a server that joins and a server that leaves are the same steps. Shards
+are split, syncing replicas become replicas and servers leave chains only after the servers were
+drained: then all replicas of a shard are equal.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from shoal.keys import KeyRange
 from shoal.protocol.scheduler.placement import Placements, divisible, movable, replicas_of
 from shoal.protocol.views import Member, NodeId, Placement, View
 
-UNEVEN = 0.05  # of the mean: what the servers' loads may differ by, or by one fragment
-NOBODY = -1
+UNEVEN = 0.05  # allowed difference of servers' loads, as a share of the mean; or one fragment
+NONE = -1
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """What may be done to chains in the next view, and what is wanted.
+    """The wanted changes of chains in the next view, and which are possible.
 
-    replicas:  servers that are to have a copy of each row
-    drained:   nothing is under way between servers
-    leaving:   those that want to go
-    synced:   (table, first row, rank) of learners that have everything
+    Attributes:
+        replicas: replicas of each shard.
+        drained: whether no operation is under way between servers.
+        leaving: servers that leave.
+        synced: (table, first row, rank) of syncing replicas that are complete.
     """
 
     replicas: int = 1
@@ -40,7 +41,7 @@ class Moves(msgspec.Struct, frozen=True):
 def next_arcs(
     before: View, servers: Sequence[Member], moves: Moves, number: int
 ) -> tuple[Placements, ...]:
-    """The arcs of a view's tables in the next one, of that number and with these servers."""
+    """The placements of a view's tables in view `number`, on these servers."""
     plan = _Plan(before, servers, moves, number)
     if moves.drained:
         plan.drop_surplus()
@@ -53,29 +54,36 @@ def next_arcs(
 
 
 def unchanged(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
-    """Whether two plans differ in nothing but the numbers of views."""
+    """Whether two placements are equal apart from numbers of views."""
     return [
         [(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in before
     ] == [[(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in after]
 
 
 class _Draft(msgspec.Struct, eq=False):
-    """An arc that is being made: who has all of it, and who learns it, since which view."""
+    """A placement in preparation.
+
+    Attributes:
+        in_sync: ranks of the replicas.
+        syncing: rank of the syncing replica.
+        since: view in which its transfer began.
+        newest: rank of the replica that has just become one.
+    """
 
     table: int
     rows: KeyRange
     in_sync: list[int]
     syncing: int
     since: int
-    newest: int = NOBODY  # of those that have it
+    newest: int = NONE
 
     @property
     def members(self) -> list[int]:
-        return self.in_sync if self.syncing == NOBODY else [*self.in_sync, self.syncing]
+        return self.in_sync if self.syncing == NONE else [*self.in_sync, self.syncing]
 
 
 class _Plan:
-    """Drafts of all arcs, and who of the servers is to stay."""
+    """Drafts of all placements, and the servers that stay."""
 
     def __init__(self, before: View, servers: Sequence[Member], moves: Moves, number: int) -> None:
         self._tables = before.tables
@@ -90,12 +98,12 @@ class _Plan:
             for table, parts in enumerate(before.placements)
             for placement in parts
         ]
-        self._busy = {each.table for each in self._drafts if each.syncing != NOBODY}
+        self._busy = {each.table for each in self._drafts if each.syncing != NONE}
 
     def _draft(self, table: int, placement: Placement) -> _Draft:
-        """What is left of an arc."""
+        """A placement without the servers that are gone."""
         in_sync = [rank for rank in placement.in_sync if rank in self._stayed]
-        draft = _Draft(table, placement.rows, in_sync, NOBODY, 0)
+        draft = _Draft(table, placement.rows, in_sync, NONE, 0)
         if placement.syncing_since and placement.chain[-1] in self._stayed:
             syncing = placement.chain[-1]
             there = (table, placement.rows.start, syncing) in self._moves.synced
@@ -117,7 +125,7 @@ class _Plan:
         return tuple(Placement(each.rows, tuple(each.members), each.since) for each in drafts)
 
     def _size(self, draft: _Draft) -> int:
-        """In fragments."""
+        """Number of fragments."""
         return -(-len(draft.rows) // self._tables[draft.table].fragment_rows)
 
     def _loads(self, table: int | None = None) -> Counter[int]:
@@ -130,13 +138,13 @@ class _Plan:
         return loads
 
     def _wanted(self, draft: _Draft) -> int:
-        """How many servers are to have it."""
+        """Number of replicas that the shard should have."""
         return min(replicas_of(self._tables[draft.table], self._moves.replicas), len(self._staying))
 
     # ------------------------------------------------------------------ steps
 
     def drop_surplus(self) -> None:
-        """Of the servers that have an arc, those that it does not need go: leaving ones first."""
+        """Remove replicas that a shard does not need, on leaving servers first."""
         for draft in self._drafts:
             while len(draft.in_sync) > max(self._wanted(draft), 1):
                 loads = self._loads(draft.table)
@@ -148,15 +156,11 @@ class _Plan:
                 )
 
     def repair(self) -> None:
-        """Whatever has too few servers that stay gets one more."""
+        """Add a syncing replica to shards with too few replicas on staying servers."""
         for draft in self._drafts:
             there = [rank for rank in draft.in_sync if rank not in self._leaving]
             free = [rank for rank in self._staying if rank not in draft.in_sync]
-            if (
-                draft.syncing != NOBODY
-                or not draft.in_sync
-                or not movable(self._tables[draft.table])
-            ):
+            if draft.syncing != NONE or not draft.in_sync or not movable(self._tables[draft.table]):
                 continue
             if len(there) < self._wanted(draft) and free:
                 hosts = {self._hosts[rank] for rank in there}
@@ -167,8 +171,10 @@ class _Plan:
                 draft.since = self._number
 
     def balance(self, table: int) -> None:
-        """Rows of a table go from the servers that have most to those that have fewest; and from
-        hosts that have several of their replicas, which would die together, to others."""
+        """Move rows from the servers with most to those with fewest, and off crowded hosts.
+
+        A host with several replicas of a shard is crowded: these would fail together.
+        """
         if table in self._busy or not divisible(self._tables[table]):
             return
         loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
@@ -179,7 +185,7 @@ class _Plan:
             loads[taker] += self._size(draft)
 
     def _move(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
-        """An arc that is to go from one server to another; cut to size, if need be."""
+        """A shard to move from one server to another, split to size if necessary."""
         mean = sum(loads.values()) / max(len(loads), 1)
         for giver in sorted(loads, key=lambda rank: (-loads[rank], rank)):
             for taker in sorted(loads, key=lambda rank: (loads[rank], rank)):
@@ -198,14 +204,14 @@ class _Plan:
         return None
 
     def _spread(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
-        """An arc that is to go to another host, where that costs little of the balance."""
+        """A shard to move to another host, if that keeps the balance."""
         mean = sum(loads.values()) / max(len(loads), 1)
         amount, most = max(1, int(UNEVEN * mean)), max(2, 2 * UNEVEN * mean)
         for draft in self._of(table):
             hosts = {self._hosts[rank] for rank in draft.in_sync}
             givers = [rank for rank in draft.in_sync if rank in loads and self._beside(draft, rank)]
             takers = [rank for rank in loads if self._hosts[rank] not in hosts]
-            if draft.syncing != NOBODY or not givers or not takers:
+            if draft.syncing != NONE or not givers or not takers:
                 continue
             giver = max(givers, key=lambda rank: (loads[rank], -rank))
             taker = min(takers, key=lambda rank: (loads[rank], rank))
@@ -219,21 +225,21 @@ class _Plan:
         return None
 
     def _beside(self, draft: _Draft, rank: int) -> bool:
-        """Whether another server of its host has the arc as well."""
+        """Whether another server of its host has the shard as well."""
         return [self._hosts[each] for each in draft.members].count(self._hosts[rank]) > 1
 
     def _may(self, draft: _Draft, giver: int, taker: int) -> bool:
-        """Whether it may go from one to the other, and its replicas are on no fewer hosts then."""
-        if draft.syncing != NOBODY or giver not in draft.in_sync or taker in draft.in_sync:
+        """Whether the shard may move without having replicas on fewer hosts."""
+        if draft.syncing != NONE or giver not in draft.in_sync or taker in draft.in_sync:
             return False
         others = {self._hosts[rank] for rank in draft.in_sync if rank != giver}
         return self._hosts[taker] not in others or self._hosts[giver] in others
 
     def _cut(self, draft: _Draft, fragments: int) -> _Draft:
-        """So many fragments of its end, as an arc of their own."""
+        """Split the last `fragments` fragments off, as a shard of their own."""
         size, rows = self._tables[draft.table].fragment_rows, draft.rows
         edge = (-(-rows.stop // size) - fragments) * size
-        end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.in_sync), NOBODY, 0)
+        end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.in_sync), NONE, 0)
         draft.rows = KeyRange(rows.start, edge)
         self._drafts.append(end)
         return end

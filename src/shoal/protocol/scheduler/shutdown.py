@@ -1,4 +1,4 @@
-"""The end of a run: everybody is told until they have confirmed it, or time is over."""
+"""Shutdown: tells every member that the run has ended until it confirms, or time is over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.protocol.views import NodeId
 
 
 class Shutdown:
-    """Whom the scheduler still has to tell. It stops when nobody is left, or after `linger_s`."""
+    """The members that have not confirmed the end. Stops when all have, or after `linger_s`."""
 
     def __init__(self, resend_s: float, linger_s: float) -> None:
         self._resend_s = resend_s
@@ -35,7 +35,7 @@ class Shutdown:
         self._leaving.pop(node, None)
 
     def say(self, now: float, out: Effects) -> None:
-        """Tell those who have not confirmed it, not too often; or stop."""
+        """Repeat the end to members that have not confirmed it, or stop."""
         if not self._leaving or now >= self._until:
             self._again_at = self._until = inf
             out.append(Stop(self._error))

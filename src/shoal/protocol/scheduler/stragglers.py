@@ -1,4 +1,4 @@
-"""Stragglers: workers that the others wait for most of the time."""
+"""Stragglers: workers for which the others wait most of the time."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member
 
-STALLED_S = 2.0  # a server that is not heard of for so long may be what others wait for
-Told = list[tuple[float, float]]  # (when, seconds so far)
+STALLED_S = 2.0  # a server that is silent for this long may be what workers wait for
+Reports = list[tuple[float, float]]  # (time, seconds so far)
 
 
 class Stragglers:
-    """What servers tell of waits, over the last `slow_s`."""
+    """The waits that servers report, over the last `slow_s` seconds."""
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
-        self._told: dict[tuple[int, int], Told] = {}  # by (server, worker)
+        self._reports: dict[tuple[int, int], Reports] = {}  # by (server, worker)
 
     def heard(self, server: Member, message: WaitTimes, now: float) -> None:
-        """One server's seconds, which only grow; what is older than the last `slow_s` goes."""
+        """Add a server's report of seconds, which only grow; drop older reports than `slow_s`."""
         for worker, seconds in message.seconds:
-            told = self._told.setdefault((server.incarnation, worker), [])
-            told.append((now, seconds))
-            while len(told) > 1 and told[1][0] <= now - self._options.slow_s:
-                del told[0]
+            reports = self._reports.setdefault((server.incarnation, worker), [])
+            reports.append((now, seconds))
+            while len(reports) > 1 and reports[1][0] <= now - self._options.slow_s:
+                del reports[0]
 
     def shares(self, members: Mapping[str, Member], now: float) -> list[tuple[Member, float]]:
-        """For what part of that time each worker was waited for, most first; at any server."""
+        """(worker, share of that time in which any server waited for it), largest first."""
         shares: dict[int, float] = {}
-        for (_, worker), told in self._told.items():
-            (began, before), (_, since) = told[0], told[-1]
+        for (_, worker), reports in self._reports.items():
+            (began, before), (_, since) = reports[0], reports[-1]
             share = (since - before) / max(self._options.slow_s, now - began)
             shares[worker] = max(share, shares.get(worker, 0.0))
         here = {member.incarnation: member for member in members.values()}
@@ -40,13 +40,13 @@ class Stragglers:
         return sorted(found, key=lambda pair: -pair[1])
 
     def slow(self, members: Members, now: float) -> list[tuple[Member, str]]:
-        """Whom the others are to go on without, and why; somebody is left."""
+        """The worker to drop, and why; none if it is the last of its group."""
         limit = self._options.slow_share
         if not limit:
             return []
-        if members.quiet_for(now) >= STALLED_S:  # perhaps it is a server that they wait for
-            self._told.clear()
-        since = min((told[0][0] for told in self._told.values()), default=now)
+        if members.quiet_for(now) >= STALLED_S:  # the waits may be for that server
+            self._reports.clear()
+        since = min((reports[0][0] for reports in self._reports.values()), default=now)
         if now - since < self._options.slow_s:
             return []
         late = [
@@ -65,6 +65,6 @@ class Stragglers:
         ]
 
     def forget(self, member: Member) -> None:
-        """It is gone, and what was told of it or by it."""
+        """Drop the reports about a member that is gone, and its own."""
         gone = member.incarnation
-        self._told = {key: told for key, told in self._told.items() if gone not in key}
+        self._reports = {key: reports for key, reports in self._reports.items() if gone not in key}

@@ -1,4 +1,4 @@
-"""The tables of a run, in the order in which they were declared."""
+"""TableCatalog: the tables of a run, in the order of declaration."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from shoal.tables.spec import TableSpec, asp
 
 
 class TableCatalog:
-    """specs: each cut into its fragments, which are fixed from then on"""
+    """Attributes:
+    specs: the tables; each has its fragment size, which never changes.
+    """
 
     def __init__(self, specs: tuple[TableSpec, ...]) -> None:
         self.specs = specs
 
     def declare(self, spec: TableSpec, servers: int, group: str = "") -> bool:
-        """Take a table in that a worker of a group has declared; False where it is there.
+        """Add a table that a worker of a group has declared; False if it is there already.
 
         Raises:
-            Refused: another of its name is there, or there are no servers, or it would go by clocks
-                that are not its group's
-            InvalidValue: it cannot be cut
+            Refused: another table has its name, the run has no servers, or the table would go by
+                another group's clocks.
+            InvalidValue: it cannot be cut.
         """
         if not servers:
             raise Refused(
@@ -37,9 +39,9 @@ class TableCatalog:
 
 
 def _owned(spec: TableSpec, group: str) -> TableSpec:
-    """With the group whose clocks it goes by."""
+    """The table with the group by whose clocks it goes."""
     if not all(spec.name.split("/")):
-        raise Refused(f"table {spec.name!r}: what is between slashes has a name")
+        raise Refused(f"table {spec.name!r}: the parts between slashes must not be empty")
     of = owner(spec.name, group)
     if of != group and spec.consistency != asp():
         raise Refused(

@@ -1,9 +1,9 @@
-"""Succession: views, one after the other, and when the next one is due.
+"""ViewChange: when the next view is due, and how it is agreed on.
 
-A view is made in three moves: `Freeze` to every server, a `Frozen` promise with its clocks from
-each, then the view, persisted before it is told. Frozen servers apply nothing, so the clocks in
-their promises stand still and the first and last clocks in the view are exact. Before a view that
-moves rows, servers are asked to `Drain`.
+A view change has three steps: `Freeze` to every server, a `Frozen` promise with the server's clocks
+from each, then the view, persisted before it is sent. Frozen servers apply nothing, so that the
+clocks in their promises do not change, and the first and last clocks in the view are exact. Before
+a view that migrates shards servers are drained (`Drain`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from shoal.protocol.scheduler.table_catalog import TableCatalog
 from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
-SOON_S = 0.5  # after which rows may move that could not, though nobody was waited for in vain
+SOON_S = 0.5  # pause after a view that could not migrate, although no server was too slow
 
 
 class Proposal:
-    """What servers are asked, and have answered.
+    """A proposed view: the questions to servers and their answers.
 
-    number:   of the view; asked of a server until it answers
-    reason:   for it, where that is not who came and went
-    since:    when it was begun
-    drains:   whether servers were to drain first
-    draining: ... and still are
+    Attributes:
+        number: of the view; servers are asked until they answer.
+        reason: why it is made, besides changes of membership.
+        since: when it was begun.
+        drains: whether servers are drained first.
+        draining: whether they are still draining.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class Proposal:
         self._promises: dict[NodeId, Frozen] = {}
 
     def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
-        """Those that have not answered."""
+        """Ask the servers that have not answered."""
         self.again_at = now + self._resend_s
         self.remind(servers, out)
 
     def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
-        """... of some, that may not have been reached before."""
+        """Ask some of these again, which may not have been reached before."""
         answered: Collection[NodeId] = self._drained if self.draining else self._promises
         question = Drain(self.number) if self.draining else Freeze(self.number)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
 
     def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
-        """Whether it is for this view, and not for one before."""
+        """Take in an answer; False if it is for an earlier view."""
         if promise.view != self.number:
             return False
         if isinstance(promise, Frozen):
@@ -75,12 +76,12 @@ class Proposal:
         return True
 
     def hurry(self) -> None:
-        """Somebody is gone: what is under way between servers may never come there."""
+        """Stop draining: a server is gone, and its operations may never arrive."""
         if self.draining:
             self.draining, self.again_at = False, -inf
 
     def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
-        """Ask for what is to be asked next; whether all have promised."""
+        """Ask the next question; returns whether all servers have promised."""
         if self.draining and all(node in self._drained for node in servers):
             self.hurry()
         if self.again_at == -inf:
@@ -88,7 +89,7 @@ class Proposal:
         return not self.draining and all(node in self._promises for node in servers)
 
     def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
-        """For whom the scheduler waits."""
+        """The servers that the scheduler waits for."""
         answered: Collection[NodeId] = self._drained if self.draining else self._promises
         absent = sorted(member.name for member in servers if member.id not in answered)
         what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
@@ -97,17 +98,23 @@ class Proposal:
         return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
 
     def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
-        """Of those that are still here."""
+        """The promises of these servers."""
         return [self._promises[node] for node in servers]
 
 
 class ViewChange:
     """Makes views.
 
-    view:     the present one
-    reason:   why none is made
-    began_at: when its scheduler did
-    persist:  writes down what is to survive this scheduler
+    Args:
+        record: the journal of the previous scheduler.
+        options: the scheduler's.
+        members: the members.
+        persist: writes the journal.
+
+    Attributes:
+        view: the current view.
+        reason: why no view is being made.
+        began_at: when the scheduler started.
     """
 
     def __init__(
@@ -130,17 +137,17 @@ class ViewChange:
         self._tables = TableCatalog(record.view.tables if record.view else ())
         self._proposal: Proposal | None = None
         self._over = False
-        self._still_until = inf  # no rows move before, because they could not
+        self._still_until = inf  # no shard migrates before, because it could not
         self._crowded: list[str] = []
         self._mark_at = inf  # when a view for a checkpoint is due
-        self._to_mark = False  # ... and is being made
+        self._to_mark = False  # whether the next view is for a checkpoint
 
     def begin(self, now: float) -> None:
         """Its scheduler is here."""
         self.began_at = now
 
     def end(self) -> None:
-        """No more are made."""
+        """Make no more views."""
         self._over, self._proposal = True, None
 
     def wakes_at(self) -> float:
@@ -148,7 +155,7 @@ class ViewChange:
         return min(waiting, self._mark_at)
 
     def tick(self, now: float, out: Effects) -> None:
-        """Ask again whoever has not answered; give up what takes too long."""
+        """Repeat unanswered questions; stop draining that takes too long."""
         if now >= self._mark_at:
             self._mark_at = now + self._options.checkpoint_s
             if self._members.at_work(""):
@@ -164,12 +171,12 @@ class ViewChange:
             self.consider(now, out)
 
     def remind(self, server: NodeId, out: Effects) -> None:
-        """It may not have been reached before."""
+        """Repeat the question to a server that may not have been reached before."""
         if self._proposal is not None:
             self._proposal.remind([server], out)
 
     def waits(self, now: float) -> list[Waiting]:
-        """Who keeps the next one from being made."""
+        """The members that the next view waits for."""
         members, waits = self._members.by_id, list[Waiting]()
         if self.view is None and not self._over:
             reason = f"waits for {missing(members.values(), self._options)}"
@@ -185,11 +192,11 @@ class ViewChange:
     # ------------------------------------------------------------------ what happens
 
     def alone(self, member: Member) -> bool:
-        """Whether nobody else has some of its rows."""
+        """Whether a server has the sole replica of some rows."""
         return self.bereaved(member) is not None
 
     def bereaved(self, dead: Member) -> list[str] | None:
-        """The rows that go with a server, if any do; none are named where it was the last one."""
+        """The rows that are lost with a server; None if none are, empty if it was the last one."""
         if self.view is None or dead.role != "server":
             return None
         others = [node for node in self._members.servers() if node != dead.id]
@@ -200,21 +207,21 @@ class ViewChange:
         return rows
 
     def hurry(self, now: float, out: Effects) -> None:
-        """Somebody is gone, who may have been the only one that was waited for."""
+        """Go on without a member that is gone, which may have been the last to answer."""
         if self._proposal is not None:
             self._proposal.hurry()
             self._conclude(now, out)
 
     def promised(self, server: NodeId, promise: Drained | Frozen, now: float, out: Effects) -> None:
-        """A server's answer."""
+        """Take in a server's answer."""
         if self._proposal is not None and self._proposal.take(server, promise):
             self._conclude(now, out)
 
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
-        """A table is to be in the next one.
+        """Have a table in the next view.
 
         Raises:
-            ShoalError: it cannot be
+            ShoalError: the table cannot be declared.
         """
         fresh = self._tables.declare(spec, self._options.servers, sender.group)
         if fresh and self.view is not None:  # the first view has it anyway
@@ -228,7 +235,7 @@ class ViewChange:
         """Begin to make a view, if one is due."""
         due, reason = self._decide()
         if due:
-            self.propose("", now, out)  # who came and went is looked up when it is made
+            self.propose("", now, out)  # changes of membership are looked up when it is made
         elif self.view is not None and self._may_move():
             planned = self._next((self.term, self._number + 1), drained=True)
             if not unchanged(planned.placements, self.view.placements) or self.migration.gone(
@@ -240,7 +247,7 @@ class ViewChange:
         self.reason = reason
 
     def _may_move(self) -> bool:
-        """Whether rows may move now, should any have to."""
+        """Whether shards may migrate now."""
         return self._proposal is None and not self._over and self._still_until == inf
 
     def _decide(self) -> tuple[bool, str]:
@@ -248,9 +255,9 @@ class ViewChange:
         return decide_view(members.by_id, self.view, self._options, members.finished)
 
     def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
-        """Begin to make a view; one that is being made takes in whatever comes meanwhile.
+        """Begin a view change; one under way takes in further changes.
 
-        So members who repeat themselves cannot put a view off for ever.
+        So members that repeat their requests cannot delay a view forever.
         """
         if self._proposal is None:
             self._number += 1
@@ -259,7 +266,7 @@ class ViewChange:
         self._conclude(now, out)
 
     def _conclude(self, now: float, out: Effects) -> None:
-        """Make the view once every server has promised; a run without servers waits for nobody."""
+        """Make the view once every server has promised; at once in a run without servers."""
         servers = self._members.servers()
         if self._proposal is None or not self._proposal.go_on(servers, now, out):
             return
@@ -267,7 +274,7 @@ class ViewChange:
         reason, promises = proposal.reason, proposal.promises(servers)
         due, changes = self._decide()
         if self.view is None and not due:
-            return  # somebody was lost again before the first view
+            return  # a member was lost again before the first view
         if self.view is None:
             self._members.close_up()
         if due or not reason:
@@ -302,8 +309,7 @@ class ViewChange:
             placement.syncing_since for placements in view.placements for placement in placements
         )
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
-        told = {"view": view.id, "reason": view.reason, "whole": whole, **sizes}
-        out.append(Note("view", told))
+        out.append(Note("view", {"view": view.id, "reason": view.reason, "whole": whole, **sizes}))
         hosts = sorted(
             {host for placements in view.placements for host in crowded(placements, view.servers)}
         )

@@ -1,1 +1,1 @@
-"""The worker's machine."""
+"""The worker's state machine: routing, requests in flight, sending and rerouting."""

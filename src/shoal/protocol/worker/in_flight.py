@@ -1,9 +1,9 @@
-"""What a worker has under way: legs, in the order of their sequence numbers.
+"""InFlight: a worker's sub-requests under way, in the order of their sequence numbers.
 
-A request of the caller's becomes one or two *legs*. A leg has one sequence number and at most one
-message per server. Two legs are needed where `Advance` has to follow accepted pushes (DESIGN
-section 4, rule 5): with several servers a worker tells none of them that it has finished a round
-before all of them hold its pushes, so that its death cannot split the round.
+A caller's request becomes one or two *sub-requests*. A sub-request has one sequence number and at
+most one message per server. Two are needed where `advance` has to follow accepted pushes: with
+several servers a worker reports a finished round to none of them before all of them have its
+pushes, so that its death cannot split the round.
 """
 
 from __future__ import annotations
@@ -62,24 +62,27 @@ class SubRequestPart(msgspec.Struct, eq=False):
         self.done = True
 
     def revoke(self) -> None:
-        """What still arrives for it goes to scratch."""
+        """Have a late answer go to scratch memory."""
         if self.sink is not None:
             self.sink.revoke()
             self.sink = None
 
 
 class SubRequest(msgspec.Struct, eq=False):
-    """One message per server, and what became of each.
+    """One message per server, and the state of each.
 
-    request_id:  of the caller's request; 0 for an *orphan*, whose request ended with its outcome
-                 unknown. It goes on until every server has it: a push that only some of them
-                 count would split its round, and an advance that is not told would keep everybody
-                 waiting for a clock that this worker has finished
-    advance:     the worker's clock afterwards, or -1
-    gates:       legs that have to be accepted everywhere first
-    follows:     ... or that leave first, and that each server has to take first
-    begun:       it was sent once, by now perhaps to servers that are gone
-    since:       the view in which it was cut as it is; answers of an earlier one are to another cut
+    Attributes:
+        seq: sequence number.
+        request_id: id of the caller's request; 0 for an *orphan*, whose request ended with its
+            outcome unknown. An orphan goes on until every server has it: a push that only some
+            servers count would split its round, and without the advance the other workers would
+            wait for a clock that this worker has finished.
+        advance: the worker's clock afterwards, or -1.
+        gates: sub-requests that every server has to accept before this one is sent.
+        follows: sub-requests that are sent before, and that each server has to admit before.
+        sent: it is sent in its current form.
+        begun: it was sent before, perhaps to servers that are gone.
+        since: view in which it was cut; replies of an earlier view answer another cut.
     """
 
     seq: int
@@ -107,7 +110,7 @@ class SubRequest(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        for part in self.parts.values():  # noqa: SIM110 - asked at every answer: no generator
+        for part in self.parts.values():  # noqa: SIM110 - on the hot path: no generator
             if not part.done:
                 return False
         return True
@@ -124,11 +127,14 @@ class SubRequest(msgspec.Struct, eq=False):
 
 
 class InFlight:
-    """The legs that are not done, and which of them may leave.
+    """The sub-requests that are not done, and which of them may be sent.
 
-    gated: pulls wait until earlier pushes are accepted, because other servers answer them
+    Attributes:
+        gated: whether pulls wait until earlier pushes are accepted, because other servers (the
+            tails) answer them.
 
-    Invariant: at most WINDOW sequence numbers lie between the oldest leg and the youngest sent.
+    Invariant: at most WINDOW sequence numbers lie between the oldest sub-request and the youngest
+    one that was sent.
     """
 
     def __init__(self, credit_bytes: int) -> None:
@@ -145,7 +151,7 @@ class InFlight:
     def add(
         self, request_id: int, ask: Exchange, plan: SubRequestPlan, clock: int, advance: int
     ) -> SubRequest:
-        """The next leg, behind those whose pushes it has to follow."""
+        """Add a sub-request, behind those whose pushes it has to follow."""
         seq = self._next_seq
         self._next_seq = seq + 1
         parts = {
@@ -159,7 +165,7 @@ class InFlight:
         return sub_request
 
     def _line_up(self, sub_request: SubRequest) -> None:
-        """Put it behind those whose pushes it has to follow."""
+        """Find the sub-requests whose pushes this one has to follow."""
         if not self._unaccepted:
             return
         plan, advances = sub_request.plan, sub_request.advance >= 0
@@ -178,9 +184,11 @@ class InFlight:
             sub_request.follows = behind
 
     def reroute(self, cut: Callable[[SubRequest], list[ServerPart]], view: ViewId) -> None:
-        """Other servers have some of the rows now: all that is not done is to be sent to them.
+        """Cut and send everything that is not done again: other servers have some of the rows.
 
-        cut: what of a leg is open, by the servers of that view
+        Args:
+            cut: cuts the open parts of a sub-request for the servers of the view.
+            view: id of the view.
         """
         for sub_request in self.sub_requests.values():
             if sub_request.sent:
@@ -206,20 +214,20 @@ class InFlight:
 
     @property
     def lowest(self) -> int:
-        """Every request below this is settled."""
+        """Every request below this number is resolved."""
         return next(iter(self.sub_requests), self._next_seq)
 
     def unaccepted_clocks(self) -> set[int]:
-        """The clocks of pushes that some server may not hold."""
+        """The clocks of pushes that some server may not have accepted."""
         return {sub_request.clock for sub_request in self._unaccepted.values()}
 
     def admitted(self) -> Iterator[SubRequest]:
-        """The unsent legs that gates, window and credits let through now, in order.
+        """The sub-requests that dependencies, window and credits allow to send now, in order.
 
-        A push does not overtake one of an earlier clock: it may have to wait for that clock to be
-        over, at its server, and would keep the credit that the other needs.
+        A push does not overtake one of an earlier clock. It may have to wait at its server until
+        that clock is over, and would hold the credit that the earlier push needs.
         """
-        pushing: dict[NodeId, int] = {}  # the first clock of those that stay
+        pushing: dict[NodeId, int] = {}  # the first clock of those that are not sent
         for sub_request in list(self.unsent.values()):
             if sub_request.seq >= self.lowest + WINDOW:
                 return
@@ -239,7 +247,7 @@ class InFlight:
                     pushing.setdefault(server, sub_request.clock)
 
     def follows(self, sub_request: SubRequest, server: NodeId) -> tuple[int, ...]:
-        """What a server is told that it has to have taken."""
+        """The sequence numbers that a server has to admit before this sub-request."""
         return (
             tuple([each.seq for each in self.ahead(sub_request, server)])
             if sub_request.follows
@@ -247,12 +255,12 @@ class InFlight:
         )
 
     def ahead(self, sub_request: SubRequest, server: NodeId) -> list[SubRequest]:
-        """Those that it follows which a server may not have taken yet."""
+        """The sub-requests before this one that a server may not have admitted yet."""
         earlier = [self._unaccepted[seq] for seq in sub_request.follows if seq in self._unaccepted]
         return [each for each in earlier if not each.accepted_by(server)]
 
     def _crowded(self, sub_request: SubRequest) -> bool:
-        """Whether one of its servers has as much to take in as it has given credit for."""
+        """Whether the credit of one of its servers is used up."""
         for part in sub_request.parts.values():
             nbytes, before = (
                 part.server_part.nbytes,
@@ -267,7 +275,7 @@ class InFlight:
         self.gated = on
 
     def leave(self, sub_request: SubRequest) -> None:
-        """The leg is being sent."""
+        """Note that the sub-request is being sent."""
         sub_request.sent = sub_request.begun = True
         del self.unsent[sub_request.seq]
         for part in sub_request.parts.values():
@@ -275,10 +283,10 @@ class InFlight:
             self._under_way[server] = self._under_way.get(server, 0) + nbytes
 
     def land(self, sub_request: SubRequest, part: SubRequestPart) -> None:
-        """The part is accepted: its server has it, and may be sent as much again.
+        """Note that a part is accepted, and return its credit.
 
-        Credit is not held until it is applied. That may take an advance, which follows pushes that
-        wait for this credit.
+        Credit is not held until the part is applied: that may need an advance, which follows pushes
+        that wait for this credit.
         """
         if not part.accepted:
             part.accepted = True
@@ -287,7 +295,7 @@ class InFlight:
                 self._unaccepted.pop(sub_request.seq, None)
 
     def drop(self, sub_request: SubRequest) -> None:
-        """The leg is over; what still arrives for it goes to scratch."""
+        """Remove a sub-request; late answers go to scratch memory."""
         del self.sub_requests[sub_request.seq]
         self._unaccepted.pop(sub_request.seq, None)
         if sub_request.sent:
@@ -300,9 +308,9 @@ class InFlight:
                 part.revoke()
 
     def orphan(self, sub_request: SubRequest) -> None:
-        """Give the caller its buffers back; let the push go on with copies, and the advance.
+        """Return the buffers to the caller; the push goes on with copies, and the advance too.
 
-        A push that was not sent is not sent any more.
+        A push that was not sent yet is dropped.
         """
         sub_request.request_id = 0
         if not sub_request.begun:
@@ -310,13 +318,13 @@ class InFlight:
         for part in sub_request.parts.values():
             part.revoke()
             if sub_request.begun:
-                copied = self.gated or not part.accepted  # it may have to go to other servers yet
+                copied = self.gated or not part.accepted  # it may be rerouted to other servers
                 part.server_part = part.server_part.without_caller(copied)
             else:
                 part.server_part = part.server_part.emptied()
 
     def due(self, now: float) -> list[tuple[SubRequest, SubRequestPart]]:
-        """The sent parts that are to be asked about."""
+        """The sent parts whose probe is due."""
         return [
             (sub_request, part)
             for sub_request in self.sub_requests.values()
@@ -326,7 +334,7 @@ class InFlight:
         ]
 
     def wakes_at(self) -> float:
-        """When the next one is."""
+        """When the next probe is due."""
         times = [
             part.again_at
             for sub_request in self.sub_requests.values()
@@ -336,7 +344,7 @@ class InFlight:
         return min(times, default=inf)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
-        """Ask again once the connection is back; half an answer must not be waited for."""
+        """Probe again once the connection is back; half an answer is not waited for."""
         for sub_request in self.sub_requests.values():
             part = sub_request.parts.get(node)
             if part is not None and sub_request.sent and not part.done:
@@ -344,7 +352,7 @@ class InFlight:
                 part.again_at = min(part.again_at, again_at)
 
     def problem(self) -> str:
-        """The invariant that does not hold; empty where all do."""
+        """The invariant that does not hold; empty if all hold."""
         sent = self._next_seq - len(self.unsent)
         if self.sub_requests and sent > self.lowest + WINDOW:
             return "more requests in flight than the window allows"

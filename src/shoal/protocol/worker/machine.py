@@ -1,9 +1,8 @@
-"""The worker's machine: routing, fan-out, resend, reassembly, clocks, credits.
+"""The worker's state machine: requests, fan-out, resends, reassembly, clocks.
 
-What is under way, and what may leave, is `protocol.in_flight`'s.
-
-Architecture invariant: absent here are tensors, threads and connections. Values are memoryviews
-that the caller lends until the request resolves.
+`worker.in_flight` knows which sub-requests are under way and which may be sent.
+Architecture invariant: absent here are tensors, threads and connections. Values are memoryviews,
+borrowed from the caller until the request is resolved.
 """
 
 from __future__ import annotations
@@ -51,10 +50,12 @@ from shoal.protocol.worker.sender import Sender
 
 class WorkerOptions(msgspec.Struct, frozen=True):
     """
-    sync_timeout_s:  after this an unanswered request is asked for again, after twice this it fails
-    probe_s:         the first question after an unanswered request; doubles up to probe_max_s
-    behind_s:        before asking a server again that has not heard of our view yet
-    credit_bytes:    payload that may be under way to a server (one request may exceed it alone)
+    Attributes:
+        sync_timeout_s: seconds until an urgent probe; the request fails after twice this time.
+        probe_s: seconds until the first probe of an unanswered request; doubles with each probe.
+        probe_max_s: largest time between probes.
+        behind_s: seconds until a server with an older view is asked again.
+        credit_bytes: payload under way to a server at most (one request may exceed it alone).
     """
 
     sync_timeout_s: float = 10.0
@@ -65,7 +66,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
 
 class WorkerMachine:
-    """Asks servers on behalf of one caller, and resolves each request exactly once."""
+    """Sends one caller's requests to servers, and resolves each request exactly once."""
 
     def __init__(self, session: Session, options: WorkerOptions | None = None) -> None:
         self.session = session
@@ -77,13 +78,13 @@ class WorkerMachine:
         self._sender = Sender(
             session, self._in_flight, self.options.probe_s, self.options.probe_max_s
         )
-        self._router: Router | None = None  # of the present view
+        self._router: Router | None = None  # of the current view
         self._trace = EventTrace()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        part = self._part(self._leg_of(message), sender, message)
+        part = self._part(self._sub_request_of(message), sender, message)
         if part is None or part.done or part.server_part.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
         return part.receive(nbytes)
@@ -121,23 +122,24 @@ class WorkerMachine:
         return member.address if member and member.role == "server" else None
 
     def check(self) -> None:
-        """Every leg belongs to a request; no request has more in flight than its window."""
+        """Check that sub-requests belong to requests and that the window is kept."""
         for sub_request in self._in_flight.sub_requests.values():
             if sub_request.request_id and sub_request.request_id not in self._requests:
-                raise self._trace.broken(f"leg #{sub_request.seq} belongs to no request")
+                raise self._trace.broken(f"sub-request #{sub_request.seq} belongs to no request")
         if problem := self._in_flight.problem():
             raise self._trace.broken(problem)
 
     @property
     def bytes_pushed(self) -> int:
+        """Payload bytes sent so far, without resends."""
         return self._sender.bytes_pushed
 
     def number_of(self, table: str) -> int | None:
-        """The number of the table of that name in the present view."""
+        """The number of the table of that name in the current view."""
         return self._router.numbers.get(table) if self._router else None
 
     def hopeless(self, request_id: int) -> str:
-        """Why waiting for a request now would never end; empty where it may."""
+        """Why waiting for a request would never end; empty if it may end."""
         pending = self._requests.get(request_id)
         for sub_request in pending.sub_requests if pending is not None else ():
             if sub_request.plan.closing and sub_request.clock >= self.clock:
@@ -148,7 +150,7 @@ class WorkerMachine:
         return ""
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(request, reason) of everything unanswered."""
+        """(request, reason) of every unanswered request."""
         return [
             (
                 describe(self._sender.message(sub_request, part)),
@@ -195,7 +197,7 @@ class WorkerMachine:
     # ------------------------------------------------------------------ sending
 
     def _pump(self, now: float, out: Effects) -> None:
-        """Send what its gates, its dependencies and the credits allow, in order."""
+        """Send the sub-requests that dependencies, window and credits allow, in order."""
         if not self._in_flight.unsent:
             return
         for sub_request in self._in_flight.admitted():
@@ -204,7 +206,7 @@ class WorkerMachine:
                 continue
             self._in_flight.leave(sub_request)
             self._sender.send(sub_request, now, out)
-            if not sub_request.parts:  # a request without any row asks nobody
+            if not sub_request.parts:  # a request without any row goes to no server
                 self._sub_request_done(sub_request, out)
 
     def _tick(self, now: float, out: Effects) -> None:
@@ -226,7 +228,7 @@ class WorkerMachine:
         elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
             self._adopt(view, now, out)
 
-    def _leg_of(self, message: Message) -> SubRequest | None:
+    def _sub_request_of(self, message: Message) -> SubRequest | None:
         if not isinstance(message, Reply) or message.incarnation != self.session.incarnation:
             return None
         return self._in_flight.sub_requests.get(message.seq)
@@ -234,7 +236,7 @@ class WorkerMachine:
     def _part(
         self, sub_request: SubRequest | None, sender: NodeId, message: Message
     ) -> SubRequestPart | None:
-        """The part that a server answers, as it was last sent."""
+        """The part that a server answers, if the answer is to the part as it was last sent."""
         if sub_request is None or not isinstance(message, Reply):
             return None
         return (
@@ -246,7 +248,7 @@ class WorkerMachine:
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        sub_request = self._leg_of(reply)
+        sub_request = self._sub_request_of(reply)
         part = self._part(sub_request, sender, reply)
         if sub_request is None or part is None or part.done:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
@@ -255,7 +257,7 @@ class WorkerMachine:
         match reply.code:
             case "applied":
                 self._applied(sub_request, part, reply, payload, now, out)
-            case "accepted" | "waiting":  # its pull is parked; the push with it has been taken
+            case "accepted" | "waiting":  # if its pull waits, its push was admitted
                 part.ask_at(now + part.wait_s)
                 if reply.code == "waiting" or sub_request.plan.closing or not self._in_flight.gated:
                     self._in_flight.land(
@@ -283,7 +285,7 @@ class WorkerMachine:
         now: float,
         out: Effects,
     ) -> None:
-        if payload is None and part.server_part.nbytes_out:  # the rows were lost: the push was not
+        if payload is None and part.server_part.nbytes_out:  # the push is applied, the rows lost
             part.pull_again()
             self._sender.send_again(sub_request, part, now, out)
             return
@@ -337,9 +339,9 @@ class WorkerMachine:
                     self._resolve(follower, why, out)
 
     def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
-        """Its request is over, the leg is not: a push that was sent goes on, and an advance."""
-        told = sub_request.advance >= 0 or (sub_request.begun and sub_request.plan.pushed)
-        if told and not sub_request.done and not self.session.ended:
+        """End a sub-request whose request is over. A push that was sent goes on, and an advance."""
+        goes_on = sub_request.advance >= 0 or (sub_request.begun and sub_request.plan.pushed)
+        if goes_on and not sub_request.done and not self.session.ended:
             if sub_request.begun and sub_request.plan.pushed:
                 out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
             self._in_flight.orphan(sub_request)
@@ -347,16 +349,16 @@ class WorkerMachine:
             self._in_flight.drop(sub_request)
 
     def _timed_out(self, pending: PendingRequest) -> RequestTimeout:
-        lines, parked = [], False
+        lines, waits = [], False
         for sub_request in pending.sub_requests:
             for part in sub_request.open_parts():
                 why = (
                     part.reason if sub_request.sent else "not sent: an earlier push is not accepted"
                 )
-                parked = parked or "waits for" in why
+                waits = waits or "waits for" in why
                 lines.append(f"{self._name(part.server_part.server)} {why}")
         text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
-        return (SyncTimeout if parked else RequestTimeout)(text, self._trace.lines())
+        return (SyncTimeout if waits else RequestTimeout)(text, self._trace.lines())
 
     # ------------------------------------------------------------------ views, end
 
@@ -377,7 +379,7 @@ class WorkerMachine:
         self._pump(now, out)
 
     def _end(self, out: Effects) -> None:
-        """The session is over: nothing that is asked will be answered."""
+        """Resolve every request: the session has ended, and no request will be answered."""
         for sub_request in list(self._in_flight.sub_requests.values()):
             if not sub_request.request_id:
                 self._in_flight.drop(sub_request)

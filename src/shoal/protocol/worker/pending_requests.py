@@ -1,4 +1,4 @@
-"""What a worker's caller has asked and waits for, and what comes after what."""
+"""The caller's pending requests, their sub-requests, time-outs and order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from shoal.protocol.worker.in_flight import SubRequest
 
 
 class PendingRequest(msgspec.Struct, eq=False):
-    """A caller's request: its legs that are not done, and when its patience ends.
+    """A caller's request that is not resolved.
 
-    after:   the requests that have to be resolved first
-    nudged:  its first time-out is over: servers were asked, and asked to ask
+    Attributes:
+        expires_at: time of the next time-out.
+        timeout_s: the time-out; the request fails at its second expiry.
+        sub_requests: those that are not done.
+        after: ids of requests that have to be resolved first.
+        nudged: whether the first time-out is over: servers were probed urgently.
     """
 
     expires_at: float
@@ -43,7 +47,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         self.nudged, self.expires_at = True, now + self.timeout_s
 
     def heard(self, reply: Reply) -> None:
-        """A server has answered its part."""
+        """Take in a server's reply to a part."""
         if reply.clock_min < self.clock_min:
             self.clock_min = reply.clock_min
         if reply.round_weight > self.round_weight:
@@ -55,11 +59,11 @@ class PendingRequest(msgspec.Struct, eq=False):
 
 
 class PendingRequests:
-    """By request id. Invariant: nothing waits for a request that is not here."""
+    """Pending requests by id. Invariant: no request waits for one that is not here."""
 
     def __init__(self) -> None:
         self._open: dict[int, PendingRequest] = {}
-        self._followers: dict[int, list[int]] = {}  # request -> those that come after it
+        self._followers: dict[int, list[int]] = {}  # request -> requests that come after it
         self.get = self._open.get
 
     def open(
@@ -73,13 +77,13 @@ class PendingRequests:
         return pending
 
     def also(self, sub_request: SubRequest) -> None:
-        """A request's, if it is open: it waits for this leg as well."""
+        """Have a pending request wait for one more sub-request."""
         pending = self._open.get(sub_request.request_id)
         if pending is not None:
             pending.sub_requests.append(sub_request)
 
     def close(self, request_id: int) -> tuple[PendingRequest, list[int]]:
-        """Forget a request; returns it, and those that came after it."""
+        """Remove a request; returns it, and the requests that came after it."""
         followers = []
         for follower in self._followers.pop(request_id, ()):
             other = self._open.get(follower)
@@ -89,7 +93,7 @@ class PendingRequests:
         return self._open.pop(request_id), followers
 
     def expired(self, now: float) -> Iterator[tuple[int, PendingRequest]]:
-        """Those whose patience is over; others may be closed meanwhile."""
+        """The requests whose time-out is over; the caller may close others meanwhile."""
         for request_id, pending in list(self._open.items()):
             if now >= pending.expires_at and request_id in self._open:
                 yield request_id, pending

@@ -1,4 +1,4 @@
-"""Rerouting: other servers have some of the rows now, and what is under way goes to them."""
+"""Rerouting: sends requests under way to the servers that have their rows in a new view."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def chained(view: View) -> bool:
 
 
 def moved(before: View, view: View) -> bool:
-    """Whether rows that were known before have other servers now, or one is gone that had none."""
+    """Whether known shards have other in-sync servers now, or any server is gone."""
     gone = {member.id for member in before.servers} - {member.id for member in view.servers}
     placements = zip(before.placements, view.placements, strict=False)
     return bool(gone) or any(_ends(old) != _ends(new) for old, new in placements)
 
 
 def joined(before: View, view: View) -> bool:
-    """Whether there is a server that has not been told of any clock."""
+    """Whether a server is new, and knows no clocks."""
     return not {m.id for m in view.servers} <= {m.id for m in before.servers}
 
 
@@ -38,10 +38,10 @@ def _ends(placements: tuple[Placement, ...]) -> list[tuple[KeyRange, tuple[int, 
 
 
 def reroute(in_flight: InFlight, before: View, router: Router, clock: int) -> list[SubRequest]:
-    """Send what is not done to the servers that have its rows now, and the clock once more.
+    """Send everything that is not done to the servers that have its rows now; repeat the clock.
 
-    Push, advance and pull that travelled together may not any more. Returns the legs of those that
-    come after their push now.
+    A push, advance and pull in one message may have to be split: returns the sub-requests that
+    follow their push now.
     """
     parted: list[SubRequest] = []
 
@@ -82,23 +82,22 @@ def _rest(sub_request: SubRequest, server_parts: list[ServerPart]) -> SubRequest
 
 
 def tell(in_flight: InFlight, router: Router, clock: int) -> None:
-    """Say the clock once more.
+    """Repeat the worker's clocks.
 
-    A server that has come to take pushes lacks some that were accepted by the one before it: it
-    takes this worker to be no further than it knows, until it is told again. Each clock as soon as
-    the pushes below it are there: one may have to wait, at its server, until all have come to its
-    own.
+    A new head lacks some pushes that its predecessor had accepted, and holds this worker's clock
+    back until the worker repeats it. Each clock follows the pushes below it: a push may have to
+    wait at its server until the clock has reached its own.
     """
-    told = Exchange(advance=True)
+    advance = Exchange(advance=True)
     for each in sorted({*in_flight.unaccepted_clocks(), clock}):
-        [plan] = router.sub_requests(told)
-        in_flight.add(0, told, plan, each, each)
+        [plan] = router.sub_requests(advance)
+        in_flight.add(0, advance, plan, each, each)
 
 
 def _cut(
     server_parts: Iterable[ServerPart], before: View, router: Router, what: str, everybody: bool
 ) -> list[ServerPart]:
-    """What was cut for another view, by the servers of this one."""
+    """Cut parts of an earlier view for the servers of this one."""
     pushes: list[PushOp] = []
     pulls: list[PullOp] = []
     for server_part in server_parts:
@@ -111,7 +110,7 @@ def _cut(
 
 
 def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[PullOp]]:
-    """A share as what a caller would ask."""
+    """A server's part as push and pull operations."""
     sent = iter(server_part.buffers)
     outs: Iterator[memoryview | Answer] = iter(server_part.answers or server_part.outs)
     pushes: list[PushOp] = []
@@ -133,6 +132,6 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         else:
             keys = keys_of(part)
         out = next(outs, None)
-        if out is not None:  # somebody waits for it
+        if out is not None:  # the caller still waits for it
             pulls.append(PullOp(name, rows, out, keys))
     return pushes, pulls

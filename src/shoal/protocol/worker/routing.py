@@ -1,7 +1,7 @@
-"""Who gets which part of an exchange: cutting operations along the servers' rows.
+"""Routing: cuts exchanges along shards, one message per server.
 
-A router belongs to one view. Training repeats the same exchanges for ever, so what a router has
-made of one stays with it; and exchanges of the same whole ranges share a plan (which bytes of which
+A router belongs to one view. Training repeats the same exchanges, so that the router caches its
+result in the exchange. Exchanges of the same whole ranges share a plan (which bytes of which
 operation go to which server).
 """
 
@@ -28,9 +28,12 @@ Cut = tuple[int, int, int]  # (operation, first byte, last byte)
 class ServerPart(msgspec.Struct, frozen=True):
     """One server's part of a sub-request.
 
-    buffers:  what is pushed, then the keys of keyed pulls
-    outs:     where the rows that are pulled go
-    answers:  ... or what comes, of any sizes; `nbytes_out` is -1 then
+    Attributes:
+        buffers: pushed keys and values, then the keys of keyed pulls.
+        outs: destinations of pulled rows.
+        nbytes: bytes of `buffers`.
+        nbytes_out: bytes of `outs`, or -1 with `answers`.
+        answers: destinations of answers of any size, in place of `outs`.
     """
 
     server: NodeId
@@ -43,7 +46,7 @@ class ServerPart(msgspec.Struct, frozen=True):
     answers: tuple[Answer, ...] = ()
 
     def without_push(self) -> ServerPart:
-        """The same pulls, of the same keys."""
+        """The same pulls of the same keys, without the pushes."""
         sent, pushed, pulls = iter(self.buffers), {}, []
         for part in self.pushes:
             if part.keys >= 0:
@@ -57,15 +60,15 @@ class ServerPart(msgspec.Struct, frozen=True):
             elif part.keys >= 0:
                 keys.append(next(sent))
             pulls.append(part)
-        # `nbytes` stays: it is the credit that is given back when the answer comes
+        # `nbytes` stays: it is the credit that is returned with the answer
         return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
 
     def destination(self, nbytes: int) -> list[memoryview]:
-        """Where an answer of so many bytes goes."""
+        """The destination of an answer of `nbytes` bytes."""
         return [memoryview(bytearray(nbytes))] if self.answers else self.outs
 
     def answered(self, views: list[memoryview]) -> None:
-        """It has come there. Of several answers the size of each is ahead of it."""
+        """Split an answer that has arrived; each of several answers follows its size."""
         start, several = 0, len(self.answers) > 1
         for answer in self.answers:
             stop = views[0].nbytes
@@ -76,11 +79,11 @@ class ServerPart(msgspec.Struct, frozen=True):
             start = stop
 
     def emptied(self) -> ServerPart:
-        """A message to the same server that pushes and pulls nothing."""
+        """A part for the same server that pushes and pulls nothing."""
         return ServerPart(self.server, (), (), (), [], 0, 0)
 
     def without_caller(self, copied: bool) -> ServerPart:
-        """The same push, its bytes copied if asked to; what is pulled goes nowhere."""
+        """The same push, with copied bytes if `copied`, whose pulls are dropped."""
         buffers = self.buffers
         if copied:
             buffers = tuple(memoryview(bytes(each)) for each in buffers)
@@ -88,12 +91,13 @@ class ServerPart(msgspec.Struct, frozen=True):
 
 
 class SubRequestPlan(msgspec.Struct, frozen=True):
-    """What of an exchange travels together, at most one message per server.
+    """The part of an exchange that is sent together, at most one message per server.
 
-    pushed:    the tables that it pushes to
-    pulled:    ... and pulls from
-    closing:   whether one of the pushed is applied at the end of its round
-    advances:  whether it tells that the clock is finished
+    Attributes:
+        pushed: tables that it pushes to.
+        pulled: tables that it pulls from.
+        closing: whether one of the pushes is applied at the end of its round.
+        advances: whether it ends the worker's clock.
     """
 
     pushed: tuple[int, ...]
@@ -104,7 +108,7 @@ class SubRequestPlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """What every exchange of the same shape has in common."""
+    """The cuts that all exchanges of the same shape share."""
 
     pushed: tuple[int, ...]
     pulled: tuple[int, ...]
@@ -122,11 +126,7 @@ class _Server(msgspec.Struct):
 
 
 class Router:
-    """Cuts exchanges for one view.
-
-    group:      of workers, that the exchanges are of
-    namespace:  of the names in them
-    """
+    """Cuts exchanges for one view, for a worker of a group, with names of its namespace."""
 
     def __init__(self, view: View, group: str = "", namespace: str = "") -> None:
         self.view = view
@@ -143,10 +143,7 @@ class Router:
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def sub_requests(self, ask: Exchange) -> tuple[SubRequestPlan, ...]:
-        """The sub-requests of an exchange, in their order: one, or a push and then the rest.
-
-        Raises what `cut` does.
-        """
+        """The sub-requests of an exchange in order: one, or the push and then the rest."""
         known: tuple[Router, tuple[SubRequestPlan, ...]] | None = ask.route
         if known is not None and known[0] is self:
             return known[1]
@@ -155,7 +152,7 @@ class Router:
             steps = [(ask.pushes, ask.pulls, ask.advance)]
         sub_requests = tuple(self._sub_request(ask, *step) for step in steps)
         ops: tuple[PushOp | PullOp, ...] = (*ask.pushes, *ask.pulls)
-        if all(op.keys is None for op in ops):  # keys may be others by then
+        if all(op.keys is None for op in ops):  # the caller may change keys in place
             msgspec.structs.force_setattr(ask, "route", (self, sub_requests))
         return sub_requests
 
@@ -167,11 +164,11 @@ class Router:
         return SubRequestPlan(plan.pushed, plan.pulled, closing, advances, server_parts)
 
     def rides(self, ask: Exchange) -> bool:
-        """Whether push, advance and pull may travel in one message per server.
+        """Whether push, advance and pull may be sent in one message per server.
 
-        Not where the push is applied at the end of its round and there are several servers: they
-        all have to hold it before one of them hears that the round is over. Nor where others answer
-        the pull than take the push.
+        Not if the push is applied at the end of its round and there are several servers: all of
+        them have to accept it before one of them learns that the worker has finished the round.
+        Nor if other servers answer the pull (tails) than take the push (heads).
         """
         if not ask.pushes or not (ask.advance or ask.pulls):
             return True
@@ -193,10 +190,10 @@ class Router:
     def cut(
         self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
     ) -> tuple[Plan, list[ServerPart]]:
-        """Each server's share; with `everybody` also of those that hold none of the rows.
+        """Each server's part; with `everybody` also of servers without any of the rows.
 
         Raises:
-            InvalidValue: an unknown table, rows that it does not have, buffers of a wrong size
+            InvalidValue: an unknown table, rows that it does not have, or a buffer of another size.
         """
         plan = self._plan(pushes, pulls, everybody)
         for op in pushes:
@@ -246,7 +243,7 @@ class Router:
             else:
                 answers.append(out)
         if answers and outs:
-            raise InvalidValue("a call travels without pulls of rows from its server")
+            raise InvalidValue("pulls from custom tables and from others need two exchanges")
         return outs, tuple(answers)
 
     def _pushed(self, pushes: Sequence[PushOp], server_part: _Server) -> list[memoryview]:
@@ -290,7 +287,7 @@ class Router:
             same = _pushed_keys(pull, pushes, pulls)
             for at, rows, first, last, keys in self._cuts(pull):
                 if not keys:
-                    continue  # none of the keys lives there
+                    continue  # none of the keys is there
                 server_part = servers.setdefault(at, _Server(members[at].id))
                 server_part.pulls.append(
                     Part(number, rows.start, rows.stop, SAME if same else keys)
@@ -313,17 +310,19 @@ class Router:
         )
 
     def _cuts(self, op: PushOp | PullOp) -> list[tuple[int, KeyRange, int, int, int]]:
-        """(server, its rows, first, last, keys): bytes of the values, or places in the keys."""
+        """(server, rows, first, last, keys); first and last are bytes of values, or key indices."""
         number = self._number(op.table)
         size = self._sizes[number]
         spec = self.view.tables[number]
         if spec.hashed and (op.keys is None or len(op.keys) > KEYS_MAX):
             raise InvalidValue(
-                f"table {op.table!r} is {spec.kind}: its rows are named by keys, and a call is of "
-                f"words: {KEYS_MAX} at most"
+                f"table {op.table!r} is {spec.kind}: a request has at least its keys, and at most "
+                f"{KEYS_MAX} keys (or words of a call) per server; split it"
             )
         if (spec.kind == "custom") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
-            raise InvalidValue(f"table {op.table!r} is {spec.kind}: it is not asked like this")
+            raise InvalidValue(
+                f"table {op.table!r} is {spec.kind}: calls are for custom tables only"
+            )
         if isinstance(op, PushOp) and spec.group != self._group and spec.consistency != asp():
             owner = f"group {spec.group!r}" if spec.group else "the first group"
             raise InvalidValue(
@@ -350,13 +349,13 @@ class Router:
         return cuts
 
     def _route(self, number: int, rows: KeyRange, pushed: bool) -> list[tuple[int, KeyRange]]:
-        """The servers that take pushes of `rows`, or answer pulls, arc by arc, with which."""
+        """(server, rows) for each shard of `rows`: where pushes go, or pulls are answered."""
         route = self._routes.get((number, rows, pushed))
         if route is None:
             spec = self.view.tables[number]
             if not spec.keys.covers(rows):
                 raise InvalidValue(f"rows {rows} are not in table {spec.name!r} of {spec.rows}")
-            head = pushed or spec.consistency.name == "asp"  # where its own pushes are seen first
+            head = pushed or spec.consistency.name == "asp"  # asp reads its own writes at the head
             cuts = [
                 (self._at[placement.head if head else placement.tail], placement.rows & rows)
                 for placement in self.view.placements[number]
@@ -387,7 +386,7 @@ class Router:
 
 
 def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> bool:
-    """Whether it pulls the keys that are pushed to its table: the same memory, and once."""
+    """Whether a pull has the keys of its table's only push: the same memory."""
     if pull.keys is None:
         return False
     pushed = [push for push in pushes if push.table == pull.table]

@@ -1,4 +1,4 @@
-"""Asking: what a worker says to servers about a leg, and when it says it again."""
+"""Sender: a worker's requests and probes to servers, and when they are repeated."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
 
 
 class Sender:
-    """Sends requests, and probes of those that are not answered.
+    """Sends sub-requests, and probes of unanswered ones.
 
-    wakes_at:      nothing is to be asked before; it may be earlier than need be
-    bytes_pushed:  payload sent, resends not counted
+    Attributes:
+        wakes_at: no probe is due before; it may be earlier than necessary.
+        bytes_pushed: payload bytes sent, without resends.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Sender:
             self.wakes_at = at
 
     def send(self, sub_request: SubRequest, now: float, out: Effects) -> None:
-        """To every server that has a part of it."""
+        """Send a sub-request to every server that has a part of it."""
         again_at = now + self._probe_s
         self.wake(again_at)
         for part in sub_request.parts.values():
@@ -66,7 +67,7 @@ class Sender:
         )
 
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
-        """What a server is asked, as of now."""
+        """The request for a server, in the current view."""
         ask, server_part = sub_request.ask, part.server_part
         return Request(
             self._session.view_id,
@@ -86,7 +87,7 @@ class Sender:
     # ------------------------------------------------------------------ probes
 
     def probe_due(self, now: float, out: Effects) -> None:
-        """Those that have waited long enough, and ever longer."""
+        """Probe the parts that are due, with exponential back-off."""
         for sub_request, part in self._in_flight.due(now):
             part.ask_at(now, min(2 * part.wait_s, self._probe_max_s))
             self._probe(sub_request, part, now, out)
@@ -94,7 +95,7 @@ class Sender:
     def probe(
         self, sub_request: SubRequest, now: float, out: Effects, urgent: bool = False
     ) -> None:
-        """Ask what became of it; `urgent`: servers are to nudge those that they wait for."""
+        """Probe a sub-request; if `urgent` servers nudge the workers that they wait for."""
         for part in sub_request.open_parts() if sub_request.sent else ():
             self._probe(sub_request, part, now, out, urgent)
 
@@ -110,7 +111,7 @@ class Sender:
     def probe_ahead(
         self, sub_request: SubRequest, server: NodeId, now: float, out: Effects
     ) -> None:
-        """A server lacks what the leg follows: ask what became of that."""
+        """Probe the sub-requests before this one: the server lacks one of them."""
         for earlier in self._in_flight.ahead(sub_request, server):
             self._probe(earlier, earlier.parts[server], now, out)
 

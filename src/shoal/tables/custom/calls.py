@@ -1,10 +1,10 @@
-"""Calls: what a custom table's server is asked, and answers, as words of 64 bits.
+"""Calls: requests to custom tables and their answers, as 64-bit words.
 
     call     client, number, forget below, what, cmd, keys, bytes | keys | lengths | values
     answer   lengths, bytes                                        | lengths | values
 
-`client` is an incarnation of a worker, and `number` counts its calls, so that one which comes twice
-is done once.
+`client` is a worker's incarnation and `number` counts its calls, so that a server executes a call
+that arrives twice only once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ _NONE = np.empty(0, np.uint64)
 
 
 class Pairs(msgspec.Struct, frozen=True, eq=False):
-    """Keys, each with some values.
+    """Keys with any number of values each. Iterating yields (key, values).
 
-    keys:    (n,) uint64, strictly increasing
-    values:  (m,), one key's after the other's
-    lens:    (n,) int64, how many are whose
+    Args:
+        keys: (n,) uint64, strictly increasing.
+        values: (m,) of any dtype, the keys' values one after the other.
+        lens: (n,) int64, number of values of each key; their sum is m.
 
-    >>> pairs = Pairs(np.array([3, 8], np.uint64), np.array([1.0, 2.0, 5.0]), np.array([2, 1]))
-    >>> [(key, values.tolist()) for key, values in pairs]
-    [(3, [1.0, 2.0]), (8, [5.0])]
+    Example:
+        >>> pairs = Pairs(np.array([3, 8], np.uint64), np.array([1.0, 2.0, 5.0]), np.array([2, 1]))
+        >>> [(key, values.tolist()) for key, values in pairs]
+        [(3, [1.0, 2.0]), (8, [5.0])]
     """
 
     keys: np.ndarray
@@ -44,24 +46,30 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
             yield key, self.values[start:stop]
 
     def chosen(self, which: np.ndarray) -> Pairs:
-        """Those of the keys that `which` (numbers, in order) names."""
+        """The pairs at the indices `which`, in that order."""
         return Pairs(self.keys[which], self.values[elements(self.lens, which)], self.lens[which])
 
     @classmethod
     def of(cls, keys: np.ndarray, rows: Sequence[np.ndarray], dtype: str) -> Pairs:
-        """
+        """Pairs from one array of values per key.
+
+        Args:
+            keys: (n,) uint64, strictly increasing.
+            rows: n one-dimensional arrays.
+            dtype: of the values.
+
         Raises:
-            ValueError: a row is no list of numbers
+            ValueError: a row is not a list of numbers.
         """
         arrays = [np.asarray(row, dtype) for row in rows]
         if any(array.ndim != 1 for array in arrays):
-            raise ValueError("each row is a list of numbers, in one dimension")
+            raise ValueError("each row has to be a one-dimensional list of numbers")
         lens = np.array([len(array) for array in arrays], np.int64)
         return cls(keys, np.concatenate(arrays or [np.empty(0, dtype)]), lens)
 
 
 def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Where the values of some keys are among all.
+    """The indices of some keys' values among all values.
 
     >>> elements(np.array([2, 1, 3]), np.array([2, 0]))
     array([3, 4, 5, 0, 1])

@@ -1,19 +1,20 @@
-"""Custom tables: a handler of the user's, on each server, is what pushes and pulls mean.
+"""Custom tables: a user's handler on each server defines what pushes and pulls mean.
 
     class Handler:
         def push(self, pairs: Pairs, cmd: int) -> None
-        def pull(self, keys, cmd: int) -> list of arrays, one a key, of any lengths
+        def pull(self, keys, cmd: int) -> list of arrays, one per key, of any lengths
         def request(self, head: int, body: bytes) -> bytes
-        def save(self) -> Pairs            all that it has: what a run's end leaves of it
-        def load(self, pairs: Pairs)       ... and another run, or server, begins with
+        def save(self) -> Pairs            its whole state, for checkpoints and migration
+        def load(self, pairs: Pairs)       add a saved state
 
-A handler has those of them that it needs. Each server has one of its own, for the keys whose hash
-slots it holds; each call is done once, however often it is sent. What a handler does before it
-raises stays done: a table cannot put back what it does not know.
+A handler defines the methods that it needs. Each server has its own handler, for the keys in its
+hash slots. Each call is executed once, however often it is sent. If a method raises, its changes up
+to there remain: the table cannot undo them.
 
-One that has `save` and `load` can be on several servers. Then each of them does every call,
-in the same order, before it is answered; what a handler does has to follow from its calls alone.
-One that draws random numbers or reads a clock says `replicated = False`, and stays on one.
+A handler with `save` and `load` can be replicated and migrated. Every replica then executes every
+call in the same order before it is answered, so that a handler has to be a function of its calls
+alone. A handler that draws random numbers or reads a clock sets `replicated = False` and stays on
+one server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shoal.tables.snapshots import Sample, Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged, Retention
 
-SUM, ASSIGN = 0, 1  # what `cmd` says to `Lists`
+SUM, ASSIGN = 0, 1  # values of `cmd` for `Lists`
 
 NO_LENS = np.empty(0, np.int64)
 NOTHING = answer_of(NO_LENS, memoryview(b""))
@@ -42,33 +43,41 @@ handlers: Registry[Callable[..., Any]] = Registry("handler")
 
 
 def handler(name: str, factory: Callable[..., Any]) -> None:
-    """Name a handler for tables of kind "custom".
+    """Register a handler for custom tables (`TableSpec(kind="custom")`).
 
-    factory:  makes one, on each server, with the options of the table's `Access`
+    Call it at the top level of a module that servers import: `shoal run --import MODULE` or
+    `shoal.init(imports=[MODULE])`. The module `shoal.tables.custom.shard` describes the methods of
+    a handler.
 
-    Call it at the top level of a module: servers import that, as `shoal run --import MODULE` and
-    `shoal.init(imports=[MODULE])` say.
+    Args:
+        name: the name for the table's `Access`; a second handler of that name replaces the first.
+        factory: makes a handler on each server, from the options of the table's `Access`.
 
-    >>> class Longest:
-    ...     def __init__(self):
-    ...         self.rows = {}
-    ...     def push(self, pairs, cmd):
-    ...         for key, values in pairs:
-    ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
-    ...     def pull(self, keys, cmd):
-    ...         return [self.rows.get(key, ()) for key in keys.tolist()]
-    >>> from shoal.tables.spec import Access
-    >>> handler("longest", Longest)
-    >>> spec = TableSpec("names", kind="custom", access=Access("longest"))
+    Example:
+        >>> class Longest:
+        ...     def __init__(self):
+        ...         self.rows = {}
+        ...     def push(self, pairs, cmd):
+        ...         for key, values in pairs:
+        ...             self.rows[key] = max(self.rows.get(key, values[:0]), values, key=len)
+        ...     def pull(self, keys, cmd):
+        ...         return [self.rows.get(key, ()) for key in keys.tolist()]
+        >>> from shoal.tables.spec import Access
+        >>> handler("longest", Longest)
+        >>> spec = TableSpec("names", kind="custom", access=Access("longest"))
+
+    References:
+        Li et al. 2014, section 3.5 (user-defined functions on servers); ps-lite, KVServer request
+        handles.
     """
     handlers.add(name, factory, again=True)
 
 
 class Lists:
-    """The handler `lists`: a list of numbers for each key.
+    """The built-in handler `lists`: a list of numbers for each key.
 
-    push   cmd 0 adds to the list that is there, which is as long; cmd 1 puts another in its place
-    pull   lists as they are; empty ones of keys that nobody has pushed
+    push   cmd 0 adds to the key's list, element by element; cmd 1 replaces the list
+    pull   the keys' lists; empty for unknown keys
     """
 
     def __init__(self) -> None:
@@ -80,7 +89,10 @@ class Lists:
         for key, values in pairs:
             known = self.rows.get(key)
             if cmd == SUM and known is not None and len(known) != len(values):
-                raise ValueError(f"key {key} has {len(known)} values, and {len(values)} came")
+                raise ValueError(
+                    f"key {key} has {len(known)} values and the push has {len(values)}: push as "
+                    "many, or replace them with cmd=1"
+                )
         for key, values in pairs:
             if cmd == SUM and key in self.rows:
                 self.rows[key] += values
@@ -102,8 +114,8 @@ class Lists:
 handlers.add("lists", Lists)
 
 
-class Told(msgspec.Struct, array_like=True):
-    """What a client was answered, by the numbers of its calls, on its way to another server."""
+class AnswersRecord(msgspec.Struct, array_like=True):
+    """The answers of a client's calls by number, for another replica."""
 
     below: int
     answers: dict[int, bytes]
@@ -111,15 +123,15 @@ class Told(msgspec.Struct, array_like=True):
 
 
 class Everything(msgspec.Struct, array_like=True):
-    """What a handler saves, as (dtype, bytes) of `keys`, `values` and `lens`, and what clients were
-    told."""
+    """A custom shard's state: the handler's pairs as (dtype, bytes) of `keys`, `values` and `lens`,
+    and the answers by client."""
 
     saved: tuple[tuple[str, bytes], tuple[str, bytes], tuple[str, bytes]]
-    told: dict[int, Told]
+    answers: dict[int, AnswersRecord]
 
 
 class StagedCall:
-    """A call as it comes in."""
+    """A staged call."""
 
     __slots__ = ("kept", "retained", "views", "words")
 
@@ -135,33 +147,35 @@ class StagedCall:
 
 
 class StagedRows(StagedCall):
-    """A push of rows, which nobody who asked the table's specification sends."""
+    """A push of rows, which is invalid: custom tables take calls."""
 
     def problem(self) -> str:
-        return "its table has a handler, which is called"
+        return "a custom table takes calls of its handler, not rows"
 
 
 class Answered:
-    """What a client was answered: each call is done once, also if it comes when it is settled."""
+    """The answer cache of a client: each call is executed once, even if it arrives again."""
 
     def __init__(self) -> None:
-        self.below = 0  # all of its calls below this number are settled
+        self.below = 0  # the client has the answers of all calls below this number
         self.answers: dict[int, bytes | AccessFailed] = {}
 
     @classmethod
-    def of(cls, told: Told) -> Answered:
-        """As `told` somewhere else."""
+    def of(cls, record: AnswersRecord) -> Answered:
+        """The cache of another replica."""
         found = cls()
-        found.below, found.answers = told.below, {**told.answers}
-        found.answers |= {number: AccessFailed(text) for number, text in told.errors.items()}
+        found.below, found.answers = record.below, {**record.answers}
+        found.answers |= {number: AccessFailed(text) for number, text in record.errors.items()}
         return found
 
-    def told(self) -> Told:
+    def record(self) -> AnswersRecord:
+        """The cache, for another replica."""
         answers = {n: each for n, each in self.answers.items() if isinstance(each, bytes)}
         errors = {n: e.message for n, e in self.answers.items() if isinstance(e, AccessFailed)}
-        return Told(self.below, answers, errors)
+        return AnswersRecord(self.below, answers, errors)
 
     def forget(self, below: int) -> None:
+        """Drop the answers below a number, which the client has."""
         if below > self.below:
             self.below = below
             for number in [each for each in self.answers if each < below]:
@@ -190,14 +204,14 @@ class CustomShard(Retention):
         return StagedCall(keys)
 
     def read_keys(self, staged: StagedCall) -> memoryview:
-        """Do a call, unless that was done, and answer it."""
+        """Execute a call unless it was executed before, and return its answer."""
         try:
             call = Call.read(staged.words)
         except ValueError as error:
             raise AccessFailed(f"table {self.spec.name!r}: a malformed call: {error}") from None
         answered = self._answered.setdefault(call.client, Answered())
         answered.forget(call.forget_below)
-        if call.number < answered.below:  # a copy that comes late: nobody waits for it
+        if call.number < answered.below:  # a late duplicate, whose answer the client has
             return memoryview(NOTHING)
         answer = answered.answers.get(call.number)
         if answer is None:
@@ -211,7 +225,7 @@ class CustomShard(Retention):
         return memoryview(answer)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Forget what all others were answered: they are gone."""
+        """Drop the answers of all other clients, which are gone."""
         for client in [each for each in self._answered if each not in clients]:
             del self._answered[client]
 
@@ -245,7 +259,7 @@ class CustomShard(Retention):
             raise ValueError(f"lengths of {call.lens.sum()} and {call.values.nbytes} bytes")
         return Pairs(call.keys, np.frombuffer(call.values, self.spec.dtype), call.lens)
 
-    # ------------------------------------------------------------------ what no call is
+    # ------------------------------------------------------------------ operations on rows
 
     def apply(self, staged: StagedCall, lr: float | None) -> None:
         raise AccessFailed(staged.problem())
@@ -267,20 +281,20 @@ class CustomShard(Retention):
     # ------------------------------------------------------------------ other servers
 
     def stage_told(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Nothing is told but calls, which are staged as they come from clients."""
+        """Not used: replicas receive calls as clients send them."""
         raise InvalidValue("a custom table has no rounds")
 
     def part_of(self, staged: StagedCall) -> StagedCall:
         raise InvalidValue("a custom table has no rounds")
 
     def split(self, ranges: Sequence[KeyRange]) -> Sequence[CustomShard]:
-        raise InvalidValue("a custom table's arcs are not cut")
+        raise InvalidValue("a custom table's shards cannot be split")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """All that its handler has, and what was answered: one piece, however large.
+        """The handler's state and the answer cache, in one piece of any size.
 
         Raises:
-            AccessFailed: the handler does not save
+            AccessFailed: the handler failed to save.
         """
         del at, nbytes
         try:
@@ -289,22 +303,22 @@ class CustomShard(Retention):
             keys, values, lens = ((each.dtype.str, each.tobytes()) for each in arrays)
         except Exception as error:
             raise self._failed("save", error) from error
-        told = {client: each.told() for client, each in self._answered.items()}
-        data = msgspec.msgpack.encode(Everything((keys, values, lens), told))
+        records = {client: each.record() for client, each in self._answered.items()}
+        data = msgspec.msgpack.encode(Everything((keys, values, lens), records))
         words = np.zeros(1 + -(-len(data) // 8), np.uint64)
         words[0] = len(data)
         words[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         return Snapshot(self.held, len(words), (words.view(np.uint8).data,), 1, True)
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Room for such a piece."""
+        """Staging memory for a snapshot."""
         return StagedCall(keys)
 
     def install(self, staged: StagedCall) -> None:
-        """What another copy of the same arc has sent: a fresh handler takes it over.
+        """Load another replica's snapshot into a fresh handler.
 
         Raises:
-            AccessFailed: the handler does not load it
+            AccessFailed: the handler failed to load it.
         """
         data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
         fresh = made(self.spec)
@@ -314,22 +328,22 @@ class CustomShard(Retention):
         except Exception as error:
             raise self._failed("load", error) from error
         self.handler = fresh
-        self._answered = {client: Answered.of(told) for client, told in sent.told.items()}
+        self._answered = {client: Answered.of(each) for client, each in sent.answers.items()}
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        raise InvalidValue("a custom table's copies are not compared")
+        raise InvalidValue("a custom table's replicas cannot be compared")
 
     def digest(self, rows: KeyRange, keys: np.ndarray | None) -> int:
-        raise InvalidValue("a custom table's copies are not compared")
+        raise InvalidValue("a custom table's replicas cannot be compared")
 
     # ------------------------------------------------------------------ disk
 
     def changes(self) -> dict[str, torch.Tensor] | None:
-        """Only its handler knows: it is written whole."""
+        """The changes since the last checkpoint: None, because only the handler knows them."""
         return None
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """`keys` (int64 bits), `values`, `lens`; nothing of a handler that does not save."""
+        """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save."""
         save = getattr(self.handler, "save", None)
         pairs: Pairs = save() if save is not None else Pairs.of(np.empty(0, np.uint64), (), "f4")
         return {
@@ -339,7 +353,7 @@ class CustomShard(Retention):
         }
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
-        """Have the handler take over the pairs of another shard that belong here."""
+        """Load the pairs of a checkpointed shard that belong here."""
         del held, same
         from shoal.tables.sparse.distinct import within
 
@@ -354,7 +368,9 @@ class CustomShard(Retention):
 def described(spec: TableSpec) -> TableSpec:
     """A table's specification, with whether its handler saves and loads.
 
-    Raises what `made` does.
+    Raises:
+        UnknownName: as `made`.
+        InvalidValue: as `made`.
     """
     one = made(spec)
     saves = all(callable(getattr(one, what, None)) for what in ("save", "load"))
@@ -362,23 +378,24 @@ def described(spec: TableSpec) -> TableSpec:
 
 
 def made(spec: TableSpec) -> Any:
-    """A table's handler.
+    """Create a table's handler.
 
     Raises:
-        UnknownName: there is none of that name
-        InvalidValue: it cannot be made with these options, or numpy has no such dtype
+        UnknownName: there is no handler of that name.
+        InvalidValue: the factory failed with these options, or numpy has no such dtype.
     """
     factory = handlers[spec.access.name]
     try:
         np.dtype(spec.dtype)
     except TypeError:
         raise InvalidValue(
-            f"table {spec.name!r} is custom: its values are numpy's, which has no {spec.dtype}"
+            f"table {spec.name!r} is custom: its values are numpy arrays, which have no "
+            f"{spec.dtype}; use float32"
         ) from None
     try:
         return factory(**spec.access.options)
     except Exception as error:
         raise InvalidValue(
-            f"table {spec.name!r}: handler {spec.access.name!r} cannot be made: "
+            f"table {spec.name!r}: handler {spec.access.name!r} cannot be created: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Merging: what the pushes of a round come to, on rows that all of them name."""
+"""Merging: the weighted mean or sum of a round's pushes, on rows that all of them cover."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def merge_some(
 
 
 def rows_of(staged: StagedRows, part: KeyRange) -> Tensor:
-    """What a push of whole rows carries for `part`."""
+    """The values of a push of whole rows for `part`."""
     start = part.start - staged.rows.start
     if not start and len(part) == len(staged.rows):
         return staged.values

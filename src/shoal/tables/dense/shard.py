@@ -1,7 +1,7 @@
 """DenseShard: one server's rows of a dense table, contiguous, cut into fragments.
 
-A push arrives whole in staging memory (`stage`), is checked, and only then touches the rows, one
-fragment at a time: a sender that dies half-way changes nothing (DESIGN section 4, rule 1).
+A push is staged whole (`stage`) and checked before it changes rows, one fragment at a time: a
+sender that dies half-way changes nothing. Streamed pushes are the exception (`stream`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _RANGES_KEPT = 64
 class DenseShard(Retention):
     """The rows `held` of a table, with their optimizer state.
 
-    of:        a shard that has them: they stay where they are
-    rows:      (len(held), width) of the table's dtype
-    updates:   for each fragment, the number of updates applied to it: the optimizer's step
-    versions:  ... and of writes past the optimizer as well
+    Attributes:
+        rows: (len(held), width) of the table's dtype; views of the shard `of`, if it is split.
+        slots: by name, optimizer state shaped as `rows`.
+        updates: for each fragment, the number of updates applied: the optimizer's step.
+        versions: for each fragment, the number of updates and assignments.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
@@ -80,20 +81,20 @@ class DenseShard(Retention):
 
     @property
     def evicted(self) -> int:
-        """Rows that have made room for others: a dense table has room for all."""
+        """Number of evicted rows: none in a dense table."""
         return 0
 
     def keep(self, clients: Collection[int]) -> None:
-        """Only these workers are left. Rows are nobody's."""
+        """Forget the state of all other workers: a dense shard has none."""
 
-    # ------------------------------------------------------------------ other copies
+    # ------------------------------------------------------------------ replicas
 
     def split(self, ranges: Sequence[KeyRange]) -> list[DenseShard]:
-        """Shards of some of its rows, whole fragments, in its place."""
+        """Split into shards of these rows, which are whole fragments."""
         return [DenseShard(self.spec, rows, self) for rows in ranges]
 
     def part_of(self, staged: StagedRows) -> StagedRows:
-        """What of a push for a shard of which this one is a piece is for this one."""
+        """The part of a push for this shard, which was split off the push's shard."""
         rows = staged.rows & self.held
         if staged.keys is None:
             part = self.stage(rows, -1)
@@ -108,7 +109,7 @@ class DenseShard(Retention):
         return part
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """A copy of the fragments from number `at` on, of about so many bytes, with their state."""
+        """A copy of the fragments from number `at` on with their state, of about `nbytes` bytes."""
         size = self._row_bytes * (1 + len(self.slots))
         stop = at + 1
         while stop < len(self.fragments):
@@ -122,26 +123,26 @@ class DenseShard(Retention):
         return Snapshot(some, -1, views, stop, stop == len(self.fragments))
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        """Fragment number `at`; a fragment is as large as it is."""
+        """Fragment number `at`, of any size."""
         del nbytes
         return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
 
     def digest(self, rows: KeyRange, keys: None) -> int:
-        """What these rows and their state come to."""
+        """A digest of these rows and their state."""
         del keys
         updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
         values, slots = self._piece(rows)
         return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
-        """Room for such a copy of these rows."""
+        """Staging memory for a snapshot of these rows."""
         del keys
         shape = (len(rows), self.spec.width)
         counted = (torch.int64, (2, len(self._touched(rows))))
         return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
 
     def install(self, staged: StagedSnapshot) -> None:
-        """What another copy has sent: these fragments are as they were there."""
+        """Set fragments to another replica's snapshot."""
         counted, sent, *states = staged.tensors
         rows, slots = self._piece(staged.rows)
         rows.copy_(sent)
@@ -155,19 +156,19 @@ class DenseShard(Retention):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, Tensor]:
-        """What is written of it: `rows`, the method's `slot.NAME`, `updates` of each fragment."""
+        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each fragment."""
         slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
         live = {"rows": self.rows, **slots}
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
 
     def changes(self) -> dict[str, Tensor] | None:
-        """A step changes all rows: it is written whole."""
+        """The changes since the last checkpoint: None, because a step changes all rows."""
         return None
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
-        """Take over the rows of another shard that belong here, and where it had the `same` access
-        method their slots; then all fragments have had as many updates as the one with most."""
+        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
+        method their slots; all fragments then get the largest number of updates."""
         start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
         if start >= stop:
             return
@@ -184,7 +185,7 @@ class DenseShard(Retention):
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:
-        """Room for a push of `rows`, or of `keys` keys among them."""
+        """Staging memory for a push of `rows`, or of `keys` keys among them."""
         ready = self._ready.get(rows) if keys < 0 else None
         if ready:
             self._ready_bytes -= ready[-1].nbytes
@@ -195,11 +196,11 @@ class DenseShard(Retention):
     stage_told = stage
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
-        """Room for the key list of a pull."""
+        """Staging memory for the keys of a pull."""
         return self._stage(rows, keys, 0)
 
     def stream(self, rows: KeyRange) -> StreamedRows:
-        """Room for one fragment after the other of a push of `rows`."""
+        """Staging memory for a push of `rows` that is applied fragment by fragment."""
         ready = self._streams.get(rows)
         if ready:
             return ready.pop()
@@ -215,18 +216,18 @@ class DenseShard(Retention):
         return StreamedRows(rows, views, pieces)
 
     def first_row(self, streamed: StreamedRows, number: int) -> int:
-        """The row that view `number` begins with."""
+        """The first row of view `number`."""
         return streamed.pieces[number][1]
 
     def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
-        """Hand the fragment that is in view `number` to the access method."""
+        """Apply the fragment in view `number`."""
         index, _, update = streamed.pieces[number]
         update(self.updates[index], lr)
         self.updates[index] += 1
         self.versions[index] += 1
 
     def end_stream(self, streamed: StreamedRows) -> None:
-        """Take its memory back."""
+        """Reuse its memory."""
         if len(self._streams) > _RANGES_KEPT:
             self._streams.clear()
         ready = self._streams.setdefault(streamed.rows, [])
@@ -239,15 +240,15 @@ class DenseShard(Retention):
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width)
 
     def release(self, staged: StagedRows) -> None:
-        """Take staging memory back. Nobody may hold its views any more."""
+        """Reuse staging memory, whose views must not be in use any more."""
         if staged.retained:
             return
         if staged.keys is not None:
             if not staged.kept:
                 self._staging.give(staged._memory)
             return
-        # Most pushes name the same rows as the last: it is kept as it is. Others take its place
-        # once as much is kept as a few pushes of everything need.
+        # Most pushes have the same rows as the last one: its memory is kept as it is. All is
+        # dropped once it exceeds what a few pushes of the whole shard need.
         limit = POOLED_PER_SIZE * self.rows.nbytes
         if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
             self._ready.clear()
@@ -258,7 +259,7 @@ class DenseShard(Retention):
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
-        """Hand a push to the access method at once, fragment by fragment."""
+        """Apply a push with the access method, fragment by fragment."""
         if staged.keys is None:
             if staged.prepared is None:
                 staged.prepared = self._prepared(staged)
@@ -284,7 +285,7 @@ class DenseShard(Retention):
             self.versions[index] += 1
 
     def write(self, staged: StagedRows) -> None:
-        """Set rows to the pushed values; optimizer state stays."""
+        """Assign rows; the optimizer state stays."""
         if staged.keys is not None:
             self.rows[staged.keys - self.held.start] = staged.values
         else:
@@ -298,11 +299,11 @@ class DenseShard(Retention):
     ) -> list[Merged]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
-        `mean`: u = sum_i w_i u_i / sum_i w_i, over the pushes that name the row; `sum`: the plain
-        sum. Rows that a push names and does not carry count as zeros in u; rows that nobody
-        carries are not touched.
+        "mean": u = sum_i w_i u_i / sum_i w_i, over the pushes that cover the row; "sum": the plain
+        sum. Rows that a push covers without a key count as zeros; rows without a key in any push
+        are not changed.
 
-        Returns what was applied, in the memory of pushes that are retained.
+        Returns the applied updates, in the memory of pushes that are retained.
         """
         ranges = [staged.rows for _, _, staged in contributions]
         applied: list[Merged] = []
@@ -325,7 +326,7 @@ class DenseShard(Retention):
         return side_by_side(applied)
 
     def apply_round(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
-        """Apply what another copy has merged: all of it is one update of each fragment."""
+        """Apply a round that another replica has merged, as one update of each fragment."""
         touched: dict[int, None] = {}
         for lr, staged in updates:
             merged = Merged(staged.rows, staged.keys, staged.values, lr)
@@ -365,7 +366,7 @@ class DenseShard(Retention):
     # ------------------------------------------------------------------ reads
 
     def read(self, rows: KeyRange) -> memoryview:
-        """The live bytes of `rows`: they change with the next update."""
+        """The live bytes of `rows`, which the next update changes."""
         if rows == self.held:
             return self._bytes
         size = self._row_bytes
@@ -386,7 +387,7 @@ class DenseShard(Retention):
         return slice(rows.start - self.held.start, rows.stop - self.held.start)
 
     def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
-        """The fragments that a push names, each with its named part."""
+        """The fragments that `rows` overlap, each with the overlap."""
         if rows == self.held:
             return self._all
         if not len(rows):

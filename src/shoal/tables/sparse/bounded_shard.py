@@ -1,9 +1,9 @@
 """BoundedShard: one server's rows of a sparse table whose memory is bounded (`max_rows`).
 
-A push makes rows, of which some take the place of others; a pull makes none, and is no use of what
-it reads. All copies have the same keys at the same places: whoever is told of a push is told where
-its keys are. So a copy that is still being sent its rows, in the order of their places, knows of
-each key that is pushed whether it has come already.
+A push creates rows, which may evict others; a pull creates none and does not count as a use. All
+replicas have the same keys at the same places: a push that is replicated says the places of its
+keys. So a syncing replica, which receives rows in the order of their places, knows of each pushed
+key whether it has arrived already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.tables.spec import TableSpec
 
 
 class BoundedShard(SparseShard):
-    """At most its share of the table's rows, at the same places in each copy."""
+    """At most its share of the table's rows, at the same places in each replica."""
 
     _index: BoundedIndex
 
@@ -43,7 +43,7 @@ class BoundedShard(SparseShard):
     # ------------------------------------------------------------------ updates
 
     def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
-        """... in parts whose keys do not evict each other: their places hold until the next."""
+        """The same, in parts whose keys do not evict each other."""
         if staged.retained and staged.places is None:
             staged.place(np.empty(len(staged.keys), np.uint64))
         for some in self._slices(len(staged.keys)):
@@ -56,7 +56,7 @@ class BoundedShard(SparseShard):
             yield some, places
 
     def _told(self, staged: StagedKeys, some: slice) -> tuple[Any, np.ndarray]:
-        """Put keys where another copy has; of those that are still to come none."""
+        """Put keys at the head's places; while syncing, only keys that have arrived."""
         assert staged.places is not None
         which, places = some, staged.places[some]
         if self.syncing:
@@ -75,7 +75,7 @@ class BoundedShard(SparseShard):
     # ------------------------------------------------------------------ reads
 
     def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
-        """Those that are there, and of other keys what their rows would begin as."""
+        """Read present rows, and the initial rows of absent keys, which are not created."""
         places = self._index.find(keys)
         absent = np.flatnonzero(places == MISSING)
         if not len(absent):
@@ -89,7 +89,7 @@ class BoundedShard(SparseShard):
             self.method.read(records, at, rows, self.stride)
             out[which] = rows
 
-    # ------------------------------------------------------------------ other copies, and disk
+    # ------------------------------------------------------------------ replicas and disk
 
     def _tensors(self, at: int, stop: int) -> list[Tensor]:
         index = self._index
@@ -111,7 +111,7 @@ class BoundedShard(SparseShard):
         self._index.remember(first, uses, int(evicted), int(requests))
 
     def _counts(self) -> dict[str, Tensor]:
-        """... and `uses` (n, 2): how often each row was used, and when last; and `drawn`."""
+        """The same with `uses` (n, 2), each row's number of uses and last use; and `drawn`."""
         uses = torch.from_numpy(self._index.uses(0, len(self)))
         return {**super()._counts(), "uses": uses, "drawn": torch.tensor([self._index.drawn])}
 

@@ -1,4 +1,4 @@
-"""Lists of keys as people have them, in any order and with repetitions, made ready to travel."""
+"""Key lists: distinct keys, and their order by hash slot."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""BoundedIndex: a table's keys in bounded memory; the least used make room for new ones.
+"""BoundedIndex: a table's keys in bounded memory, with approximate LRU or LFU eviction.
 
-Exact orders of use would cost several cache misses a key. As in Redis, a few rows are drawn at
-random instead, and the one that was used least goes:
+An exact order of uses would cost several cache misses per key. As in Redis, a few rows are sampled
+at random, and one of them is evicted:
 
-    lru   whose last use is the longest ago
-    lfu   that was used least often; the others that were drawn forget 1/64 of their uses (on the
-          average, where that is less than one), so that what was popular once goes as well
+    lru   the least recently used
+    lfu   the least frequently used; the others lose 1/64 of their uses (on average, if that is
+          less than one), so that formerly popular rows are evicted in the end
 
-One copy of a table draws, the head of its arc's chain, and says at which place it has put each key
-of a push. The others put them there (`assume`), so that all have the same keys at the same places,
-whatever each of them has seen. A use is a push: reads are answered by one copy of many.
+The head of the chain samples, and replicates the place of each key of a push. The other replicas
+put the keys there (`assume`), so that all have the same keys at the same places. A use is a push:
+pulls are answered by one replica only.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ FORGET = U(64)
 
 
 class BoundedIndex:
-    """Places of keys below `most`, for as long as they are not needed for others.
+    """Places of keys in `[0, most)`, until they are evicted.
 
-    evicted:  keys that have made room
-    most:     keys at a time
-    at_once:  how many keys may be asked for together: rows of one request do not evict each other
+    Attributes:
+        evicted: number of evicted keys.
+        most: largest number of keys.
+        at_once: keys per request at most: rows of one request do not evict each other.
 
     >>> index, created = BoundedIndex(4, "lru"), np.empty(2, np.uint64)
     >>> for keys in ([1, 2], [3, 4], [1, 2], [5, 6]):
@@ -55,9 +56,9 @@ class BoundedIndex:
         self._lfu = policy == "lfu"
         # rows, evictions, requests, and the state of the draws
         self._state = np.array([0, 0, 0, 0x9E3779B97F4A7C15], np.uint64)
-        nobody = np.zeros(0, np.uint64)
+        none = np.zeros(0, np.uint64)
         for loop in (self.find_or_add, self.assume):  # compiled now, and not in a request
-            loop(nobody, nobody)
+            loop(none, none)
 
     def __len__(self) -> int:
         return int(self._state[0])
@@ -68,7 +69,7 @@ class BoundedIndex:
 
     @property
     def requests(self) -> int:
-        """Each of them is one moment of use."""
+        """Number of requests: the clock of uses."""
         return int(self._state[2])
 
     def uses(self, start: int, stop: int) -> np.ndarray:
@@ -99,10 +100,10 @@ class BoundedIndex:
         return places, added
 
     def assume(self, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Put these keys at these places, as another copy has; returns which are new there.
+        """Put keys at the head's places; returns the indices of new ones.
 
         Raises:
-            InvariantBroken: no copy of these keys can have them there
+            InvariantBroken: the keys cannot be at these places.
         """
         created = np.empty(len(keys), np.uint64)
         table, columns = self._segments.table, self._columns
@@ -113,17 +114,17 @@ class BoundedIndex:
         return created[: int(added)]
 
     def remember(self, first: int, uses: np.ndarray, evicted: int, requests: int) -> None:
-        """What another copy has counted of the keys from place `first` on, and in all."""
+        """Set the uses of the keys from place `first` on, and the totals, to another replica's."""
         self._uses[first : len(self)], self._last[first : len(self)] = uses.T
         self._state[1:3] = evicted, requests
 
     @property
     def drawn(self) -> int:
-        """The state of the draws of who makes room, 64 bits as an int64."""
+        """The state of the sampling generator, 64 bits as an int64."""
         return int(self._state.view(np.int64)[3])
 
     def recall(self, keys: np.ndarray, uses: np.ndarray, drawn: int) -> None:
-        """The uses that keys had elsewhere, of those that are here now, and its draws."""
+        """Restore the uses of present keys, and the state of the sampling generator."""
         places = self.find(keys)
         here = places != MISSING
         if here.any():
@@ -156,7 +157,7 @@ def _remove(base: Any, pairs: Any, key: Any) -> None:
 
 @kernel
 def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
-    """The place that is given up: of a few drawn, none of them used by this request."""
+    """The place to evict: the best of a few samples, none of them used by this request."""
     now, seed, best, drawn = state[2], state[3], U(uses.size), U(0)
     while drawn < DRAWN:
         seed ^= seed << U(13)  # xorshift64, Marsaglia 2003
@@ -182,7 +183,7 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
 def _seat(
     base: Any, pairs: Any, key: Any, place: Any, owners: Any, uses: Any, last: Any, state: Any
 ) -> None:
-    """Give a place to a key; who had it has gone."""
+    """Give a place to a key, and evict its previous one."""
     if place < state[0]:
         _remove(base, pairs, owners[place])
         state[1] += U(1)
@@ -222,7 +223,7 @@ def _find_or_add(
         if places[i] != ~U(0):
             continue
         twin = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
-        if twin != U(0):  # a key that is there twice, from somebody who did not look
+        if twin != U(0):  # a key that the request has twice
             places[i] = twin - U(1)
             continue
         full = state[0] == U(uses.size)

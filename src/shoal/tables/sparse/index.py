@@ -1,4 +1,4 @@
-"""KeyIndex: where a sparse table's keys have their rows.
+"""KeyIndex: the places of a sparse table's keys.
 
     uint64 key -> place 0, 1, 2, ...
 
@@ -34,9 +34,10 @@ class Growing:
         self.array = array_at(self._memory, dtype)
 
     def reserve(self, places: int) -> None:
-        """
+        """Have memory for at least `places` records.
+
         Raises:
-            MemoryError: there is none
+            MemoryError: there is none.
         """
         needed = places * self._size
         if needed > len(self._memory):
@@ -48,9 +49,7 @@ class Growing:
 
 
 class KeyIndex:
-    """Places of keys, in the order in which they were first asked for.
-
-    evicted, most: as `bounded.BoundedIndex` has them; here none are, and there is no limit
+    """Places of keys, in the order of their first use, without a bound.
 
     >>> index, created = KeyIndex(), np.empty(3, np.uint64)
     >>> index.find_or_add(np.array([30, 10, 30], np.uint64), created)
@@ -71,12 +70,12 @@ class KeyIndex:
         self._keys = Growing(np.dtype(np.uint64), 1)
 
     def __len__(self) -> int:
-        """The keys that were ever added: the next one's place."""
+        """Number of keys: the next key's place."""
         return self._count
 
     @property
     def keys(self) -> np.ndarray:
-        """Of the places."""
+        """The keys by place."""
         return self._keys.array[: self._count]
 
     @property
@@ -94,7 +93,7 @@ class KeyIndex:
         """The place of each key, and how many are new: `created` says which (indices of `keys`).
 
         Raises:
-            MemoryError: there is no room for them; nothing has changed
+            MemoryError: there is no memory for them; nothing has changed.
         """
         places, segments = np.empty(len(keys), np.uint64), self._segments
         absent = int(find(segments.table, keys, places, created, self._wanted))

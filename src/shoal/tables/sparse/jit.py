@@ -1,8 +1,8 @@
-"""Compiled loops over keys and rows: how they are compiled, and the hash of a key.
+"""Compilation of loops over keys and rows with numba, and the hash of a key.
 
-Kernels release the GIL, and run in one thread: a server is one loop. What they are compiled to is
-kept on disk. Within them indices are unsigned (a signed one would be looked at for being negative),
-and arrays are flat.
+Kernels release the GIL and run in one thread: a server is one loop. Compiled code is cached on
+disk. Within kernels indices are unsigned, because signed ones are checked for being negative, and
+arrays are flat.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AHEAD = U(16)  # how many keys before it is needed memory is fetched
 
 
 def kernel(function: F) -> F:
-    """Compile a function at its first call, for good."""
+    """Compile a function at its first call, and cache the code on disk."""
     return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
 def kernel_of(function: F) -> F:
-    """Compile a function that was made around another one: for this process."""
+    """Compile a function that closes over another one, for this process only."""
     return cast(F, njit(nogil=True, error_model="numpy")(function))
 
 
@@ -66,7 +66,7 @@ def _fetch(_typing: Any, address: Any) -> Any:
 
 
 def _word(_typing: Any, address: Any) -> Any:
-    """The uint64 at an address. Nobody checks that there is one."""
+    """The uint64 at an address, unchecked."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))

@@ -1,14 +1,14 @@
-"""Row methods: the access methods of sparse tables, compiled loops over the rows of a push.
+"""Sparse optimizers (row methods): access methods of sparse tables, as compiled loops over rows.
 
     sum, assign                 the update is a value
     sgd, adagrad, adam, ftrl    the update is a gradient
 
-A row and its state lie side by side in one *record*, `stride` elements long: the row's `width`
-first, then what the method keeps. A dense table's method of the same name computes the same; here
-each row has its own past, so that Adam's t is in the row's record.
+A row and its state are adjacent in one *record* of `stride` elements: the row's `width` elements,
+then the state. A dense table's method of the same name computes the same, but here each row has its
+own state, including Adam's t.
 
-Below, θ is a row, g its update, η the rate: `lr`, or the table's schedule at the number of updates
-that the shard has had, or what the push says.
+Below, θ is a row, g its update, and η is the learning rate: the push's `lr`, or the table's
+schedule at the number of updates that the shard has had.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import numpy as np
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.registry import Registry
-from shoal.tables.access import ANY_DTYPE, checked
-from shoal.tables.dense.optimizers import ADAGRAD_LR, ADAM_LR, SCHEDULE_OPTIONS, SGD_LR
-from shoal.tables.schedules import schedule_lr
+from shoal.tables.access import ADAGRAD_LR, ADAM_LR, ANY_DTYPE, SGD_LR, checked
+from shoal.tables.schedules import SCHEDULE_OPTIONS, schedule_lr
 from shoal.tables.sparse import records
 from shoal.tables.sparse.jit import U
 from shoal.tables.spec import Options, TableSpec
@@ -33,17 +32,23 @@ FTRL_LR = 0.1
 
 
 class RowMethod(ABC):
-    """How records change when updates of their rows arrive.
+    """Base class: how records change when updates of their rows arrive.
 
-    A subclass gives `name`, `options`, `dtypes`, `state`, and its loop:
+    A subclass defines `name`, `options`, `dtypes`, `state` and its loop. It keeps only its
+    settings. By default `read` copies the row and `merge` adds updates.
 
-    update:   (records, places, updates, stride, *scalars), from `tables.records` mostly
-    scalars:  which options it takes, after the rate where the method has one
-    at_once:  how many records are changed before they are read: as many as stay in the cache; 0
-              where none is read before all are changed
+    Args:
+        options: options of the table's `Access`; missing ones take their defaults.
 
-    It keeps nothing but its settings. `read` and `merge` are what most need: the row itself, and a
-    sum.
+    Attributes:
+        update: the loop, (records, places, updates, stride, *scalars); see `tables.sparse.records`.
+        scalars: names of the options that the loop receives, after the rate if there is one.
+        at_once: records changed before they are read, as many as fit the cache; 0 if all records
+            are changed before one is read.
+
+    Raises:
+        UnknownName: an option that this method does not have.
+        InvalidValue: a value of the wrong type or out of its range.
     """
 
     name: ClassVar[str]
@@ -58,21 +63,21 @@ class RowMethod(ABC):
         self._rate = schedule_lr(self.settings) if "lr" in self.options else None
 
     def state(self, width: int) -> np.ndarray:
-        """What a new row's state is, (n,) values for a row of `width`."""
+        """The initial state of a row of `width` elements, (n,)."""
         return np.empty(0)
 
     def check(self, spec: TableSpec) -> None:  # noqa: B027
-        """Refuse a table that the method cannot work on, other than for its dtype."""
+        """Refuse a table that the method cannot use, for another reason than its dtype."""
 
     @property
     def creates(self) -> bool:
-        """Whether `create` has a say in how rows begin."""
+        """Whether `create` changes new rows."""
         return False
 
     def create(  # noqa: B027
         self, rows: np.ndarray, width: int, keys: np.ndarray, seed: int
     ) -> None:
-        """Change new records, (n, stride), which are as the table's Init has them."""
+        """Change new records, (n, stride), after the table's Init has filled them."""
 
     @final
     def apply(
@@ -84,21 +89,22 @@ class RowMethod(ABC):
         step: int,
         lr: float | None,
     ) -> None:
-        """Change the records at `places` in place, one after the other.
+        """Update the records at `places` in place, one after the other.
 
         Args:
-            memory: flat, a record of `stride` elements at `place * stride`.
+            memory: (m * stride,), a record of `stride` elements at `place * stride`.
             places: (n,) uint64.
-            updates: (n, width), of their dtype; only read.
-            step: updates that the shard has had before this one.
-            lr: the rate to use instead of the schedule's.
+            updates: (n, width) of the memory's dtype; read only.
+            stride: elements per record.
+            step: number of updates that the shard has had before, >= 0.
+            lr: learning rate in place of the schedule's.
         """
         scalars = map(memory.dtype.type, self.values(step, lr))
         self.change(memory, places, updates, U(stride), *scalars)
 
     @final
     def values(self, step: int, lr: float | None) -> list[Any]:
-        """What the loop gets after the stride: the rate, where there is one, and `scalars`."""
+        """The loop's arguments after the stride: the rate, if there is one, and `scalars`."""
         values: list[Any] = [self.settings[option] for option in self.scalars]
         if self._rate is not None:
             values.insert(0, self._rate(step) if lr is None else lr)
@@ -107,23 +113,33 @@ class RowMethod(ABC):
     def change(
         self, memory: np.ndarray, places: np.ndarray, updates: np.ndarray, *rest: Any
     ) -> None:
-        """Run the loop, with the stride and the scalars."""
+        """Run the loop with the stride and the scalars."""
         type(self).update(memory, places, updates, *rest)
 
     def merge(
         self, into: np.ndarray, numbers: np.ndarray, updates: np.ndarray, factor: float
     ) -> None:
-        """into[numbers[i]] += factor updates[i]: the pushes of a round, or of equal keys."""
+        """into[numbers[i]] += factor updates[i]: merges pushes of a round, or of equal keys."""
         records.add_rows(into.reshape(-1), numbers, updates, into.dtype.type(factor))
 
     def read(self, memory: np.ndarray, places: np.ndarray, out: np.ndarray, stride: int) -> None:
-        """What a pull gets of the records at `places`: (n, width) into `out`."""
+        """Fill a pull from the records at `places`: (n, width) into `out`."""
         records.gather(memory, places, out, U(stride))
 
 
 @final
 class SumRows(RowMethod):
-    """θ ← θ + g."""
+    """Sum: add the update, for counters and for workers that push differences.
+
+    Update rule::
+
+        θ ← θ + g
+
+    State: none. It has no options.
+
+    References:
+        Dean et al. 2012, section 4.1.
+    """
 
     name = "sum"
     update = records.add
@@ -133,7 +149,14 @@ class SumRows(RowMethod):
 
 @final
 class AssignRows(RowMethod):
-    """θ ← g: the last writer wins."""
+    """Assign: replace the row; the last push wins.
+
+    Update rule::
+
+        θ ← g
+
+    State: none. It has no options.
+    """
 
     name = "assign"
     update = records.scatter
@@ -143,7 +166,21 @@ class AssignRows(RowMethod):
 
 @final
 class SGDRows(RowMethod):
-    """θ ← θ - η (g + λ θ), λ weight_decay: of the rows that a push carries."""
+    """SGD on the rows that a push carries.
+
+    Update rule::
+
+        θ ← θ - η (g + λ θ)
+
+    State: none.
+
+    Keyword Args:
+        lr: η, >= 0; 0.01 by default.
+        weight_decay: λ, >= 0; 0 by default.
+
+    References:
+        Robbins & Monro 1951.
+    """
 
     name = "sgd"
     update = records.sgd
@@ -153,9 +190,24 @@ class SGDRows(RowMethod):
 
 @final
 class AdagradRows(RowMethod):
-    """g' = g + λ θ;  s ← s + g'²;  θ ← θ - η g' / (√s + ε). Duchi et al. 2011, figure 1.
+    """AdaGrad on the rows that a push carries.
+
+    Update rule::
+
+        g' = g + λ θ
+        s  ← s + g'²
+        θ  ← θ - η g' / (√s + ε)
 
     State: s (width), from initial_accumulator_value.
+
+    Keyword Args:
+        lr: η, >= 0; 0.01 by default.
+        weight_decay: λ, >= 0; 0 by default.
+        initial_accumulator_value: initial s, >= 0; 0 by default.
+        eps: ε, >= 0; 1e-10 by default.
+
+    References:
+        Duchi, Hazan & Singer 2011, figure 1 (diagonal, without a proximal term).
     """
 
     name = "adagrad"
@@ -175,12 +227,26 @@ class AdagradRows(RowMethod):
 
 @final
 class AdamRows(RowMethod):
-    """Kingma & Ba 2015, algorithm 1, with t the updates of the row: the lazy form for sparse rows.
+    """Lazy Adam: Adam on the rows that a push carries, with t the number of updates of the row.
 
-        m ← β₁ m + (1 - β₁) g';  v ← β₂ v + (1 - β₂) g'²;  g' = g + λ θ
-        θ ← θ - η m̂ / (√v̂ + ε),  m̂ = m / (1 - β₁ᵗ),  v̂ = v / (1 - β₂ᵗ)
+    Update rule::
+
+        g' = g + λ θ
+        m  ← β1 m + (1 - β1) g'
+        v  ← β2 v + (1 - β2) g'²
+        θ  ← θ - η m̂ / (√v̂ + ε),   m̂ = m / (1 - β1^t),   v̂ = v / (1 - β2^t)
 
     State: m (width), v (width), t.
+
+    Keyword Args:
+        lr: η, >= 0; 0.001 by default.
+        beta1: β1, in [0, 1); 0.9 by default.
+        beta2: β2, in [0, 1); 0.999 by default.
+        eps: ε, >= 0; 1e-8 by default.
+        weight_decay: λ, >= 0; 0 by default.
+
+    References:
+        Kingma & Ba 2015, algorithm 1.
     """
 
     name = "adam"
@@ -201,12 +267,25 @@ class AdamRows(RowMethod):
 
 @final
 class FTRLRows(RowMethod):
-    """FTRL-Proximal: follow the regularised leader, with exact zeros from its L1 term.
+    """FTRL-Proximal: follow the regularized leader, with exact zeros from its L1 term.
 
-        σ = (√(n + g²) - √n) / η;  z ← z + g - σ θ;  n ← n + g²
-        θ ← 0 where |z| <= λ₁, else -(z - sign(z) λ₁) / ((β + √n) / η + λ₂)
+    Update rule::
 
-    McMahan et al. 2013, algorithm 1 (its α is η here). State: z (width), n (width).
+        σ = (√(n + g²) - √n) / η
+        z ← z + g - σ θ
+        n ← n + g²
+        θ ← 0 if |z| <= λ1, else -(z - sign(z) λ1) / ((β + √n) / η + λ2)
+
+    State: z (width), n (width). The table's init has to be zeros.
+
+    Keyword Args:
+        lr: η (the paper's α), >= 0; 0.1 by default. At 0 nothing changes.
+        beta: β, >= 0; 1 by default.
+        l1: λ1, >= 0; 0 by default.
+        l2: λ2, >= 0; 0 by default.
+
+    References:
+        McMahan et al. 2013, algorithm 1.
     """
 
     name = "ftrl"
@@ -226,8 +305,8 @@ class FTRLRows(RowMethod):
     def check(self, spec: TableSpec) -> None:
         if spec.init.kind != "zeros":
             raise InvalidValue(
-                f"table {spec.name!r}: ftrl computes its rows from its sums of gradients, so that "
-                f"they begin at zero: init is Init('zeros'), not {spec.init.kind!r}"
+                f"table {spec.name!r}: ftrl computes rows from its sums of gradients, which start "
+                f"at zero; use Init('zeros'), not {spec.init.kind!r}"
             )
 
 
@@ -238,28 +317,27 @@ for _method in (SumRows, AssignRows, SGDRows, AdagradRows, AdamRows, FTRLRows):
     row_methods.add(_method.name, _method)
 
 
-_OWN = (
-    "a method of your own is known where its module was imported: start servers with "
-    "--import MODULE or shoal.init(imports=[MODULE])"
+_USER_DEFINED = (
+    "for a method of your own start servers with --import MODULE or shoal.init(imports=[MODULE])"
 )
 
 
 def row_method_of(spec: TableSpec) -> RowMethod:
-    """The row method of a sparse table, which can work on its rows.
+    """The row method of a sparse table.
 
     Raises:
-        UnknownName: no such method, or it has no such option.
-        InvalidValue: an option out of its range, or rows of a dtype that it cannot work on.
+        UnknownName: no such method, or the method has no such option.
+        InvalidValue: an option out of its range, or a dtype that the method does not support.
     """
     try:
         kind = row_methods[spec.access.name]
     except UnknownName as error:
-        raise UnknownName(f"{error.message}; {_OWN}") from None
+        raise UnknownName(f"{error.message}; {_USER_DEFINED}") from None
     method = kind(spec.access.options)
     if spec.dtype not in method.dtypes:
         raise InvalidValue(
-            f"table {spec.name!r}: access method {spec.access.name!r} cannot work on sparse "
-            f"{spec.dtype} rows (it can on {', '.join(sorted(method.dtypes))})"
+            f"table {spec.name!r}: access method {spec.access.name!r} does not support sparse "
+            f"{spec.dtype} rows (supported: {', '.join(sorted(method.dtypes))})"
         )
     method.check(spec)
     return method

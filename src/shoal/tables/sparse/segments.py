@@ -87,7 +87,7 @@ def address_of(memory: np.ndarray | mmap.mmap) -> int:
 
 
 class _At:
-    """What numpy takes for an array."""
+    """Memory in numpy's array interface."""
 
     def __init__(self, address: int, dtype: np.dtype[Any], count: int) -> None:
         self.__array_interface__ = {
@@ -99,28 +99,28 @@ class _At:
 
 
 def array_at(memory: mmap.mmap, dtype: np.dtype[Any]) -> np.ndarray:
-    """All of it, without a hold on it: memory that somebody holds cannot grow.
+    """The whole memory as an array without a reference: referenced memory cannot grow.
 
-    Numba never lets go of what a function was given that raises.
+    Numba never releases the arguments of a function that raises.
     """
     return np.asarray(_At(address_of(memory), dtype, len(memory) // dtype.itemsize))
 
 
 @kernel
 def home(base: Any, pairs: Any, hashed: Any) -> Any:
-    """The address where a key's pair is looked for first."""
+    """The address where the probe for a key starts."""
     return base + (((hashed & LOW) * pairs) >> U(32)) * PAIR
 
 
 @kernel
 def segment_of(table: Any, hashed: Any) -> Any:
-    """Whose number comes from the middle of a hash: all of a server's keys may begin alike."""
+    """The segment of a hash, from its middle bits: a server's keys may share their upper bits."""
     return (hashed >> U(32)) & U(table.size // 2 - 1)
 
 
 @kernel
 def probe(base: Any, pairs: Any, key: Any, hashed: Any) -> Any:
-    """The address of the key's pair, or of the empty one where it would be."""
+    """The address of the key's pair, or of the empty pair where it belongs."""
     at, end = home(base, pairs, hashed), base + pairs * PAIR
     while word(at + PLACE) != U(0) and word(at) != key:
         at += PAIR
@@ -131,7 +131,7 @@ def probe(base: Any, pairs: Any, key: Any, hashed: Any) -> Any:
 
 @kernel
 def find(table: Any, keys: Any, places: Any, missing: Any, wanted: Any) -> Any:
-    """The place of each key, or all ones, whose numbers `missing` gets; returns how many they are.
+    """Fill the place of each key, all ones if absent; list absent keys in `missing`, count them.
 
     wanted: counts them by segment
     """

@@ -1,8 +1,8 @@
 """SparseShard: one server's rows of a sparse table, by 64-bit keys.
 
-A row is created when its key is first named, by a pull or a push, from the seed and the key alone.
-Which server a key lives on is said by its hash slot (`keys.slot_of`); a shard holds a range of
-slots. A push is staged whole, its keys are checked, and one kernel applies it.
+A row is created when its key is first pulled or pushed, from the seed and the key alone. A key's
+hash slot (`keys.slot_of`) determines its shard, which has a range of slots. A push is staged whole,
+its keys are checked, and one kernel applies it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from shoal.tables.touched import Touched
 class SparseShard(Retention):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
-    records:  flat; a row and its state are `stride` elements
-    keys:     of the records
-    updates:  pushes applied so far: the step of a schedule
-    syncing: another copy is still sending its rows, and what has not come yet is not changed
+    Attributes:
+        records: flat; a row and its state are `stride` elements.
+        keys: of the records.
+        updates: number of pushes applied: the step of a schedule.
+        syncing: whether rows are still being received; those that are not here are not changed.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -59,13 +60,13 @@ class SparseShard(Retention):
         return KeyIndex()
 
     def _load_loops(self) -> None:
-        """Have the loops compiled, or fetched from disk: no request is to wait for that."""
+        """Compile the loops, or load them from disk, so that no request waits for that."""
         none, rows = np.empty(0, np.uint64), np.empty((0, self.spec.width), self.dtype)
         self.method.apply(self.records, none, rows, self.stride, 0, None)
         self.method.read(self.records, none, rows, self.stride)
 
     def __len__(self) -> int:
-        """The rows that there are."""
+        """Number of rows."""
         return len(self._index)
 
     @property
@@ -78,13 +79,13 @@ class SparseShard(Retention):
 
     @property
     def evicted(self) -> int:
-        """Rows that have made room for others."""
+        """Number of evicted rows."""
         return self._index.evicted
 
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Room for a push of `keys` keys in the slots `rows`."""
+        """Staging memory for a push of `keys` keys in the slots `rows`."""
         start = -(-8 * keys // ALIGN) * ALIGN
         size = keys * self.spec.row_bytes
         memory = self._staging.take(start + size)
@@ -92,16 +93,16 @@ class SparseShard(Retention):
         return StagedKeys(rows, memory, keys, values)
 
     def stage_told(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Room for one that another copy has applied."""
+        """Staging memory for a push that the head of the chain has applied."""
         return self.stage(rows, keys)
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Room for the key list of a pull."""
+        """Staging memory for the keys of a pull."""
         none = np.empty((0, self.spec.width), self.dtype)
         return StagedKeys(rows, self._staging.take(8 * keys), keys, none)
 
     def release(self, staged: StagedKeys) -> None:
-        """Take staging memory back. Nobody may hold its views any more."""
+        """Reuse staging memory, whose views must not be in use any more."""
         if not staged.kept and not staged.retained and staged.memory is not None:
             self._staging.give(staged.memory)
             staged.memory = None  # not twice: two requests would have it
@@ -109,7 +110,7 @@ class SparseShard(Retention):
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
-        """Hand a push to the row method at once. What is kept is read while it is in the cache."""
+        """Apply a push; with `kept` keys, read them for the pull while they are in the cache."""
         self._fresh = out = None
         if staged.kept and self.method.at_once and not self.spec.max_rows:
             out = np.empty((len(staged.keys), self.spec.width), self.dtype)
@@ -123,7 +124,7 @@ class SparseShard(Retention):
             self._fresh = staged, out
 
     def write(self, staged: StagedKeys) -> None:
-        """Set rows to the pushed values; their state stays."""
+        """Assign rows; their state stays."""
         self._fresh = None
         for some, places in self._placed(staged):
             self._touched.mark(places, len(self))
@@ -135,10 +136,10 @@ class SparseShard(Retention):
     ) -> list[MergedKeys]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
-        `mean`: u = sum_i w_i u_i / sum_i w_i, where what a push does not carry counts as zero;
-        `sum`: the plain sum. Rows that nobody carries are not touched.
+        "mean": u = sum_i w_i u_i / sum_i w_i, where a push without the key counts as zero; "sum":
+        the plain sum. Rows without a key in any push are not changed.
 
-        Returns what was applied.
+        Returns the applied updates.
         """
         if not contributions:
             return []
@@ -149,7 +150,7 @@ class SparseShard(Retention):
                 self.release(staged)
 
     def apply_round(self, updates: Sequence[tuple[float | None, StagedKeys]]) -> None:
-        """Apply what another copy has merged."""
+        """Apply a round that another replica has merged."""
         for lr, staged in updates:
             self.apply(staged, lr)
 
@@ -171,7 +172,7 @@ class SparseShard(Retention):
     def _change(
         self, places: np.ndarray, values: np.ndarray, lr: float | None, out: np.ndarray | None
     ) -> None:
-        """... block by block where they are read as well: a block stays in the cache."""
+        """Update records; block by block if they are read as well, so that a block stays cached."""
         self._touched.mark(places, len(self))
         together = len(places) if out is None else self.method.at_once
         for start in range(0, len(places), max(together, 1)):
@@ -201,45 +202,45 @@ class SparseShard(Retention):
         self.method.read(self.records, places, out, self.stride)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Only these workers are left. Rows are nobody's."""
+        """Forget the state of all other workers: a sparse shard has none."""
 
-    # ------------------------------------------------------------------ other copies
+    # ------------------------------------------------------------------ replicas
 
     def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
-        """Shards of some of its slots, in its place."""
+        """Split into shards of these slots."""
         parts = [type(self)(self.spec, rows) for rows in ranges]
         for part in parts:
             part.restore(self.held, self.state(), same=True)
         return parts
 
     def part_of(self, staged: StagedKeys) -> StagedKeys:
-        """What of a push for a shard of which this one is a piece is for this one."""
+        """The part of a push for this shard, which was split off the push's shard."""
         mine = within(staged.keys, self.held.start, self.held.stop)
         part = self.stage(staged.rows & self.held, int(mine.sum()))
         part.keys[:], part.values[:] = staged.keys[mine], staged.values[mine]
         return part
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """A copy of the records from place `at` on, of about so many bytes."""
+        """A copy of the records from place `at` on, of about `nbytes` bytes."""
         size = 8 + self.stride * self.dtype.itemsize
         stop = min(len(self), at + max(1, nbytes // size))
         views = copied(self._tensors(at, stop))
         return Snapshot(self.held, stop - at, views, stop, stop == len(self))
 
     def _tensors(self, at: int, stop: int) -> list[Tensor]:
-        """What others are sent of the rows at these places."""
+        """The tensors of a snapshot of the rows at these places."""
         keys = torch.from_numpy(self.keys[at:stop].view(np.int64))
         records = torch.from_numpy(self.records[at * self.stride : stop * self.stride])
         return [torch.tensor([self.updates]), keys, records]
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        """The keys from place `at` on, whose records have about so many bytes."""
+        """The keys from place `at` on, whose records have about `nbytes` bytes."""
         stop = min(len(self), at + max(1, nbytes // (self.stride * self.dtype.itemsize)))
         after = 0 if stop == len(self) else stop
         return Sample(self.held, self.keys[at:stop].copy(), after)
 
     def digest(self, rows: KeyRange, keys: np.ndarray) -> int:
-        """What the records of these keys come to, wherever they are; new ones as they would be."""
+        """A digest of the records of these keys; of absent keys, of their initial records."""
         del rows
         places = self._index.find(keys)
         here = places != MISSING
@@ -251,16 +252,16 @@ class SparseShard(Retention):
         return crc32([torch.tensor([self.updates]), torch.from_numpy(records)])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
-        """Room for such a copy of so many keys."""
+        """Staging memory for a snapshot of `keys` keys."""
         return StagedSnapshot(rows, self._shapes(keys))
 
     def _shapes(self, keys: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Of `_tensors`."""
+        """The dtypes and shapes of `_tensors`."""
         dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
         return [(torch.int64, (1,)), (torch.int64, (keys,)), (dtype, (keys, self.stride))]
 
     def install(self, staged: StagedSnapshot) -> None:
-        """What another copy has sent: these records are as they were there."""
+        """Set records to another replica's snapshot."""
         updates, sent, records = (each.numpy() for each in staged.tensors[:3])
         keys = sent.view(np.uint64)
         self._records.reserve(len(self) + len(keys))
@@ -275,17 +276,17 @@ class SparseShard(Retention):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """What is written of it: `keys` (int64 bits), `records` (n, stride), `updates`.
+        """The tensors of a checkpoint: `keys` (int64 bits), `records` (n, stride), `updates`.
 
-        copied: it is; from now on `changes` tells what has changed since
+        copied: begin to mark changes, for `changes`
         """
         if copied:
             self._touched.begin(len(self))
         return {**self._rows_at(slice(len(self))), **self._counts()}
 
     def changes(self) -> dict[str, torch.Tensor] | None:
-        """... of the rows that have changed since this or `state` was called, with their `places`;
-        None where all of it is to be written."""
+        """The rows that have changed since this or `state` was called, with their `places`; None
+        if the whole state has to be written."""
         places = self._touched.since(len(self))
         if not self._touched.begun or 2 * len(places) > len(self):
             return None
@@ -299,11 +300,11 @@ class SparseShard(Retention):
         return {name: torch.from_numpy(each.copy()) for name, each in found.items()}
 
     def _counts(self) -> dict[str, torch.Tensor]:
-        """What is written besides rows."""
+        """The tensors of a checkpoint besides rows."""
         return {"updates": torch.tensor([self.updates])}
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
-        """Take over the rows of another shard that belong here, and where it had the `same` access
+        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
         method their state."""
         del held
         keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
@@ -322,9 +323,9 @@ class SparseShard(Retention):
     # ------------------------------------------------------------------ places
 
     def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
-        """What of a push is to be done together: which of its keys, and the places of those.
+        """The parts of a push to apply together: indices of keys, and their places.
 
-        While others are still to come, the keys that are here.
+        While the shard is syncing, only the keys that are here.
         """
         if self.syncing:
             places = self._index.find(staged.keys)
@@ -334,17 +335,17 @@ class SparseShard(Retention):
             yield slice(None), self._places(staged.keys)
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
-        """Where the keys' records are; new ones are made.
+        """The places of the keys' records; absent ones are created.
 
         Raises:
-            AccessFailed: there is no memory for them; no row has changed
+            AccessFailed: there is no memory for them; no row has changed.
         """
         try:
             return self._places_of_created(keys) if self.method.creates else self._found(keys)
         except MemoryError as error:
             raise AccessFailed(
                 f"table {self.spec.name!r}: no memory for more rows than {len(self)} ({error}); "
-                "max_rows bounds them"
+                "set max_rows, or add servers"
             ) from None
 
     def _found(self, keys: np.ndarray) -> np.ndarray:
@@ -357,7 +358,7 @@ class SparseShard(Retention):
         return places
 
     def _places_of_created(self, keys: np.ndarray) -> np.ndarray:
-        """... of a method that may raise: new rows are made before they have places."""
+        """The same for a method that may raise: new rows are created before they get places."""
         missing = np.flatnonzero(self._index.find(keys) == MISSING)
         fresh = self._new_records(keys[missing])
         created = np.empty(len(keys), np.uint64)
@@ -371,7 +372,7 @@ class SparseShard(Retention):
         self._records.reserve(min(len(self) + more, self._index.most))
 
     def _new_records(self, keys: np.ndarray) -> np.ndarray:
-        """What the records of these keys begin as, (n, stride)."""
+        """The initial records of these keys, (n, stride)."""
         fresh = np.empty((len(keys), self.stride), self.dtype)
         self._write_new(fresh.reshape(-1), np.arange(len(keys), dtype=np.uint64), keys)
         if self.method.creates:
@@ -379,7 +380,7 @@ class SparseShard(Retention):
         return fresh
 
     def _write_new(self, memory: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
-        """Records as the table's Init and the method's first state have them."""
+        """Write initial records: the table's Init, and the method's initial state."""
         init = self.spec.init
         create(
             memory,

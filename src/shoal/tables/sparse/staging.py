@@ -1,4 +1,4 @@
-"""What is pushed to a sparse table, from its arrival until all its servers have it."""
+"""Staged pushes of sparse tables, from their arrival until all replicas have them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from shoal.tables.sparse.distinct import outside
 
 
 class StagedKeys:
-    """Keys and values of a push (or the keys of a pull) as they come in.
+    """Staged keys and values of a push, or keys of a pull.
 
-    rows:    the slots that the keys are to be in
-    keys:    (n,) uint64, in any order
-    values:  (n, width) of the table's dtype; (0, width) for a pull
-    kept:    its keys are read once it is applied
-    retained: it goes to other servers as well, and keeps its memory when it is applied
-    places:  (n,) uint64: where in its table each key is, if that goes to other servers as well
-    told:    ... which another copy has said
+    Attributes:
+        rows: the hash slots of the keys.
+        keys: (n,) uint64, in any order.
+        values: (n, width) of the table's dtype; (0, width) for a pull.
+        kept: whether a pull reads the same keys after the push is applied.
+        retained: whether the memory is also sent to other servers.
+        places: (n,) uint64, the place of each key, if it is sent to other servers.
+        told: whether the places come from the head of the chain.
     """
 
     __slots__ = ("kept", "keys", "memory", "places", "retained", "rows", "told", "values", "views")
@@ -37,7 +38,7 @@ class StagedKeys:
         self.told = False
 
     def place(self, places: np.ndarray) -> None:
-        """These, or what will come into them, are its keys' places."""
+        """Set the array of the keys' places, which may be filled later."""
         self.places = places
         self.views.append(places.view(np.uint8).data)
 
@@ -49,7 +50,7 @@ class StagedKeys:
 
 
 class MergedKeys(msgspec.Struct):
-    """What the pushes of a round come to: keys, values, and in a bounded table places."""
+    """The merged pushes of a round: keys, values, and in a bounded table places."""
 
     rows: KeyRange
     lr: float | None

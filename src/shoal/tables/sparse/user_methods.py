@@ -1,18 +1,18 @@
-"""Access methods of one's own: small functions on one row, compiled into a table's loops.
+"""User-defined access methods: small functions on one row, compiled into a table's loops.
 
-    apply(row, state, update, *options)     what a push does to a row and its state
-    init(key, seed, row, state)             how a new row begins, after the table's Init and zeros
-    read(row, state, out)                   what a pull gets; the row itself if left out
-    merge(into, update, factor)             joins pushes to one row; into += factor update
+    apply(row, state, update, *options)     applies a push to a row and its state
+    init(key, seed, row, state)             initialises a new row, after the table's Init and zeros
+    read(row, state, out)                   fills a pull; copies the row by default
+    merge(into, update, factor)             merges pushes of a row; by default into += factor update
 
-All are in place and return nothing. numba compiles them together with the loops, in each process
-that has such a table. What they may do is numba's Python: numbers, numpy, loops. Globals of their
-module are constants.
+All work in place and return nothing. numba compiles them with the loops, in each process that has
+such a table. They may use numba's subset of Python: numbers, numpy, loops. Globals of their module
+are constants.
 
-They are tried on a row in plain Python first, and a table is refused whose method raises, returns
-something or leaves out what it should write. After that indices are not looked at, as in any
+Each function is first tried on a row in plain Python. A table is refused if its method raises,
+returns something or leaves outputs unwritten. Afterwards indices are not checked, as in any
 compiled loop: no index may depend on the values of a row. A function that may raise is compiled
-with a copy of the rows in reach, so that they can be put back; one that cannot costs nothing more.
+with a backup of the rows, so that they can be restored; other functions cost nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from shoal.errors import AccessFailed, InvalidValue
-from shoal.tables.dense.optimizers import SCHEDULE_OPTIONS
+from shoal.tables.schedules import SCHEDULE_OPTIONS
 from shoal.tables.sparse.jit import AHEAD, U, kernel_of, prefetch
 from shoal.tables.sparse.optimizers import RowMethod, row_methods
 from shoal.tables.sparse.records import gather, scatter
@@ -52,34 +52,46 @@ def access_method(
     read: Function | None = None,
     merge: Function | None = None,
 ) -> None:
-    """Name an access method for sparse tables, made of functions on one row.
+    """Register an access method (server-side optimizer) for sparse tables, from functions on a row.
 
-    state:    elements of a row's state, for a row of so many
-    options:  numbers with their defaults; `apply` gets them in this order. `lr` comes first where
-              there is one, and has a schedule as the built-in methods' has
+    Rows, states and updates are flat arrays of the table's dtype, float32 or float64; the functions
+    work in place. Call it at the top level of a module that servers import: `shoal run --import
+    MODULE` or `shoal.init(imports=[MODULE])`.
 
-    Rows, states and updates are flat arrays of the table's dtype (float32 or float64). Call it at
-    the top level of a module: servers import that, as `shoal run --import MODULE` and
-    `shoal.init(imports=[MODULE])` say.
+    Args:
+        name: the name for the table's `Access`; not a built-in method's.
+        apply: apply(row, state, update, *options) applies a push to a row.
+        state: elements of a row's state, as a function of the row's elements; none by default.
+        options: names and defaults of numeric options, which `apply` receives in this order. `lr`
+            has to come first; it may have a schedule.
+        init: init(key, seed, row, state) initialises a new row.
+        read: read(row, state, out) fills a pull; copies the row by default.
+        merge: merge(into, update, factor) merges pushes of one row; adds them by default.
 
     Raises:
-        InvalidValue: the name is a built-in method's, or an option is no number
+        InvalidValue: the name is a built-in method's, an option is no number, or `lr` is not the
+            first option.
 
-    AdaGrad whose sums fade, with a count of a row's updates:
+    Example:
+        AdaGrad whose sums of squares decay, with a count of a row's updates:
 
-    >>> import numpy as np
-    >>> def fading(row, state, update, lr, decay, eps):
-    ...     width = row.size
-    ...     state[width] += 1
-    ...     for j in range(width):
-    ...         g = update[j]
-    ...         s = decay * state[j] + g * g
-    ...         state[j] = s
-    ...         row[j] -= lr * g / (np.sqrt(s) + eps)
-    >>> options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
-    >>> access_method("fading", fading, state=lambda width: width + 1, options=options)
-    >>> from shoal.tables.spec import Access
-    >>> spec = TableSpec("t", row_shape=(4,), kind="sparse", access=Access("fading", {"lr": 0.5}))
+        >>> import numpy as np
+        >>> def fading(row, state, update, lr, decay, eps):
+        ...     width = row.size
+        ...     state[width] += 1
+        ...     for j in range(width):
+        ...         g = update[j]
+        ...         s = decay * state[j] + g * g
+        ...         state[j] = s
+        ...         row[j] -= lr * g / (np.sqrt(s) + eps)
+        >>> options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
+        >>> access_method("fading", fading, state=lambda width: width + 1, options=options)
+        >>> from shoal.tables.spec import Access
+        >>> fast = Access("fading", {"lr": 0.5})
+        >>> spec = TableSpec("t", row_shape=(4,), kind="sparse", access=fast)
+
+    References:
+        Li et al. 2014, section 3.5 (user-defined functions on servers).
     """
     if name in row_methods and not issubclass(row_methods[name], CustomRows):
         raise InvalidValue(f"access method {name!r} is built in; choose another name")
@@ -90,7 +102,7 @@ def access_method(
                 f"access method {name!r}: option {option} is a number, not {value!r}"
             )
     if "lr" in given and next(iter(given)) != "lr":
-        raise InvalidValue(f"access method {name!r}: lr comes first among its options")
+        raise InvalidValue(f"access method {name!r}: lr has to be the first of its options")
     functions = {"apply": apply, "init": init, "read": read, "merge": merge}
     body = {
         "name": name,
@@ -105,7 +117,7 @@ def access_method(
 class CustomRows(RowMethod):
     """A row method whose loops call a user's functions; `access_method` makes its subclasses."""
 
-    at_once = 0  # a function that raises concerns all of a push, and reading is another's turn
+    at_once = 0  # all rows are changed before any is read: a function that raises undoes the push
     functions: ClassVar[dict[str, Function]]
     state_of: ClassVar[Callable[[int], int]]
 
@@ -116,7 +128,7 @@ class CustomRows(RowMethod):
             for name, function in self.functions.items()
         }
         self._compiled = compiled
-        self._apply_may_raise = True  # as long as nobody has looked
+        self._apply_may_raise = True  # until `check` has looked at the compiled code
         self._loops = {name: _LOOPS[name](function) for name, function in compiled.items()}
 
     def state(self, width: int) -> np.ndarray:
@@ -158,14 +170,14 @@ class CustomRows(RowMethod):
             ) from None
         if returned is not None:
             raise InvalidValue(
-                f"{title} returned a {type(returned).__name__}: it works in place, on the arrays "
-                "that it is given, and returns nothing"
+                f"{title} returned a {type(returned).__name__}: it has to change its arrays in "
+                "place and return nothing"
             )
         try:
             self._compiled[name].compile(tuple(typeof(each) for each in arguments))
         except NumbaError as error:
-            told = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-            raise InvalidValue(f"{title} cannot be compiled by numba: {told[:300]}") from None
+            report = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+            raise InvalidValue(f"{title} cannot be compiled by numba: {report[:300]}") from None
 
     # ------------------------------------------------------------------ loops
 
@@ -188,7 +200,7 @@ class CustomRows(RowMethod):
             self._loops["apply"](memory, places, updates, np.int64(stride), at, *rest[1:])
         except Exception as error:
             if before is not None:
-                undone = slice(int(at[0]), None, -1)  # the last one first: places may repeat
+                undone = slice(int(at[0]), None, -1)  # in reverse order, because places may repeat
                 scatter(memory, places[undone].copy(), before[undone].copy(), stride)
             raise self._failed("apply", error) from None
 
@@ -218,7 +230,7 @@ class CustomRows(RowMethod):
 
 
 def _may_raise(function: Any) -> bool:
-    """Whether what a function was compiled to can end with another status than 0."""
+    """Whether the compiled code of a function can return another status than 0."""
     for each in function.overloads.values():
         name, text = re.escape(each.fndesc.llvm_func_name), each.library.get_llvm_str()
         found = re.search(rf'define[^\n]*@"?{name}"?\(.*?\n}}', text, re.DOTALL)
@@ -229,7 +241,7 @@ def _may_raise(function: Any) -> bool:
 
 
 def _part(_typing: Any, array: Any, start: Any, size: Any) -> Any:
-    """`array[start : start + size]` as an array that counts no references."""
+    """`array[start : start + size]` as an array without reference counting."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         whole = context.make_array(signature.args[0])(context, builder, arguments[0])

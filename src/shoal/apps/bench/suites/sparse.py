@@ -31,7 +31,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.node.driver import Future
+from shoal.node.future import Future
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.index import KeyIndex
 from shoal.tables.sparse.optimizers import RowMethod, row_method_of

@@ -23,7 +23,7 @@ from shoal.apps.bench.pairs import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable
-from shoal.pytorch.model import Learner
+from shoal.pytorch.model import LossModel
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
@@ -113,7 +113,7 @@ def plain(module: nn.Module) -> Step:
 
 
 def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
-    learner = Learner(module)
+    learner = LossModel(module)
     access = Access("sgd", {"lr": LR})
     options = StrategyOptions(access, prefix=f"{strategy}.{size}", batch=float(BATCH))
     chosen = strategies[strategy](options)

@@ -1,0 +1,328 @@
+"""Operations of a client: declare tables, push, pull, advance, synchronise, allreduce."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from shoal.client.all_reduce import reduce_of
+from shoal.client.exchanges import Exchanges, Keys, ids_of, watch_buffers
+from shoal.client.options import After, ClientOptions, PullOptions, PushOptions, PushPullOptions
+from shoal.errors import InvalidValue
+from shoal.node.driver import Driver
+from shoal.node.future import Finish, Future
+from shoal.protocol.messages import Group
+from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange
+from shoal.protocol.views import View
+from shoal.tables.opening import checked
+from shoal.tables.spec import TableSpec
+
+
+class Operations:
+    """The operations of a `Client`; each returns a `Future` unless it says that it waits.
+
+    Attributes:
+        options: how this worker has joined the run.
+    """
+
+    def __init__(self, driver: Driver, options: ClientOptions) -> None:
+        self.options = options
+        self._driver = driver
+        session = driver.machine.session
+        self._exchanges = Exchanges(self.table, lambda: self.view, lambda: session.incarnation)
+
+    @property
+    def view(self) -> View:
+        """The current membership view: members, tables and placements."""
+        view = self._driver.machine.session.view
+        assert view is not None
+        return view
+
+    # ------------------------------------------------------------------ tables
+
+    def table(self, name: str) -> TableSpec:
+        """The specification of a table of this run.
+
+        Args:
+            name: the table's name, in this worker's namespace.
+
+        Returns:
+            The specification with its fragment size fixed.
+
+        Raises:
+            InvalidValue: the run has no such table.
+        """
+        number = self._driver.machine.number_of(name)
+        if number is None:
+            known = ", ".join(spec.name for spec in self.view.tables) or "none"
+            raise InvalidValue(f"no table {name!r} in this run (known: {known})")
+        return self.view.tables[number]
+
+    def create_table(self, spec: TableSpec) -> TableSpec:
+        """Declare a table and wait until servers have it.
+
+        Every worker may declare the table, with the same specification. A table belongs to the
+        namespace and goes by the clocks of the group that declares it. Workers of other groups may
+        pull from it without waiting, and push to it if its consistency is `asp()`.
+
+        Args:
+            spec: name, shape, dtype, initial values, access method and consistency.
+
+        Returns:
+            The specification as the servers have it, with its fragment size fixed.
+
+        Raises:
+            UnknownName: no such access method, or the method has no such option.
+            InvalidValue: an option out of its range, or rows that the access method cannot use.
+            Refused: a table of that name exists with another specification.
+
+        Example:
+            >>> import shoal
+            >>> client = shoal.init().client
+            >>> adam = shoal.Access("adam", {"lr": 0.001})
+            >>> client.create_table(shoal.TableSpec("docs/weights", 10, access=adam)).rows
+            10
+        """
+        spec = checked(spec)  # what no server could open is refused here
+        self._driver.ask(DeclareTable(spec)).wait()
+        return self.table(spec.name)
+
+    def push(
+        self, table: str, values: Tensor, keys: Keys = None, **options: Unpack[PushOptions]
+    ) -> Future:
+        """Send an update of rows to their servers, which apply the table's access method.
+
+        With asp() and ssp() a push is applied when it arrives; with `apply_at="round_end"` (bsp)
+        the pushes u_i of a round are merged with their weights w_i when the round closes::
+
+            merge "mean"   g = sum_i w_i u_i / sum_i w_i
+            merge "sum"    g = sum_i u_i
+
+        Args:
+            table: the table's name.
+            values: (n, *row_shape), contiguous CPU tensor of the table's dtype. The buffer is
+                borrowed: it must not change before the future is done.
+            keys: None for the whole table; a `KeyRange`; or (n,) integers. Values of repeated
+                keys are added up.
+            options: the fields of `PushOptions`: within, weight, lr, assign, lens, cmd, after,
+                timeout_s.
+
+        Returns:
+            A future, done when the servers have applied the push or accepted it for its round.
+
+        Raises:
+            InvalidValue: values of another shape, dtype or device, or unknown keys.
+            NotFinite: the values hold a NaN or an infinity; nothing was sent.
+
+        Example:
+            >>> import shoal, torch
+            >>> client = shoal.init().client
+            >>> spec = client.create_table(shoal.TableSpec("docs/push", 4))
+            >>> client.push("docs/push", torch.ones(2), keys=[0, 3]).wait()
+            >>> client.pull("docs/push").wait()
+            tensor([1., 0., 0., 1.])
+
+        References:
+            Li et al. 2014, section 3.2 (range push and pull).
+        """
+        return self.exchange(self._exchanges.push(table, values, keys, **options))
+
+    def pull(
+        self,
+        table: str,
+        keys: Keys = None,
+        out: Tensor | None = None,
+        **options: Unpack[PullOptions],
+    ) -> Future:
+        """Fetch rows.
+
+        At clock c, with m the clock of the slowest worker, servers answer a pull when::
+
+            bsp     m >= c
+            ssp(s)  m >= c - s
+            asp     always
+
+        Args:
+            table: the table's name.
+            keys: as in `push`.
+            out: (n, *row_shape), contiguous CPU tensor of the table's dtype that receives the
+                rows; a new one by default. It must not be used before the future is done.
+            options: the fields of `PullOptions`: cmd, after, timeout_s.
+
+        Returns:
+            A future of the rows, (n, *row_shape). Of a custom table, whose keys have to be sorted,
+            a future of (values, lens).
+
+        Raises:
+            InvalidValue: unknown keys, or an `out` of another shape, dtype or device.
+
+        Example:
+            >>> import shoal, torch
+            >>> client = shoal.init().client
+            >>> init = shoal.Init("constant", 2.0)
+            >>> spec = client.create_table(shoal.TableSpec("docs/pull", 3, (2,), init=init))
+            >>> client.pull("docs/pull", keys=[2, 0]).wait()
+            tensor([[2., 2.],
+                    [2., 2.]])
+
+        References:
+            Ho et al. 2013, section 2 (stale synchronous parallel).
+        """
+        return self._begin(*self._exchanges.pull(table, keys, out, **options))
+
+    def push_pull(
+        self,
+        table: str,
+        values: Tensor,
+        keys: Keys = None,
+        out: Tensor | None = None,
+        **options: Unpack[PushPullOptions],
+    ) -> Future:
+        """Push, optionally advance, and pull the same rows, in one message per server if possible.
+
+        Args:
+            table: the table's name; not a custom table.
+            values: as in `push`.
+            keys: as in `push`.
+            out: as in `pull`.
+            options: the fields of `PushPullOptions`: advance, weight, lr, after, timeout_s.
+
+        Returns:
+            A future of the rows, (n, *row_shape).
+
+        Raises:
+            InvalidValue: as `push` and `pull`.
+            NotFinite: the values hold a NaN or an infinity; nothing was sent.
+
+        Example:
+            >>> import shoal, torch
+            >>> client = shoal.init().client
+            >>> spec = client.create_table(shoal.TableSpec("docs/push_pull", 2))
+            >>> client.push_pull("docs/push_pull", torch.tensor([1.0, 2.0]), advance=True).wait()
+            tensor([1., 2.])
+        """
+        return self._begin(*self._exchanges.push_pull(table, values, keys, out, **options))
+
+    def request(self, group: str, head: int, body: bytes = b"", *, table: str) -> Future:
+        """Send a message to the handlers of a custom table.
+
+        Args:
+            group: "servers" for every server, or one server's name, such as "server-1".
+            head: 64-bit integer for the handler.
+            body: bytes for the handler.
+            table: the table's name.
+
+        Returns:
+            A future of a list of bytes: the answer of each shard of the table, by server.
+
+        Raises:
+            InvalidValue: the table is not custom, or the server has no shard of it.
+
+        Example:
+            >>> answers = client.request("servers", 1, b"count", table="lists")  # doctest: +SKIP
+        """
+        return self._begin(*self._exchanges.request(table, group, head, body))
+
+    # ------------------------------------------------------------------ clocks
+
+    def advance(self, *, last: bool = False, after: After = ()) -> Future:
+        """End this worker's clock: it pushes no more for the current iteration.
+
+        Args:
+            last: end every later clock as well: no other worker waits for this one any more.
+            after: futures that are resolved before.
+
+        Returns:
+            A future, done when every server knows the clock.
+
+        Example:
+            >>> import shoal
+            >>> client = shoal.init().client
+            >>> before = client.clock
+            >>> client.advance().wait()
+            >>> client.clock - before
+            1
+        """
+        return self.exchange(Exchange(advance=True, last=last, after=ids_of(after)))
+
+    def barrier(self, name: str, groups: tuple[Group, ...] = ("workers",)) -> None:
+        """Wait until every member of `groups` has entered the barrier.
+
+        Args:
+            name: the barrier's name. Entering it again starts its next generation.
+            groups: "workers" (of this worker's group), "servers" or both.
+
+        Raises:
+            InvalidValue: an attached group waits for servers.
+
+        Example:
+            >>> import shoal
+            >>> shoal.init().client.barrier("data loaded")
+        """
+        if self.options.group and set(groups) != {"workers"}:
+            raise InvalidValue(
+                f"servers enter barriers of the first group only; group {self.options.group!r} "
+                f"may wait for ('workers',), not for {groups}"
+            )
+        self._driver.ask(EnterBarrier(name, groups)).wait()
+
+    def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
+        """Sum a tensor over all workers of the group, in place, by a ring allreduce.
+
+        With P workers each sends 2 (P - 1) / P of the tensor. All workers call it for the same
+        tensors in the same order, and all get bitwise the same result.
+
+        Args:
+            tensor: contiguous CPU tensor of numbers, borrowed until the future is done.
+            mean: divide the sum by the number of workers.
+
+        Returns:
+            A future, done when the tensor holds the sum. It fails with `RingBroken` if a worker
+            joins or leaves meanwhile.
+
+        Raises:
+            InvalidValue: no contiguous CPU tensor of numbers, or the mean of integers.
+
+        Example:
+            >>> import shoal, torch
+            >>> gradient = torch.tensor([1.0, 2.0])
+            >>> shoal.init().client.all_reduce(gradient, mean=True).wait()
+            >>> gradient
+            tensor([1., 2.])
+
+        References:
+            Patarasuk & Yuan 2009, section 3 (bandwidth optimal allreduce).
+        """
+        return self._begin(reduce_of(tensor, mean), pump=True)
+
+    def exchange(self, ask: Exchange) -> Future:
+        """Send any combination of pushes, an advance and pulls: what strategies are made of.
+
+        Args:
+            ask: the operations, whose buffers are borrowed until the future is done.
+
+        Returns:
+            A future, done when every server has answered.
+
+        Raises:
+            NotFinite: a push holds a NaN or an infinity; nothing was sent.
+        """
+        return self._begin(self._exchanges.finite.checked(ask))
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """The unanswered requests.
+
+        Returns:
+            Pairs (request, why it waits).
+        """
+        with self._driver.own():
+            return self._driver.machine.waiting()
+
+    def _begin(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
+        pump = pump or isinstance(request, Exchange)
+        return self._driver.ask(request, self._watched(request, finish), pump)
+
+    def _watched(self, request: object, finish: Finish | None) -> Finish | None:
+        watched = self.options.debug and isinstance(request, Exchange)
+        return watch_buffers(request, finish) if watched else finish  # type: ignore[arg-type]

@@ -4,14 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test lint types check clean venv
+.PHONY: demo test lint types check clean venv docs docs-check
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train on handwritten digits: 2 workers, 2 servers, on this machine"
 	@echo "make test   run the test suite"
 	@echo "make check  lint, types and tests, as CI does"
+	@echo "make docs   build the documentation into docs/_build/index.html"
+	@echo "make docs-check   run every code block of README and the documentation in a fresh clone"
 
 venv: $(READY)
 
@@ -40,5 +43,17 @@ types: $(READY)
 
 check: lint types test
 
+$(DOCS_READY): pyproject.toml constraints.txt $(READY)
+	@echo "shoal: installing what builds the documentation into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]' 2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2)
+	@touch $(DOCS_READY)
+
+docs: $(DOCS_READY)
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto docs docs/_build
+	@echo "shoal: the documentation is in docs/_build/index.html"
+
+docs-check: $(READY)
+	@$(BIN)/python tests/docs/run_blocks.py --fresh
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs
+	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache shoal-runs

@@ -1,0 +1,67 @@
+"""Docstrings as this project writes them, made into reStructuredText for autodoc.
+
+`name` is code; a paragraph of lines `name:  text` is a list of definitions; `*` and a trailing `_`
+mean themselves. A module's docstring is left out: the page says what it is.
+"""
+
+import re
+from typing import Any
+
+FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Examples?)(\w[\w, ]*):\s+(\S.*)$")
+CODE = re.compile(r"(?<![`:\w])`([^`]+)`(?!`)")
+MARKUP = re.compile(r"(\*+|(?<=\w)_(?=\W|$))")
+SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Examples?):$")
+
+
+def escaped(line: str) -> str:
+    """A line with code in double backticks, and other markup as plain characters."""
+    parts = re.split(r"(``[^`]+``)", CODE.sub(r"``\1``", line))
+    return "".join(p if p.startswith("``") else MARKUP.sub(r"\\\1", p) for p in parts)
+
+
+def paragraphs(lines: list[str]) -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            found[-1].append(line)
+        elif found[-1]:
+            found.append([])
+    return [each for each in found if each]
+
+
+def definitions(paragraph: list[str]) -> list[str]:
+    """A paragraph of `name:  text` lines as a definition list."""
+    out: list[str] = []
+    for line in paragraph:
+        if found := FIELD.match(line):
+            out += [f"``{found[1]}``", f"    {escaped(found[2])}"]
+        else:
+            out.append(f"    {escaped(line.strip())}")
+    return out
+
+
+def as_rst(lines: list[str]) -> list[str]:
+    out: list[str] = []
+    for paragraph in paragraphs(lines):
+        first = paragraph[0]
+        if first.lstrip().startswith(">>>"):
+            out += paragraph
+        elif FIELD.match(first):
+            out += definitions(paragraph)
+        elif SECTION.match(first):
+            out += [first, *(escaped(line) for line in paragraph[1:])]
+        elif first.startswith(" ") or any(line.startswith("    ") for line in paragraph[1:]):
+            out += ["::", "", *(f"    {line}" for line in paragraph)]
+        else:
+            out += [escaped(line) for line in paragraph]
+        out.append("")
+    return out
+
+
+def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [] if what == "module" else as_rst(lines)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("autodoc-process-docstring", process, priority=400)  # before napoleon
+    return {"parallel_read_safe": True}

@@ -1,4 +1,7 @@
-"""Pages of the site whose text is a file at the root of the repository, with its links made to fit."""
+"""Pages of the site whose text is a file at the root of the repository, with its links made to fit.
+
+The page's own text, such as a picture, comes after the file's title.
+"""
 
 import os
 import re
@@ -30,7 +33,8 @@ def fitted(text: str, page: str) -> str:
 def read_root_page(app: Any, name: str, source: list[str]) -> None:
     if name in PAGES:
         app.env.note_dependency(ROOT / PAGES[name])
-        source[0] += fitted((ROOT / PAGES[name]).read_text(), name)
+        title, _, text = (ROOT / PAGES[name]).read_text().partition("\n")
+        source[0] = f"{title}\n\n{source[0]}\n{fitted(text, name)}"
 
 
 def setup(app: Any) -> dict[str, bool]:

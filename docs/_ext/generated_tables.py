@@ -1,7 +1,7 @@
 """Two directives: the fields of a job's schema, and what `shoal list` prints, as tables.
 
-    {schema} shoal.jobs.spec.JobSpec
-    {registered} strategies
+{schema} shoal.jobs.spec.JobSpec
+{registered} strategies
 """
 
 from importlib import import_module

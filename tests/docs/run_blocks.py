@@ -131,7 +131,9 @@ class Runner:
             output = self._done(block, ["bash", "-euo", "pipefail", "-c", command])
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             if expected and not doctest.OutputChecker().check_output(expected, output, flags):
-                raise BlockError(f"{block}: {command!r} is to print\n{expected}\nand printed\n{output}")
+                raise BlockError(
+                    f"{block}: {command!r} is to print\n{expected}\nand printed\n{output}"
+                )
 
     def _done(self, block: Block, command: Sequence[str]) -> str:
         """The output of a command that has to end well, in time."""

@@ -49,7 +49,7 @@ $(DOCS_READY): pyproject.toml constraints.txt $(READY)
 	@touch $(DOCS_READY)
 
 docs: $(DOCS_READY)
-	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto docs docs/_build
+	@$(BIN)/sphinx-build --quiet --fresh-env --write-all --fail-on-warning --keep-going --jobs auto docs docs/_build
 	@echo "shoal: the documentation is in docs/_build/index.html"
 
 docs-check: $(READY)

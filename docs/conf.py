@@ -23,7 +23,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext"]
 source_suffix = {".md": "markdown"}
-nitpicky = False
+smartquotes = False  # options begin with two hyphens
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
@@ -40,6 +40,7 @@ html_title = "Shoal"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
+    "top_of_page_buttons": [],
     "light_css_variables": {"color-brand-primary": "#0f62a8", "color-brand-content": "#0f62a8"},
     "dark_css_variables": {"color-brand-primary": "#6cb6ff", "color-brand-content": "#6cb6ff"},
 }

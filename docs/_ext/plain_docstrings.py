@@ -1,13 +1,14 @@
 """Docstrings as this project writes them, made into reStructuredText for autodoc.
 
 `name` is code; a paragraph of lines `name:  text` is a list of definitions; `*` and a trailing `_`
-mean themselves. A module's docstring is left out: the page says what it is.
+mean themselves. A module's docstring is left out: the page says what it is. Help texts of commands that
+click is not to wrap are literal blocks.
 """
 
 import re
 from typing import Any
 
-FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Examples?)(\w[\w, ]*):\s+(\S.*)$")
+FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Examples?)(\w+(?:, \w+)*):\s+(\S.*)$")
 CODE = re.compile(r"(?<![`:\w])`([^`]+)`(?!`)")
 MARKUP = re.compile(r"(\*+|(?<=\w)_(?=\W|$))")
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Examples?):$")
@@ -62,6 +63,18 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     lines[:] = [] if what == "module" else as_rst(lines)
 
 
+def process_help(app: Any, context: Any, lines: list[str]) -> None:
+    """Lines that begin with a bar, as sphinx-click has unwrapped ones, are a literal block."""
+    out: list[str] = []
+    for line in lines:
+        bar = line.startswith("| ")
+        if bar and not (out and out[-1].startswith("    ")):
+            out += ["::", ""]
+        out.append(f"    {line[2:]}" if bar else line)
+    lines[:] = out
+
+
 def setup(app: Any) -> dict[str, bool]:
+    app.connect("sphinx-click-process-description", process_help)
     app.connect("autodoc-process-docstring", process, priority=400)  # before napoleon
     return {"parallel_read_safe": True}

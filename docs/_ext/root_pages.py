@@ -1,7 +1,7 @@
 """Pages of the site whose text is a file at the root of the repository.
 
-The page's own text, such as a picture, comes after the file's title. Links are made to fit: those of
-the root's files, and those of other pages to the root's files.
+The page's own text, such as a picture, comes after the file's title. Links of the root's files, and
+links of other pages to them, are made to fit.
 """
 
 import os
@@ -28,7 +28,7 @@ def fitted(text: str, base: str, page: str) -> str:
     """
 
     def fit(found: re.Match[str]) -> str:
-        target = os.path.normpath(os.path.join(base, found[1]))
+        target = os.path.normpath(Path(base, found[1]))
         if (ROOT / target / "index.md").exists():
             target += "/index.md"
         path = os.path.relpath(PLACES.get(target, target), Path("docs", page).parent)

@@ -7,9 +7,9 @@
 
 A page's blocks run in order, in one temporary folder that begins as a copy of the checkout. `bash`
 blocks run under `bash -euo pipefail`; `python` blocks are scripts; of a `console` block the lines
-behind `$ ` run, and the lines below each are its output, in which `...` stands for anything. A block
-whose first line is a comment with a file's name is written to that file. One whose first line is
-`# not run: REASON` is left out. Blocks in other languages are text.
+behind `$ ` run, and the lines below each are its output, in which `...` stands for anything.
+A block whose first line is a comment with a file's name is written to that file. One whose first
+line is `# not run: REASON` is left out. Blocks in other languages are text.
 """
 
 from __future__ import annotations

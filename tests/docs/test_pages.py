@@ -1,4 +1,4 @@
-"""README and the documentation name only what exists: links, options, files, events, public names."""
+"""README and the documentation name only what exists: links, options, files, events, names."""
 
 import re
 import shlex

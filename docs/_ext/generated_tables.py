@@ -40,10 +40,9 @@ class Schema(Generated):
             kind, meta = get_args(hints[field])
             default = getattr(defaults, field)
             shown = f"; default `{json.dumps(default)}`" if default or default == 0 else ""
-            text = meta.description
             lines += [
                 f"`{field}`",
-                f": {text[0].upper()}{text[1:]}",
+                f": {meta.description}",
                 f"  ({self.kind(kind)}{shown})",
             ]
             lines.append("")

@@ -1,8 +1,8 @@
 """Docstrings as this project writes them, made into reStructuredText for autodoc.
 
 `name` is code; a paragraph of lines `name:  text` is a list of definitions; `*` and a trailing `_`
-mean themselves. A module's docstring is left out: the page says what it is. Help texts of commands that
-click is not to wrap are literal blocks.
+mean themselves. A module's docstring is left out: the page says what it is. Help texts of commands
+that click is not to wrap are literal blocks.
 """
 
 import re
@@ -52,7 +52,7 @@ def as_rst(lines: list[str]) -> list[str]:
         elif SECTION.match(first):
             out += [first, *(escaped(line) for line in paragraph[1:])]
         elif first.startswith(" ") or any(line.startswith("    ") for line in paragraph[1:]):
-            out += ["::", "", *(f"    {line}" for line in paragraph)]
+            out += [".. code-block:: text", "", *(f"    {line}" for line in paragraph)]
         else:
             out += [escaped(line) for line in paragraph]
         out.append("")
@@ -69,7 +69,7 @@ def process_help(app: Any, context: Any, lines: list[str]) -> None:
     for line in lines:
         bar = line.startswith("| ")
         if bar and not (out and out[-1].startswith("    ")):
-            out += ["::", ""]
+            out += [".. code-block:: text", ""]
         out.append(f"    {line[2:]}" if bar else line)
     lines[:] = out
 

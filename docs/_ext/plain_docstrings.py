@@ -8,10 +8,10 @@ that click is not to wrap are literal blocks.
 import re
 from typing import Any
 
-FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Examples?)(\w+(?:, \w+)*):\s+(\S.*)$")
+FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Example)(\w+(?:, \w+)*):\s+(\S.*)$")
 CODE = re.compile(r"(?<![`:\w])`([^`]+)`(?!`)")
 MARKUP = re.compile(r"(\*+|(?<=\w)_(?=\W|$))")
-SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Examples?):$")
+SECTION = re.compile(r"^(Args|Raises|Returns|Yields|References):$")
 
 
 def escaped(line: str) -> str:
@@ -42,15 +42,19 @@ def definitions(paragraph: list[str]) -> list[str]:
 
 
 def as_rst(lines: list[str]) -> list[str]:
-    out: list[str] = []
+    out = ["", ""]
     for paragraph in paragraphs(lines):
         first = paragraph[0]
         if first.lstrip().startswith(">>>"):
             out += paragraph
         elif FIELD.match(first):
             out += definitions(paragraph)
+        elif first.startswith("Example"):
+            out += paragraph
         elif SECTION.match(first):
             out += [first, *(escaped(line) for line in paragraph[1:])]
+        elif first.startswith(" ") and out[-2].endswith("::"):
+            out += paragraph
         elif first.startswith(" ") or any(line.startswith("    ") for line in paragraph[1:]):
             out += [".. code-block:: text", "", *(f"    {line}" for line in paragraph)]
         else:

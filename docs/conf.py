@@ -28,6 +28,7 @@ smartquotes = False  # options begin with two hyphens
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
+napoleon_use_ivar = True  # attributes as fields of their class
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 72

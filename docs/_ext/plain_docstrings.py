@@ -8,10 +8,13 @@ that click is not to wrap are literal blocks.
 import re
 from typing import Any
 
-FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Example)(\w+(?:, \w+)*):\s+(\S.*)$")
+from docutils import nodes
+
+FIELD = re.compile(r"^(?!Raises|Args|Returns|Yields|Attributes|Example)(\w+(?:, \w+)*):\s+(\S.*)$")
 CODE = re.compile(r"(?<![`:\w])`([^`]+)`(?!`)")
 MARKUP = re.compile(r"(\*+|(?<=\w)_(?=\W|$))")
-SECTION = re.compile(r"^(Args|Raises|Returns|Yields|References):$")
+MADE_BY_SHOAL = {f"shoal.{name}" for name in ("Context", "Future", "Lease", "Run", "TrainResult")}
+SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes|References):$")
 
 
 def escaped(line: str) -> str:
@@ -67,6 +70,13 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     lines[:] = [] if what == "module" else as_rst(lines)
 
 
+def process_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str | None, Any]:
+    """No signature where it is not for the reader: of errors, and of what Shoal makes itself."""
+    return ("", None) if what == "exception" or name in MADE_BY_SHOAL else (signature, returns)
+
+
 def process_help(app: Any, context: Any, lines: list[str]) -> None:
     """Lines that begin with a bar, as sphinx-click has unwrapped ones, are a literal block."""
     out: list[str] = []
@@ -78,7 +88,22 @@ def process_help(app: Any, context: Any, lines: list[str]) -> None:
     lines[:] = out
 
 
+def process_options(app: Any, context: Any, lines: list[str]) -> None:
+    """An @ is no address."""
+    lines[:] = [line.replace("@", "\\@") for line in lines]
+
+
+def with_dashes(app: Any, doctree: nodes.document) -> None:
+    """The two hyphens between a parameter and its text are a dash."""
+    for text in doctree.findall(nodes.Text):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("sphinx-click-process-description", process_help)
     app.connect("autodoc-process-docstring", process, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", process_signature)
+    app.connect("sphinx-click-process-description", process_help)
+    app.connect("sphinx-click-process-options", process_options)
+    app.connect("doctree-read", with_dashes)
     return {"parallel_read_safe": True}

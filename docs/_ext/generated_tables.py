@@ -63,7 +63,7 @@ class Registered(Generated):
         from shoal.apps.listing import rows_of
 
         columns, rows = rows_of(self.arguments[0])
-        lines = [":::{list-table}", ":header-rows: 1", ":class: generated", ""]
+        lines = [":::{list-table}", ":header-rows: 1", ""]
         for row in [columns, *((f"`{row[0]}`", *row[1:]) for row in rows)]:
             lines += [("* - " if at == 0 else "  - ") + cell for at, cell in enumerate(row)]
         return [*lines, "", ":::"]

@@ -4,9 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test lint types check clean venv docs docs-check
+.PHONY: demo test lint types check clean venv
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +42,13 @@ types: $(READY)
 
 check: lint types test
 
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs
+
+# The documentation's tools are installed into the same environment when they are first needed.
+DOCS_READY := $(VENV)/.docs-ready
+.PHONY: docs docs-check docs-clean
+
 $(DOCS_READY): pyproject.toml constraints.txt $(READY)
 	@echo "shoal: installing what builds the documentation into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]' 2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2)
@@ -55,5 +61,6 @@ docs: $(DOCS_READY)
 docs-check: $(READY)
 	@$(BIN)/python tests/docs/run_blocks.py --fresh
 
-clean:
-	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache shoal-runs
+clean: docs-clean
+docs-clean:
+	rm -rf docs/_build

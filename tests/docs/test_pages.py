@@ -108,6 +108,17 @@ def test_every_event_is_in_the_reference():
     assert listed == written | set(NOTED)
 
 
+def test_every_environment_variable_is_in_the_reference():
+    text = (ROOT / "docs/reference/environment.md").read_text()
+    read = {
+        name
+        for path in (ROOT / "src" / "shoal").rglob("*.py")
+        for name in re.findall(r"\"(SHOAL_[A-Z_]+)\"", path.read_text())
+    }
+    assert read
+    assert read <= set(re.findall(r"`(SHOAL_[A-Z_]+)`", text))
+
+
 def test_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text

@@ -37,14 +37,6 @@ test: $(READY)
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: $(READY)
-	@$(BIN)/mypy
-
-check: lint types test
-
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs
-
 # The documentation's tools are installed into the same environment when they are first needed.
 DOCS_READY := $(VENV)/.docs-ready
 .PHONY: docs docs-check docs-clean
@@ -64,3 +56,11 @@ docs-check: $(READY)
 clean: docs-clean
 docs-clean:
 	rm -rf docs/_build
+
+types: $(READY)
+	@$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache shoal-runs

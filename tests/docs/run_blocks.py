@@ -2,7 +2,7 @@
 
     python tests/docs/run_blocks.py                     all pages, with this environment's shoal
     python tests/docs/run_blocks.py README.md           some pages
-    python tests/docs/run_blocks.py --fresh             in a fresh clone, which `make demo` sets up
+    python tests/docs/run_blocks.py --fresh             in a fresh clone, which `make venv` sets up
     python tests/docs/run_blocks.py --list              what would run, and what does not, and why
 
 A page's blocks run in order, in one temporary folder that begins as a copy of the checkout. `bash`
@@ -217,7 +217,7 @@ def list_blocks(chosen: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="run the documentation's code blocks")
     parser.add_argument("pages", nargs="*", help="README.md, docs/... (all by default)")
-    parser.add_argument("--fresh", action="store_true", help="in a clone that `make demo` sets up")
+    parser.add_argument("--fresh", action="store_true", help="in a clone that `make venv` sets up")
     parser.add_argument("--list", action="store_true", help="say what would run")
     given = parser.parse_args()
     chosen = given.pages or pages()
@@ -225,14 +225,14 @@ def main() -> None:
         return list_blocks(chosen)
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="shoal-docs-") as place:
-        binaries = Path(sys.executable).parent
+        binaries, clone = Path(sys.executable).parent, Path(place) / "clone"
         if given.fresh:
-            clone = Path(place) / "clone"
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-            subprocess.run(["make", "demo"], cwd=clone, check=True)
+            subprocess.run(["make", "venv"], cwd=clone, check=True)
             binaries = clone / ".venv" / "bin"
         for page in chosen:
-            folder = copy_of_checkout(Path(place) / page.replace("/", "-"))
+            own = given.fresh and page == "README.md"  # it is about the clone itself
+            folder = clone if own else copy_of_checkout(Path(place) / page.replace("/", "-"))
             failed += run_page(page, environment(binaries), folder)
     for each in failed:
         print(f"\n{each}", file=sys.stderr)

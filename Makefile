@@ -18,6 +18,8 @@ help:
 	@echo "make test   run the test suite"
 	@echo "make coverage   run the test suite under coverage.py, and print a table by folder"
 	@echo "make check  lint, types and tests, as CI does"
+	@echo "make docs   build the documentation into docs/_build/index.html"
+	@echo "make docs-check   run every code block of README and the documentation in a fresh clone"
 
 venv: $(READY)
 
@@ -50,6 +52,26 @@ coverage: $(READY)
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# The documentation's tools are installed into the same environment when they are first needed.
+DOCS_READY := $(VENV)/.docs-ready
+.PHONY: docs docs-check docs-clean
+
+$(DOCS_READY): pyproject.toml constraints.txt $(READY)
+	@echo "shoal: installing what builds the documentation into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]' 2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2)
+	@touch $(DOCS_READY)
+
+docs: $(DOCS_READY)
+	@$(BIN)/sphinx-build --quiet --fresh-env --write-all --fail-on-warning --keep-going --jobs auto docs docs/_build
+	@echo "shoal: the documentation is in docs/_build/index.html"
+
+docs-check: $(READY)
+	@$(BIN)/python tests/docs/run_blocks.py --fresh
+
+clean: docs-clean
+docs-clean:
+	rm -rf docs/_build
 
 types: $(READY)
 	@$(BIN)/mypy

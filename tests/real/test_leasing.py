@@ -57,6 +57,30 @@ def test_what_a_dead_worker_had_not_done_the_others_do(tmp_path, strategy):
         assert set(told.values()) == {1}
 
 
+ONCE = """
+            if context.rank == 1 and len(done) == 5 and not os.path.exists(sys.argv[1] + "/killed"):
+                open(sys.argv[1] + "/killed", "w").close()
+"""
+
+
+def test_a_worker_that_is_replaced_takes_leases_like_its_predecessor(tmp_path):
+    script = tmp_path / "script.py"
+    kill = "            if context.rank == 1 and len(done) == 5:\n"
+    assert kill in SCRIPT
+    script.write_text(dedent(SCRIPT.replace(kill, ONCE[1:])))
+    words = ["run", "--workers", "3", "--on-worker-loss", "replace", "--transport", "tcp"]
+    words += ["--out", str(tmp_path / "runs"), str(script), str(tmp_path), "sync"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "killed").exists()
+    files = sorted(tmp_path.glob("*.json"))
+    assert [each.name for each in files] == ["0.json", "1.json", "2.json"]
+    told = Counter(tuple(each) for file in files for each in json.loads(file.read_text()))
+    both = {(epoch, batch) for epoch in range(2) for batch in range(20)}
+    assert told.keys() <= both
+    assert len(both - told.keys()) in (4, 5)  # the first worker-1's, told by nobody else
+
+
 @pytest.fixture
 def client(tmp_path):
     with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:

@@ -258,7 +258,7 @@ def test_bad_input_says_what_to_do(tmp_path):
 def test_roles_by_hand_name_who_is_missing(tmp_path):
     done = command(
         "scheduler", "--listen", f"unix://{tmp_path}/private/s.sock", "--workers", "1",
-        "--servers", "2", "--join-timeout", "0.3", cwd=tmp_path,
+        "--servers", "2", "--join-timeout-s", "0.3", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     assert "2 of 2 servers (server-0, server-1) and 1 of 1 workers (worker-0)" in done.stderr

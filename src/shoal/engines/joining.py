@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from shoal.client.client import Client
 from shoal.client.connect import scheduler_at
@@ -20,7 +21,9 @@ from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
-from shoal.factories import importable
+from shoal.factories import importable, main_script, refuse_while_importing
+
+Number = TypeVar("Number", int, float)
 
 
 def init(
@@ -28,7 +31,7 @@ def init(
     servers: int | None = None,
     scheduler: str = "",
     token: str = "",
-    sync_timeout_ms: int = 10000,
+    sync_timeout_s: float | None = None,
     init_timeout_s: float = 60.0,
     rank: int | None = None,
     imports: Sequence[str] = (),
@@ -41,10 +44,16 @@ def init(
     servers:     how many to start where nobody has (plain python, torchrun); 1 by default, or
                  SHOAL_SERVERS
     scheduler:   join the cluster at this address, or in this run's folder, instead
-    rank:        the rank wished for
-    imports:     modules, or files, that define access methods; this process imports them, and so
-                 do the servers that are started here
-    group, group_size, namespace:  attach to a run of others, as `ClientOptions` has it
+    token:       shared secret of the cluster; SHOAL_TOKEN by default
+    sync_timeout_s:  seconds after which a waiting request is sent again; it fails after twice as
+                 many. SHOAL_SYNC_TIMEOUT_S by default, which `shoal run` sets, or 10
+    init_timeout_s:  seconds to wait until the cluster is complete
+    rank:        the rank to ask for
+    imports:     modules, or files, that define access methods or handlers; this process imports
+                 them, and so do the servers that are started here. What the script itself defines
+                 is found without it: where a table names a method that a server does not know, the
+                 server imports the script, without what is under `if __name__ == "__main__":`
+    group, group_size, namespace:  join a worker group of another run, as `ClientOptions` has it
 
     Returns the context: `rank`, `world_size`, `client`, and `resumed_at` where the run goes on with
     another one's checkpoint. It is closed when the process ends.
@@ -53,6 +62,7 @@ def init(
     >>> context.rank, context.world_size            # doctest: +SKIP
     (0, 1)
     """
+    refuse_while_importing("shoal.init()")
     known = joined()
     if known is not None:
         return known
@@ -68,18 +78,20 @@ def init(
         )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
-    found = [importable(each) for each in imports]
+    if sync_timeout_s is None:
+        sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
+    code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        address, secret, engine, wish = gather(env, count, found)
+        address, secret, engine, wish = gather(env, count, **code)
     elif not address:
-        engine = cluster_here(servers=count, workers=1, imports=found, token=secret)
+        engine = cluster_here(servers=count, workers=1, token=secret, **code)
         address = engine.address("scheduler")
     options = ClientOptions(
         token=secret,
         rank=wish,
         init_timeout_s=init_timeout_s,
-        sync_timeout_s=sync_timeout_ms / 1000,
+        sync_timeout_s=sync_timeout_s,
         group=group,
         group_size=group_size,
         namespace=namespace,
@@ -100,8 +112,9 @@ def init(
     return context
 
 
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
+def _number(env: Mapping[str, str], name: str, default: Number) -> Number:
     try:
-        return int(env.get(name, default))
+        return type(default)(env.get(name, default))
     except ValueError:
-        raise InvalidValue(f"{name}={env[name]!r} is not a whole number") from None
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise InvalidValue(f"{name}={env[name]!r} is not a {kind}") from None

@@ -49,15 +49,15 @@ UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
 def run_chaos(
     job: JobSpec,
     faults: int,
-    menu: Sequence[str],
+    schedule: Sequence[str],
     data_dirs: Sequence[Path],
     console: Console,
     early: bool = False,
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
-    faults: how many, but where the menu says at which step each is
-    menu:   what is done, by turns: `fault_of` reads them; or "random", drawn from the job's seed
+    faults: how many, but where the schedule says at which step each is
+    schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed
     early:  do not wait until all rows have all their replicas again: the last one of some may be
             killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
 
@@ -66,7 +66,7 @@ def run_chaos(
             are to be disturbed where that cannot be done
         UnknownName: a fault that there is not
     """
-    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(menu) == ["random"] else menu
+    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(schedule) == ["random"] else schedule
     chosen = [fault_of(name) for name in drawn]
     if all(each.step >= 0 for each in chosen):
         faults = len(chosen)
@@ -205,8 +205,8 @@ def _names(job: JobSpec) -> list[str]:
     return ["scheduler", *servers, *(f"worker-{rank}" for rank in range(job.workers)), "prober"]
 
 
-def _need_hosts(menu: Sequence[Fault]) -> bool:
-    return any(each.what in ("slow", "partition") for each in menu)
+def _need_hosts(schedule: Sequence[Fault]) -> bool:
+    return any(each.what in ("slow", "partition") for each in schedule)
 
 
 def _report(

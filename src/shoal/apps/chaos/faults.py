@@ -44,7 +44,7 @@ class FaultInjector:
         self,
         engine: LocalEngine,
         job: JobSpec,
-        menu: Sequence[Fault],
+        schedule: Sequence[Fault],
         faults: int,
         early: bool,
         hosts: Hosts | None = None,
@@ -53,7 +53,7 @@ class FaultInjector:
         self._engine = engine
         self._hosts = hosts
         self._sizes = {"servers": job.servers, "workers": job.workers + 1}
-        self._menu = menu
+        self._schedule = schedule
         self._faults = faults
         self._patience_s = EARLY_S if early else SETTLE_S
         self._random = Random(job.seed)
@@ -84,7 +84,7 @@ class FaultInjector:
         if len(self.injected) == self._faults:
             return
         last = self.injected[-1] if self.injected else None
-        fault = self._menu[len(self.injected) % len(self._menu)]
+        fault = self._schedule[len(self.injected) % len(self._schedule)]
         if self._next_at == float("inf"):
             if self._whole and not self._leaving and all(self._engine.running.values()):
                 self._next_at = now + (self._random.uniform(*PAUSE_S) if fault.step < 0 else 0)

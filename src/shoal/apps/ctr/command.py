@@ -18,9 +18,9 @@ from shoal.apps.ctr.readers import guess, opened, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train.command import cluster_tasks
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
@@ -77,20 +77,7 @@ def _fields(spec: CtrSpec) -> int:
 
 def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -> list[Task]:
     threads = max(1, (os.cpu_count() or 1) // spec.workers)
-    tasks = cluster_tasks(
-        engine,
-        spec.servers,
-        spec.workers,
-        spec.transport,
-        started_at,
-        init=spec.init,
-        preload=SPARSE,
-        replicas=spec.replicas,
-        checkpoint_every=spec.checkpoint_every,
-        checkpoint_every_s=spec.checkpoint_every_s,
-        keep_checkpoints=spec.keep_checkpoints,
-        passed=passed,
-    )
+    tasks = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
     for rank in range(spec.workers):
         arguments = {
             "spec": msgspec.to_builtins(spec),

@@ -12,9 +12,10 @@ import msgspec
 from shoal.apps.ctr.readers import guess, opened
 from shoal.apps.ctr.scores import TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train.command import cluster_tasks
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine
+from shoal.engines.options import RunOptions
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_job
 from shoal.storage.run_folder import RunFolder
@@ -86,9 +87,8 @@ def _score(
             "scores": str(scores.resolve()),
         }
         worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
-        cluster = cluster_tasks(
-            engine, servers, 1, "unix", 0.0, init=spec.init, save=False, preload=SPARSE
-        )
+        asked = RunOptions(workers=1, servers=servers)
+        cluster = run_tasks(engine, asked, 0.0, init=spec.init, save=False, preload=SPARSE)
         for task in (*cluster, worker):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does

@@ -46,8 +46,8 @@ def run_ctr_worker(
     options = msgspec.convert(spec, CtrSpec)
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
-    timeout = options.sync_timeout_ms / 1000
-    with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
+    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    with Client(scheduler, joining) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()
         client.advance(last=True).wait()  # nobody waits for this worker any more

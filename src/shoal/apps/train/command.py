@@ -16,15 +16,14 @@ import msgspec
 from shoal import factories as imports
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.data.catalogue import find_source
-from shoal.engines.base import DENSE, Task
-from shoal.engines.cluster import scheduler_task, server_task
+from shoal.engines.base import Task
+from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
-from shoal.protocol.scheduler.journal import SLOW_SHARE
-from shoal.protocol.scheduler.leases import as_of
+from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _check_leases(job: JobSpec) -> None:
             raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
 
 
-def _ledger(job: JobSpec, clock: int) -> dict[str, Any] | None:
+def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
     """What was done when the checkpoint was taken that a job goes on with."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
@@ -140,63 +139,7 @@ def _ledger(job: JobSpec, clock: int) -> dict[str, Any] | None:
         raise InvalidValue(
             f"{job.resume} was trained without leases: resume it without on_worker_loss 'reassign'"
         )
-    found: dict[str, Any] = msgspec.to_builtins(record)
-    return found
-
-
-def cluster_tasks(
-    engine: LocalEngine,
-    servers: int,
-    workers: int,
-    transport: str,
-    started_at: float,
-    *,
-    init: str = "",
-    save: bool = True,
-    preload: tuple[str, ...] = DENSE,
-    replicas: int = 1,
-    elastic: bool = False,
-    slow_share: float = 0.0,
-    checkpoint_every: int = 0,
-    checkpoint_every_s: float = 0.0,
-    keep_checkpoints: int = 0,
-    passed: int = 0,
-    ledger: dict[str, Any] | None = None,
-    imports: Sequence[str] = (),
-) -> list[Task]:
-    """A run's processes but for its workers: a scheduler, and servers.
-
-    replicas: servers that have a copy of each row
-    elastic:  whether workers may join later
-    slow_share:  one is dropped that the others wait for in so much of the time; 0 for none
-    init:     the folder of a run whose rows their tables begin with
-    save:     whether servers leave their shards
-    ledger:   which of the data are done, where workers are leased them
-    preload:  modules that servers and workers share
-    imports:  ... of the user's, that servers import as well
-    """
-    if init:
-        shard_files(Path(init))  # or nothing is started
-    scheduler = engine.address("scheduler")
-    common = {"events": str(engine.folder.events), "started_at": started_at}
-    policy = {"elastic": elastic, "slow_share": slow_share, "ledger": ledger, "passed": passed}
-    policy["checkpoint_s"] = checkpoint_every_s
-    saves = checkpoint_every > 0 or checkpoint_every_s > 0
-    tasks = [scheduler_task(engine, scheduler, servers, workers, replicas, **policy, **common)]
-    more = {
-        "save": str(engine.folder.shards.resolve()) if save else "",
-        "init": init,
-        "checkpoints": str(engine.folder.checkpoints.resolve()) if saves else "",
-        "checkpoint_every": checkpoint_every,
-        "keep_checkpoints": keep_checkpoints,
-        "passed": passed,
-        "imports": list(imports),
-        **common,
-    }
-    listen = "" if transport == "unix" else "tcp://127.0.0.1:0"
-    for rank in range(servers):
-        tasks.append(server_task(engine, scheduler, rank, listen, preload, **more))
-    return tasks
+    return record
 
 
 def tasks_of(
@@ -211,23 +154,20 @@ def tasks_of(
 
     passed: clocks that are over, in the run that it goes on with
     """
-    servers = job.servers if strategies[job.strategy].uses_servers else 0
+    counts: dict[str, Any] = {"workers": job.workers + more_workers}
+    if not strategies[job.strategy].uses_servers:
+        counts |= {"servers": 0, "replicas": 1}
     threads = max(1, (os.cpu_count() or 1) // job.workers)
-    tasks = cluster_tasks(
+    tasks = run_tasks(
         engine,
-        servers,
-        job.workers + more_workers,
-        job.transport,
+        job,
         started_at,
-        replicas=job.replicas if servers else 1,
-        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
-        slow_share=SLOW_SHARE[job.slow_workers],
         init=begun_with(job.resume, passed),
-        checkpoint_every=job.checkpoint_every,
-        checkpoint_every_s=job.checkpoint_every_s,
-        keep_checkpoints=job.keep_checkpoints,
         passed=passed,
+        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
+        slow_workers=job.slow_workers,
         ledger=_ledger(job, passed),
+        **counts,
     )
     for rank in range(job.workers):
         tasks.append(
@@ -320,6 +260,7 @@ def train(
     """
     from shoal.data.places import search_path
 
+    imports.refuse_while_importing("shoal.train()")
     values = {key: value for key, value in options.items() if value is not None}
     values["model"] = model if isinstance(model, str) else imports.name_of(model)
     values["data"] = data if isinstance(data, str) else imports.name_of(data)

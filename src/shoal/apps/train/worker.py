@@ -77,7 +77,7 @@ def run_worker(
     strategy = kind(
         StrategyOptions(access, spec.staleness, spec.apply_at, batch=float(spec.worker_batch))
     )
-    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
+    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_s)
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
         if not strategy.uses_servers and spec.collective == "gloo":

@@ -12,11 +12,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.train.command import cluster_tasks
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import dump_job
@@ -66,15 +66,7 @@ def run_words(
 
 
 def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
-    tasks = cluster_tasks(
-        engine,
-        spec.servers,
-        spec.workers,
-        spec.transport,
-        started_at,
-        preload=SPARSE,
-        replicas=spec.replicas,
-    )
+    tasks = run_tasks(engine, spec, started_at, preload=SPARSE)
     for rank in range(spec.workers):
         arguments = {
             "spec": msgspec.to_builtins(spec),

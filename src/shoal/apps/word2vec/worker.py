@@ -55,8 +55,8 @@ def run_words_worker(
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     ids, counts = load_ids(Path(corpus))
-    timeout = options.sync_timeout_ms / 1000
-    with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
+    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")
         trainer.train()

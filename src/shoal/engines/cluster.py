@@ -14,7 +14,7 @@ import msgspec
 from shoal.engines.base import DENSE, Task
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
-from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.storage.run_folder import RunFolder
 
 
 def start_cluster(
@@ -79,8 +79,6 @@ def run_tasks(
     script:   as in `ServerRole`
     policy:   fields of `SchedulerRole` that differ from the run's
     """
-    if init:
-        shard_files(Path(init))  # or nothing is started
     common: dict[str, Any] = {
         "events": str(engine.folder.events),
         "started_at": started_at,

@@ -23,7 +23,8 @@ from rich.table import Table
 from shoal.apps.chaos.faults import FaultInjector, Struck
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
-from shoal.apps.train.command import check_job, run_job, summarise, tasks_of
+from shoal.apps.train.checks import check_job
+from shoal.apps.train.command import run_job, summarise, tasks_of
 from shoal.apps.train.resume import resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.predicting import APPLICATION, spec_of
-from shoal.apps.ctr.readers import guess, opened, reader_of
+from shoal.apps.ctr.readers import check_readable, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
@@ -25,7 +25,7 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.run_folder import RunFolder, shard_files
 
 
 def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
@@ -36,14 +36,13 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
-    for path in (spec.train, spec.test):
-        if path and spec.format == "auto":
-            guess(Path(path))
-        elif path:
-            opened(Path(path)).close()
+    for path in filter(None, (spec.train, spec.test)):
+        check_readable(spec, path)
     passed = resumed_at(spec.resume, spec.resume_at)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
+    if spec.init:
+        shard_files(Path(spec.init))
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)

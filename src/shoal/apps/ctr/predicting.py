@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.ctr.readers import guess, opened
+from shoal.apps.ctr.readers import check_readable
 from shoal.apps.ctr.scores import TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.base import SPARSE, Task
@@ -18,7 +18,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import RunOptions
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_job
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.run_folder import RunFolder, shard_files
 
 APPLICATION = "ctr"
 
@@ -54,10 +54,8 @@ def predict(
         InvalidValue: `out` cannot be written, or is `file`
     """
     spec = _read_only(spec_of(run), run)
-    if spec.format == "auto":
-        guess(file)
-    else:
-        opened(file).close()
+    shard_files(run)
+    check_readable(spec, str(file))
     if out.resolve() == file.resolve():
         raise InvalidValue(f"{out} is the file that is read; name another with --out")
     try:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal import factories as imports
+from shoal.apps.train.checks import check_inputs, check_job
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
-from shoal.data.catalogue import find_source
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine, spare_processes
@@ -67,6 +67,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
+    check_inputs(job, data_dirs)
     passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.job.write_text(dump_job(job))
@@ -87,46 +88,6 @@ def run_job(
     summary = summarise(job, folder, started_at)
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def check_job(job: JobSpec) -> None:
-    """Refuse before anything starts what could only fail later. Imports no torch."""
-    traits = strategies[job.strategy]
-    if job.redundancy > 1 and not traits.takes_copies:
-        usable = ", ".join(name for name in strategies if strategies[name].takes_copies)
-        raise InvalidValue(
-            f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
-            f"{job.redundancy} (these can: {usable})"
-        )
-    if (job.saves or job.resume) and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
-    if job.slow_workers != "wait" and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} sums over all workers, and can drop none")
-    if job.on_worker_loss != "stop" and not traits.uses_servers:
-        raise InvalidValue(
-            f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
-        )
-    if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
-        raise InvalidValue(
-            "slow_workers 'backup' has others do what a slow worker had: add --on-worker-loss "
-            "reassign"
-        )
-    if job.on_worker_loss == "reassign":
-        _check_leases(job)
-    if job.data_is_named:
-        find_source(job.data)
-    if job.init and not Path(job.init).exists():
-        raise InvalidValue(f"init: no file {job.init}")
-
-
-def _check_leases(job: JobSpec) -> None:
-    """Where workers are leased what they do, all of them can do all of it."""
-    for wrong, what in (
-        (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
-        (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
-    ):
-        if wrong:
-            raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
 
 
 def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
@@ -274,17 +235,10 @@ def train(
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
     """The module with the parameters that a run ended with."""
-    import torch
     from safetensors.torch import load_file
 
-    from shoal.apps.train.worker import build_model, load_dataset
+    from shoal.apps.train.worker import load_dataset, untrained_model
 
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, job.dtype))
-    try:
-        with torch.random.fork_rng():
-            module = build_model(job, load_dataset(job, list(data_dirs)))
-    finally:
-        torch.set_default_dtype(before)
+    module = untrained_model(job, load_dataset(job, list(data_dirs)))
     module.load_state_dict(load_file(RunFolder(Path(summary["run_dir"])).model))
     return module

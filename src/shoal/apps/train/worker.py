@@ -243,6 +243,17 @@ def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
     return Dataset(spec.data, train_x, train_y, test_x, test_y, classes, Compose())
 
 
+def untrained_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
+    """`build_model`, which leaves this process's random state and default dtype as they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, spec.dtype))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build_model(spec, dataset)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
     """The job's model, from its seed or its file of initial weights."""
     torch.manual_seed(spec.seed)

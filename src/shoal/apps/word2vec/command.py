@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from rich.table import Table
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
+from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import DataMissing, InvalidValue
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder
@@ -37,9 +39,10 @@ def run_words(
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
-    for path in (spec.analogies, spec.similarities):
-        if path and not Path(path).is_file():
-            raise DataMissing(f"no file {path}")
+    if spec.analogies:
+        deque(questions_in(Path(spec.analogies)), maxlen=0)
+    if spec.similarities:
+        deque(pairs_in(Path(spec.similarities)), maxlen=0)
     if corpus is None:
         lines: Iterable[str] = read_lines(spec.texts) if spec.texts else sample_lines(spec.seed)
         with console.status("reading the text"):

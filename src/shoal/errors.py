@@ -8,6 +8,7 @@
     │   ├── NotImportable          a factory that another process could not import
     │   ├── DataMissing            a data set that is nowhere that was looked
     │   ├── DataCorrupt            a file that is not what it says (file, offset or line)
+    │   ├── UnknownFormat          a file of a run that another version of Shoal has written
     │   ├── AccessFailed           an access method of the user's raised; its table is as it was
     │   ├── WaitsForever           a wait that cannot end, such as a BSP push before `advance`
     │   └── BufferInUse            a borrowed buffer was written to before its acknowledgement
@@ -86,6 +87,10 @@ class DataMissing(UsageError):
 
 class DataCorrupt(UsageError):
     """A data file that is truncated or malformed; the text has file and offset or line."""
+
+
+class UnknownFormat(UsageError):
+    """A file that a run has left, in a format of another version of Shoal."""
 
 
 class AccessFailed(UsageError):

@@ -15,9 +15,8 @@ from shoal.data.transforms import (
     Shuffle,
     Standardise,
     Transform,
-    transforms,
 )
-from shoal.errors import InvalidValue, UnknownName
+from shoal.errors import InvalidValue
 
 X = torch.arange(12, dtype=torch.uint8).reshape(3, 2, 2)
 Y = torch.tensor([2, 0, 1])
@@ -127,10 +126,3 @@ def test_bad_arguments_are_refused() -> None:
     ):
         with pytest.raises(InvalidValue):
             make()
-
-
-def test_the_registry_knows_them_by_name() -> None:
-    assert list(transforms) == ["compose", "flatten", "one_hot", "scale", "shuffle", "standardise"]
-    assert transforms["scale"](factor=2.0) == Scale(2.0)
-    with pytest.raises(UnknownName, match=r"unknown transform 'skale'.*did you mean 'scale'"):
-        transforms["skale"]

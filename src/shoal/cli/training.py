@@ -15,8 +15,7 @@ from rich.console import Console
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of
-from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
-from shoal.storage.run_folder import RunFolder
+from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
 
 
 @main.command(short_help="train a model on this machine")
@@ -131,7 +130,7 @@ def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if flags.get("resume"):
-        values = {**load_job(RunFolder(Path(flags["resume"])).job), "resume_at": -1, **values}
+        values = {**load_run_job(Path(flags["resume"])), "resume_at": -1, **values}
     if job and not job.endswith(".toml"):
         values["data"] = job
     values |= {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}

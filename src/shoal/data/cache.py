@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal.storage.files import write_whole
 
 SMALLEST_BYTES = 256 << 10  # smaller files are decoded about as fast as their cache is opened
 FORMAT = "1"  # part of the key: raise it when a reader's arrays change
@@ -39,7 +40,8 @@ def kept(
         return _mapped(target)
     array = decode(source)
     try:
-        _write(target, array)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(target, lambda fresh: _save(fresh, array))
     except OSError:
         return array
     for old in folder.glob(f"{source.name}.{place}-*.npy"):
@@ -54,17 +56,9 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def _write(target: Path, array: npt.NDArray[Any]) -> None:
-    """Write, then rename: workers that start together may all be doing this."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", delete=False) as file:
-        partial = Path(file.name)
-        try:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with path.open("xb") as file:  # np.save would append a suffix to a path
+        np.save(file, array, allow_pickle=False)
 
 
 def _digest(*words: str) -> str:

@@ -14,7 +14,6 @@ they pickle, and they never change the tensors that they are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.registry import Registry
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
@@ -190,12 +188,3 @@ class Standardise:
 
 def _as_real(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
-
-
-transforms: Registry[Callable[..., Transform]] = Registry("transform")
-transforms.add("compose", Compose)
-transforms.add("shuffle", Shuffle)
-transforms.add("scale", Scale)
-transforms.add("one_hot", OneHot)
-transforms.add("flatten", Flatten)
-transforms.add("standardise", Standardise)

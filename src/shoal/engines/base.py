@@ -1,9 +1,9 @@
-"""What an engine is: it starts named processes, watches them, and leaves nothing behind."""
+"""What an engine starts, and what it reports: tasks and exits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 DENSE = (
     "torch",
@@ -38,9 +38,3 @@ class Exit:
 
     name: str
     code: int
-
-
-class Engine(Protocol):
-    def start(self, task: Task) -> None: ...
-    def exits(self, timeout_s: float) -> list[Exit]: ...
-    def stop(self) -> None: ...

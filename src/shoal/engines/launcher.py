@@ -156,23 +156,21 @@ class Launcher:
 
 def run_entry(command: dict[str, Any]) -> int:
     """Call the command's function; a typed error goes to the error file, in one line of JSON."""
-    from shoal.errors import ShoalError
+    from shoal.errors import RunAborted, ShoalError
+    from shoal.storage.files import write_whole
 
     try:
         entry_point(command["entry"])(**command["args"])
-    except ShoalError as error:
-        traceback.print_exc()
-        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
-        Path(command["error"]).write_text(json.dumps(report))
-        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         traceback.print_exc()
-        report = {"type": "RunAborted", "message": f"{type(error).__name__}: {error}", "story": ()}
-        Path(command["error"]).write_text(json.dumps(report))
+        if not isinstance(error, ShoalError):
+            error = RunAborted(f"{type(error).__name__}: {error}")
+        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
+        write_whole(Path(command["error"]), json.dumps(report))
         return 1
     return 0
 

@@ -40,6 +40,7 @@ from shoal.errors import (
 )
 from shoal.node.node import Node
 from shoal.protocol.admin.death_report import DeathReporter
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -88,7 +89,7 @@ class LocalEngine:
         self.running[task.name] = 0
         self._tasks[task.name] = task
         if task.name == "scheduler":
-            self.folder.scheduler.write_text(task.args["listen"])
+            write_whole(self.folder.scheduler, task.args["listen"])
         command = {
             "name": task.name,
             "entry": task.entry,
@@ -124,7 +125,7 @@ class LocalEngine:
             report = json.loads(line)
             if "started" in report:
                 self.running[report["started"]] = report["pid"]
-                self.folder.pids.write_text(json.dumps(self.running))
+                write_whole(self.folder.pids, json.dumps(self.running))
             else:
                 self.running.pop(report["exited"], None)
                 ended.append(Exit(report["exited"], report["code"]))

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from shoal.engines.options import FaultTolerantRun, option
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue
 from shoal.registry import unknown
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Options
 
 T = TypeVar("T")
@@ -115,14 +117,37 @@ def converted(values: dict[str, Any], schema: type[T]) -> T:
 
 
 def load_job(path: Path) -> dict[str, Any]:
-    """The values in a job file."""
+    """The values in a job file that a person wrote, or that a run has left.
+
+    Raises:
+        InvalidValue: there is none, or it is not TOML
+        UnknownFormat: another version of Shoal has written it
+    """
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise InvalidValue(f"no job file at {path}") from None
+            values = tomllib.load(file)
+    except OSError as error:
+        raise InvalidValue(f"no job file at {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} is not TOML: {error}") from None
+    check_format(path, values.pop(FORMAT_KEY, FORMAT))
+    return values
+
+
+def load_run_job(run: Path) -> dict[str, Any]:
+    """The values of the job of a run, by the run's folder.
+
+    Raises:
+        DataMissing: it is not the folder of a run
+        UnknownFormat: another version of Shoal has written it
+    """
+    path = RunFolder(run).job
+    if not path.is_file():
+        raise DataMissing(f"{run} is not the folder of a run: it has no {path.name}")
+    with path.open("rb") as file:
+        if not file.readline().startswith(FORMAT_KEY.encode()):
+            check_format(path, None)
+    return load_job(path)
 
 
 def dump_job(job: msgspec.Struct, application: str = "") -> str:

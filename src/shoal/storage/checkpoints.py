@@ -7,7 +7,6 @@ run. A checkpoint is complete when its files tile every table: nothing else has 
 from __future__ import annotations
 
 import logging
-import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -21,11 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shards import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.shards import SINCE, SINCE_CRC, Tables, metadata_of, with_earlier
 from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 
@@ -103,11 +103,7 @@ class Writer:
         try:
             if self._keep:
                 Checkpoints(self._folder()).prune(self._keep)
-        except (
-            SafetensorError,
-            OSError,
-            ValueError,
-        ) as error:  # the next one does
+        except (SafetensorError, OSError, ValueError, UnknownFormat) as error:  # the next one does
             log.info("older checkpoints are still there: %s", error)
 
 
@@ -136,14 +132,10 @@ def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str,
 
     Returns the first of them.
     """
-    metadata = {**told, "crc32": str(_checksum(tensors))}
+    metadata = {**told, FORMAT_KEY: str(FORMAT), "crc32": str(_checksum(tensors))}
     metadata["told"] = str(_told(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}.new")
-    save_file(dict(tensors), fresh, metadata)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.rename(path)
+    write_whole(path, lambda fresh: save_file(dict(tensors), fresh, metadata))
     return metadata["crc32"]
 
 
@@ -152,6 +144,7 @@ def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
         ValueError: it is not as it was written
+        UnknownFormat: another version of Shoal has written it
         SafetensorError, OSError: it cannot be read at all
     """
     with safe_open(path, "pt") as file:
@@ -159,6 +152,7 @@ def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         metadata: dict[str, str] = file.metadata() or {}
     if metadata.get("told") != str(_told(metadata)):
         raise ValueError("what it says of its rows is not what was written")
+    check_format(path, metadata.get(FORMAT_KEY))
     if metadata.get("crc32") != str(_checksum(tensors)):
         raise ValueError("its checksum is another")
     return tensors, metadata
@@ -189,6 +183,7 @@ class Checkpoints:
         Raises:
             DataMissing: there is none
             DataCorrupt: a file is not as it was written; the text names the last good one
+            UnknownFormat: another version of Shoal has written them
         """
         complete = [each for each in self._clocks() if self._is_complete(each)]
         if not complete or (clock >= 0 and clock not in complete):
@@ -242,10 +237,10 @@ class Checkpoints:
             try:
                 if not all(each.exists() for each in with_earlier(path)):
                     return False
-                with safe_open(path, "pt") as file:
-                    metadata = file.metadata() or {}
+                metadata = metadata_of(path)
                 if metadata.get("told") != str(_told(metadata)):
                     return unreadable
+                check_format(path, metadata.get(FORMAT_KEY))
                 tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
                 wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
             except (SafetensorError, OSError, ValueError):

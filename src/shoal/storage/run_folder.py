@@ -1,12 +1,12 @@
 """RunFolder: every path of a run, built here and nowhere else.
 
-events.jsonl        what happened, from all processes
+events.jsonl        what happened, from all processes; the first line says the format's version
 job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
-checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock, where they were asked for
-checkpoints/CLOCK/worker-N.safetensors         ... and a worker's random states and buffers
+checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock
+checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 workers/N/train.csv, eval.csv
 pids.json           the processes
 scheduler           its address, while the run goes on
@@ -16,11 +16,15 @@ logs/NAME.error     the typed error that ended it, where one did
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 
 
 class RunFolder:
@@ -48,7 +52,10 @@ class RunFolder:
                     "another with --out"
                 ) from None
             (path / "logs").mkdir()
-            return cls(path)
+            folder = cls(path)
+            header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT}
+            write_whole(folder.events, json.dumps(header) + "\n")
+            return folder
         raise FileExistsError(f"no free run folder beside {path}")
 
     @property
@@ -58,6 +65,24 @@ class RunFolder:
     @property
     def job(self) -> Path:
         return self.path / "job.toml"
+
+    def write_job(self, toml: str) -> None:
+        write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_whole(self.summary, json.dumps({FORMAT_KEY: FORMAT, **summary}, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """The figures at the run's end; {} for a run that did not end.
+
+        Raises:
+            UnknownFormat: another version of Shoal has written them
+        """
+        if not self.summary.exists():
+            return {}
+        figures: dict[str, Any] = json.loads(self.summary.read_text())
+        check_format(self.summary, figures.pop(FORMAT_KEY, None))
+        return figures
 
     @property
     def summary(self) -> Path:

@@ -22,17 +22,17 @@ from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 from shoal.storage.run_folder import shard_files
 from shoal.tables.custom.calls import elements
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
-SINCE_CRC = "since_crc32"  # ... and that file's checksum
-SINCE = "since"  # in a file's metadata: the folder with that of which it has the changes
-
-
-PLACES = "places"  # ... the view, and of each shard its place in its chain, from the tail
+# In a file's metadata:
+SINCE = "since"  # the folder with the file whose changes this one has
+SINCE_CRC = "since_crc32"  # that file's checksum
+PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
 
 
 def save_shards(
@@ -49,17 +49,14 @@ def save_shards(
         for name, tensor in shard.state().items():
             tensors[f"{number}.{name}"] = tensor
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"server-{rank}.new"
     places = [place for place, _ in placed]
-    save_file(
-        tensors,
-        fresh,
-        {
-            "tables": msgspec.json.encode(tables).decode(),
-            PLACES: msgspec.json.encode((view, places)).decode(),
-        },
-    )
-    fresh.rename(folder / f"server-{rank}.safetensors")
+    metadata = {
+        FORMAT_KEY: str(FORMAT),
+        "tables": msgspec.json.encode(tables).decode(),
+        PLACES: msgspec.json.encode((view, places)).decode(),
+    }
+    path = folder / f"server-{rank}.safetensors"
+    write_whole(path, lambda fresh: save_file(tensors, fresh, metadata))
 
 
 class SavedShards:
@@ -153,16 +150,27 @@ class SavedShards:
 
 def _tables_of(path: Path) -> Tables:
     try:
-        with safe_open(path, "pt") as file:
-            return msgspec.json.decode((file.metadata() or {}).get("tables", ""), type=Tables)
+        metadata = metadata_of(path)
+        tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
+    check_format(path, metadata.get(FORMAT_KEY))
+    return tables
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """What a file says of its tensors.
+
+    Raises:
+        SafetensorError, OSError: it cannot be read
+    """
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
 
 
 def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
     """For each shard how late it is asked: by its view, and its place in it."""
-    with safe_open(path, "pt") as file:
-        written = (file.metadata() or {}).get(PLACES)
+    written = metadata_of(path).get(PLACES)
     if not written:
         return [(0, 0, 0)] * count
     (term, number), places = msgspec.json.decode(written, type=tuple[ViewId, list[int]])
@@ -178,8 +186,7 @@ def with_earlier(path: Path) -> list[Path]:
     """
     found, crc = [path], ""
     while found[-1].exists():
-        with safe_open(found[-1], "pt") as file:
-            metadata = file.metadata() or {}
+        metadata = metadata_of(found[-1])
         if crc and metadata.get("crc32") != crc:  # another server has written its own
             raise ValueError(f"it goes on from another {found[-1].parent.name}/{path.name}")
         since, crc = metadata.get(SINCE, ""), metadata.get(SINCE_CRC, "")

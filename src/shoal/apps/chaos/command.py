@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections import Counter
@@ -78,7 +77,7 @@ def run_chaos(
     with console.status("the same job, undisturbed"):
         undisturbed = run_job(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
-    folder.job.write_text(dump_job(job))
+    folder.write_job(dump_job(job))
     if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
     write_log = folder.path / "marks"
@@ -115,7 +114,7 @@ def run_chaos(
     probes = list(PROBE.iter_unpack((write_log / PROBES).read_bytes()))
     report = _report(injector.injected, verdict, probes, summary, undisturbed)
     report["detection"] = _tuning(hosts is not None)
-    folder.summary.write_text(json.dumps({**summary, "chaos": report}, indent=2) + "\n")
+    folder.write_summary({**summary, "chaos": report})
     return report
 
 

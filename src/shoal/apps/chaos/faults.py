@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,6 +14,7 @@ import msgspec
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import JobSpec
+from shoal.reports.events import NewEvents
 from shoal.simulation.faults.schedule import Fault
 
 LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # then it is taken back
@@ -60,7 +60,7 @@ class FaultInjector:
         self._next_at = float("inf")
         self._taken_back: tuple[float, Callable[[], None]] | None = None  # when, and how
         self._leaving: set[str] = set()
-        self._offset = 0
+        self._new_events = NewEvents(engine.folder.events)
         self._step = 0  # of the worker that is furthest
         self._whole = False
 
@@ -133,16 +133,7 @@ class FaultInjector:
 
     def _read(self) -> None:
         """What has been noted since."""
-        path = self._engine.folder.events
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        *lines, rest = data.split(b"\n")
-        self._offset += len(data) - len(rest)
-        for line in lines:
-            event = json.loads(line)
+        for event in self._new_events():
             if event["kind"] == "view":
                 self._seen(event)
             elif event["kind"] == "step":

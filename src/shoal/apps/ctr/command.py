@@ -49,7 +49,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
-    folder.job.write_text(dump_job(spec, APPLICATION))
+    folder.write_job(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
         for task in _tasks(spec, engine, started_at, passed):
             engine.start(task)
@@ -59,7 +59,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         with watcher, resumable(folder, "train ctr", spec.replicas):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     return summary
 
 

@@ -17,7 +17,7 @@ from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import RunOptions
 from shoal.errors import DataMissing, InvalidValue
-from shoal.jobs.spec import converted, load_job
+from shoal.jobs.spec import converted, load_run_job
 from shoal.storage.run_folder import RunFolder, shard_files
 
 APPLICATION = "ctr"
@@ -29,10 +29,9 @@ def spec_of(run: Path) -> CtrSpec:
     Raises:
         DataMissing: it is no run of `shoal train ctr`
     """
-    job = RunFolder(run).job
-    values = load_job(job) if job.is_file() else {}
+    values = load_run_job(run)
     if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{run} is no run of `shoal train ctr`: it has no {job.name} of one")
+        raise DataMissing(f"{run} is the folder of another run than one of `shoal train ctr`")
     return converted(values, CtrSpec)
 
 

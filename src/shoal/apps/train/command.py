@@ -70,7 +70,7 @@ def run_job(
     check_inputs(job, data_dirs)
     passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
-    folder.job.write_text(dump_job(job))
+    folder.write_job(dump_job(job))
     with LocalEngine(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
             engine.start(task)
@@ -86,7 +86,7 @@ def run_job(
                 engine.join(tick, spare=spare, given_up=given_up, returning=returning)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     return summary
 
 

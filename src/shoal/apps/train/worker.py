@@ -33,6 +33,7 @@ from shoal.protocol.messages import Leased
 from shoal.pytorch.model import Learner
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.storage.event_log import EventLog
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
@@ -108,8 +109,8 @@ def run_worker(
         result = progress.finish(steps)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
-            save_file(state, paths.model)
-        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+            write_whole(paths.model, lambda fresh: save_file(state, fresh))
+        write_whole(paths.worker(rank) / "result.json", json.dumps(result))
     log.write("end", rank=rank)
     log.close()
 

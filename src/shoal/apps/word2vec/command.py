@@ -53,7 +53,7 @@ def run_words(
             "use a longer one, or a lower --min-count"
         )
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
-    folder.job.write_text(dump_job(spec, "word2vec"))
+    folder.write_job(dump_job(spec, "word2vec"))
     (folder.path / "vocabulary.txt").write_text("\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
@@ -64,7 +64,7 @@ def run_words(
         with watcher:
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     return summary
 
 

@@ -37,6 +37,7 @@ from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, Init, TableSpec
 
@@ -72,7 +73,7 @@ def run_words_worker(
             if options.similarities:
                 result["similarities"] = vectors.similarities(Path(options.similarities))
         client.barrier("written")
-        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+        write_whole(paths.worker(rank) / "result.json", json.dumps(result))
     log.write("end", rank=rank)
     log.close()
 

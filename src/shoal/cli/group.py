@@ -139,8 +139,8 @@ def options_of(
             }
             if field.required or field.name in required:
                 settings["required"] = True
-            elif isinstance(default, str | int | float):
-                settings["default"] = default
+            else:
+                settings["default"] = default if isinstance(default, str | int | float) else None
             command = option(
                 *FLAGS.get(field.name, (f"--{field.name.replace('_', '-')}", field.name)),
                 section=meta.extra["section"],

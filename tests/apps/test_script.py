@@ -1,4 +1,4 @@
-"""`shoal run`: what it refuses, and what it says where a run could go on."""
+"""`shoal run`: what it refuses, and the command that resumes it."""
 
 import shlex
 from pathlib import Path

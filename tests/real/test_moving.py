@@ -174,7 +174,7 @@ def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
     report = chaos("--faults", faults, "--epochs", 8, out=tmp_path)
     kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
     assert report["faults"] == dict.fromkeys(kinds, 1)
-    injected = [(each["name"], each["step"]) for each in report["struck"]]
+    injected = [(each["name"], each["step"]) for each in report["injected"]]
     assert [name for name, _ in injected[:3]] == ["server-1", "server-2", "worker-0"]
     assert all(step >= asked for (_, step), asked in zip(injected, (5, 10, 15, 20), strict=True))
     assert nothing_is_lost(report)

@@ -110,7 +110,7 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     assert "SIGKILL" in errors
     if victim == "server-1":
         assert "with the last replica of" in errors
-        assert "with --replicas 2 a run outlives a server" in errors
+        assert "with --replicas 2 a run survives the loss of a server" in errors
     _assert_nothing_left(run.pid)
 
 
@@ -181,7 +181,7 @@ def test_what_died_with_its_server_goes_on_from_the_last_checkpoint(tmp_path):
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
     assert "with the last replica of params.float32[" in errors
-    how = errors.split("go on from the last checkpoint: shoal ")[1].split("\n")[0].split()
+    how = errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0].split()
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9

@@ -120,7 +120,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offere
     """At 200 places, the first and the last byte among them."""
     save(tmp_path, 10)
     save(tmp_path, 20)
-    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    path = Checkpoints(tmp_path).path(20) / "shard-0-6.safetensors"
     data = path.read_bytes()
     places = {0, 1, 7, 8, 9, len(data) - 1}
     draw = random.Random(0)
@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_last_good_one_offere
 def test_what_is_said_of_the_rows_is_checked_as_well(tmp_path, old, new):
     save(tmp_path, 10)
     save(tmp_path, 20)
-    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    path = Checkpoints(tmp_path).path(20) / "shard-0-6.safetensors"
     data = path.read_bytes()
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
@@ -150,11 +150,13 @@ def test_what_is_said_of_the_rows_is_checked_as_well(tmp_path, old, new):
 
 def test_a_changed_byte_is_refused(tmp_path):
     save(tmp_path, 10)
-    path = Checkpoints(tmp_path).path(10) / "arc-0-0.safetensors"
+    path = Checkpoints(tmp_path).path(10) / "shard-0-0.safetensors"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataCorrupt, match=r"its checksum is another.*no other is good"):
+    with pytest.raises(
+        DataCorrupt, match=r"its rows are not as they were written.*no other is intact"
+    ):
         Checkpoints(tmp_path).choose()
 
 
@@ -216,7 +218,7 @@ def siege(folder, count, seed=0):
     save(folder, 10)
     save(folder, 20)
     found = Checkpoints(folder)
-    path = found.path(20) / "arc-0-6.safetensors"
+    path = found.path(20) / "shard-0-6.safetensors"
     data, refused, memory = path.read_bytes(), 0, []
     for number in range(count):
         path.write_bytes(mutated(data, draw))

@@ -146,7 +146,7 @@ def test_shards_of_another_version_are_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / f"{10:010d}" / "arc-0-0.safetensors"
+    path = tmp_path / f"{10:010d}" / "shard-0-0.safetensors"
     monkeypatch.setattr("shoal.storage.checkpoints.FORMAT", FORMAT + 1)
     write_verified(path, {"0.rows": torch.ones(2)}, {"tables": "[]", "all": "[]"})
     with pytest.raises(UnknownFormat, match=f"has format {FORMAT + 1}"):

@@ -127,7 +127,7 @@ def _words(command: Sequence[str], how: ScriptRun) -> str:
 
 
 def _ledger(resume: str, passed: int) -> LedgerRecord | None:
-    """What was done when the checkpoint was taken, where the script has leased its data."""
+    """The lease ledger as of the checkpoint, if the script took leases."""
     events = RunFolder(Path(resume)).events
     record = as_of(passed, read_events(events)) if passed and events.exists() else LedgerRecord()
     return record if record.batches else None
@@ -157,7 +157,7 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     if not joined_once():
         raise UsageError(f"{script} ended without calling shoal.init(), so it never joined the run")
     context = joined()
-    if context is not None:  # else it has left the run by itself
+    if context is not None:  # else the script has left the run itself
         context.close()
 
 

@@ -26,10 +26,10 @@ def run_seeds(
 ) -> dict[str, Any]:
     """Simulate seeds [first, first + count); print what they covered; return the figures.
 
-    schedule:  what goes wrong, by turns (`fault_of` reads them); where it is empty, what seeds draw
+    schedule:  faults in turn, as `fault_of` reads them; if empty, each seed draws its own
 
-    coverage counts, for each fault and phase, the seeds that hit it; where there are enough of
-    them, `thin` names the counters that too few have hit.
+    coverage counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin` has
+    the counters that too few of them hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)

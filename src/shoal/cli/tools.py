@@ -18,17 +18,13 @@ from shoal.cli.group import EXIT_FAILED, as_json, ended_by_signals, given, main,
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
 
-CHAOS: dict[str, Any] = {
-    "servers": 3,
-    "workers": 3,
-    "replicas": 2,
-}  # defaults that are not the job's
+CHAOS: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}  # defaults of its own
 
 
 @main.command(short_help="run seeded clusters with faults in virtual time")
 @option("--seed", type=int, default=0, help="first seed")
 @option("--seeds", type=click.IntRange(1), default=1, help="number of seeds")
-@option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="processes")
+@option("--jobs", type=click.IntRange(1), help="processes; one for each core if not given")
 @option("--trace", is_flag=True, help="print the conversation of each seed")
 @option(
     "--faults",
@@ -38,12 +34,15 @@ CHAOS: dict[str, Any] = {
     "(at clock 4); faults drawn from each seed if not given",
 )
 @as_json
-def simulate(seed: int, seeds: int, jobs: int, trace: bool, faults: str, as_json: bool) -> None:
+def simulate(
+    seed: int, seeds: int, jobs: int | None, trace: bool, faults: str, as_json: bool
+) -> None:
     """Run seeded clusters with faults in virtual time, with every checker watching."""
     from shoal.apps.simulate import run_seeds
 
     console = Console(stderr=as_json)
-    report = run_seeds(seed, seeds, jobs, trace, console, faults.split(",") if faults else ())
+    schedule = faults.split(",") if faults else ()
+    report = run_seeds(seed, seeds, jobs or os.cpu_count() or 1, trace, console, schedule)
     if as_json:
         click.echo(json.dumps(report))
     if report["violations"]:
@@ -78,14 +77,15 @@ def simulate(seed: int, seeds: int, jobs: int, trace: bool, faults: str, as_json
 def chaos(
     job: str | None, kills: int, faults: str, early: bool, as_json: bool, **options: Any
 ) -> None:
-    """Train twice: undisturbed, and while processes are killed with SIGKILL, one after the other.
+    """Train twice: undisturbed, and while faults are injected into the processes, one at a time.
 
-    They may also be stopped for a second, told to end (SIGTERM), and, as root, have links that are
-    slow or cut for two seconds: then each is in a network namespace of its own.
+    A fault kills a process (SIGKILL), stops it for a second (SIGSTOP), or ends it in order
+    (restart: SIGTERM). As root it may also slow or cut the link of a process for two seconds; each
+    process is in a network namespace of its own then.
 
-    Every worker also pushes 1 to keys of its own, and writes down what it sends and what is
-    acknowledged; a prober pushes to all servers all the time. At the end: what was lost, what was
-    counted twice, and how long nobody could push.
+    Every worker also pushes 1 to keys of its own, and logs which pushes it has sent and which were
+    acknowledged; a prober pushes to all servers all the time. The report says which updates were
+    lost or applied twice, and how long no server took pushes.
 
     \b
     shoal chaos digits --kills 6

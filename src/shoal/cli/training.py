@@ -26,8 +26,8 @@ from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run
 def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> None:
     """Train on a data set by name (digits, mnist, cifar10, csv:PATH), or as JOB.toml says.
 
-    Flags override the file. A scheduler, servers and workers start as processes of this machine;
-    what they leave behind is in a folder under --out.
+    Options override the file. A scheduler, servers and workers start as processes of this machine;
+    the results are in a folder under --out.
 
     \b
     shoal train digits --workers 2 --servers 2
@@ -68,7 +68,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
 def train_ctr(as_json: bool, **options: Any) -> None:
     """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
 
-    The weights live on servers, in sparse tables: a key has one once it is seen.
+    The weights are on servers, in sparse tables: a key has a row once it is seen.
 
     \b
     shoal train ctr

@@ -1,4 +1,4 @@
-"""Decoded arrays kept in the cache folder, so that a file is decompressed once and not per process.
+"""Decoded arrays in the cache folder: a file is decompressed once, not by every process.
 
 Unpacking MNIST takes half a second of every worker's start; mapping the unpacked array takes a
 millisecond, and all processes of a machine then share one copy in memory.
@@ -24,11 +24,11 @@ FORMAT = "1"  # part of the key: raise it when a reader's arrays change
 def kept(
     folder: Path, source: Path, decode: Callable[[Path], npt.NDArray[Any]]
 ) -> npt.NDArray[Any]:
-    """`decode(source)`, the array in a file; from the cache `folder` where that has it.
+    """`decode(source)`, the array in a file; from the cache `folder` if that has it.
 
-    The key is the source's path, size and time of change: an edited file is decoded anew, and its
-    old array removed. A cache that cannot be written or read is done without, for it is only there
-    for speed. The array is writable, but writing to it changes no file.
+    The key is the source's path, size and time of change: an edited file is decoded again, and its
+    old array removed. A cache that cannot be written or read is not used: it only saves time. The
+    array is writable, but writing to it changes no file.
     """
     status = source.stat()
     if status.st_size < SMALLEST_BYTES:

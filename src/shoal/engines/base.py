@@ -19,8 +19,8 @@ class Task:
     """One process to start: "module:function" with keyword arguments that JSON can carry.
 
     preload:  modules to import, and functions to call ("module:function"), before it is forked;
-              once, for it and all that come later
-    network:  a network namespace's file, where it is not to be in this process's
+              once for it and all later processes
+    network:  file of a network namespace; this process's own if empty
     """
 
     name: str

@@ -41,9 +41,9 @@ def init(
 ) -> Context:
     """Join the run; the first call counts, later ones return the same context.
 
-    servers:     how many to start where nobody has (plain python, torchrun); 1 by default, or
-                 SHOAL_SERVERS
-    scheduler:   join the cluster at this address, or in this run's folder, instead
+    servers:     number of servers to start under plain python and torchrun; SHOAL_SERVERS by
+                 default, or 1
+    scheduler:   address of the cluster to join, or the folder of its run
     token:       shared secret of the cluster; SHOAL_TOKEN by default
     sync_timeout_s:  seconds after which a waiting request is sent again; it fails after twice as
                  many. SHOAL_SYNC_TIMEOUT_S by default, which `shoal run` sets, or 10
@@ -55,8 +55,13 @@ def init(
                  server imports the script, without what is under `if __name__ == "__main__":`
     group, group_size, namespace:  join a worker group of another run, as `ClientOptions` has it
 
-    Returns the context: `rank`, `world_size`, `client`, and `resumed_at` where the run goes on with
-    another one's checkpoint. It is closed when the process ends.
+    Returns the context: `rank`, `world_size`, `client`, and `resumed_at`, the clock of the
+    checkpoint that the run continues from. It is closed when the process ends.
+
+    Raises:
+        InvalidValue: an option or an environment variable is out of its range
+        NotImportable: one of `imports` fails; or this is called while a script is imported
+        JoinTimeout: the cluster was not complete in time
 
     >>> context = shoal.init()                      # doctest: +SKIP
     >>> context.rank, context.world_size            # doctest: +SKIP
@@ -74,7 +79,7 @@ def init(
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if group and not address:
         raise InvalidValue(
-            f"group {group!r} attaches to a run: say which, scheduler=ADDRESS or RUN"
+            f"group {group!r} joins a run: give it as scheduler=ADDRESS or scheduler=RUN_FOLDER"
         )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")

@@ -1,9 +1,9 @@
 """The launcher: a small process that forks the run's others.
 
-It imports once what they need (torch), and forks servers and workers from there, so that four start
-in the time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
-lines on a socket pair; nothing is unpickled. When the process that started it dies, so do it and
-all of its children, and the run's sockets are removed.
+It imports their modules once (torch), then forks servers and workers, so that four start in the
+time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
+lines on a socket pair; nothing is unpickled. When the process that started it ends, it kills
+all of its children and removes the run's sockets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def die_with_parent(number: int) -> None:
 
 
 def move_to(network: str) -> None:
-    """Be in that network namespace."""
+    """Enter a network namespace."""
     file = os.open(network, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(file, CLONE_NEWNET):
@@ -114,7 +114,7 @@ class Launcher:
         self._report({"started": command["name"], "pid": pid})
 
     def _become(self, command: dict[str, Any]) -> None:
-        """In the child: a signal table, files and an environment of its own."""
+        """In the child: set up signals, files and environment."""
         die_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,7 +143,7 @@ class Launcher:
             self._commands.sendall(json.dumps(report).encode() + b"\n")
 
     def _end(self) -> None:
-        """Nobody needs us any more: leave nothing behind."""
+        """Kill all children, remove the sockets and exit."""
         for _, pid in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

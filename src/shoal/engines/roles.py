@@ -1,4 +1,4 @@
-"""What the processes of a cluster do: the scheduler's and the servers' whole lives.
+"""The processes of a cluster: a scheduler and servers, from start to end.
 
 Importable without torch, so that a scheduler is up in a tenth of a second.
 """
@@ -34,7 +34,7 @@ from shoal.transport import Identity
 if TYPE_CHECKING:
     from shoal.storage.checkpoints import Writer
 
-BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
+BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
 NOTED = (
     "joined",
     "view",
@@ -93,11 +93,11 @@ def run_scheduler(**given: Any) -> None:
 
 
 def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
-    """What a scheduler has noted, for its log and the run's."""
+    """Write a scheduler's note to its log and the run's."""
     if each.kind == "crowded" and each.fields["hosts"]:
         hosts = ", ".join(each.fields["hosts"])
         logging.getLogger("shoal.scheduler").warning(
-            "several replicas of some rows are on one host, and die with it: %s", hosts
+            "one host has several replicas of some rows, which would fail together: %s", hosts
         )
     if each.kind in NOTED:
         fields = {key: value for key, value in each.fields.items() if key != "node"}
@@ -182,7 +182,7 @@ def _checkpoint_writer(
 
 
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
-    """What a server has noted, for its log and the run's."""
+    """Write a server's note to its log and the run's."""
     said = logging.getLogger("shoal.server")
     match each.kind:
         case "joined" if log is not None:
@@ -190,22 +190,27 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
         case "differs":
             table, rows, version = (each.fields[name] for name in ("table", "rows", "version"))
             said.error(
-                "a replica has other rows than its head: %s%s at version %s", table, rows, version
+                "a replica differs from the head of its chain: %s%s at version %s",
+                table,
+                rows,
+                version,
             )
             if log is not None:
                 log.write("differs", table=table, rows=str(rows))
         case "unmoved":
-            said.error("rows cannot go to another server: %s", each.fields["reason"])
+            said.error("rows cannot be moved to another server: %s", each.fields["reason"])
         case "stays":
             said.warning("cannot leave: %s", each.fields["reason"])
 
 
 def leaves_on_signals(node: Node) -> None:
-    """SIGTERM or Ctrl-C: the server goes once its rows are on others. Again: it goes at once."""
+    """On SIGTERM or Ctrl-C the server moves its rows, then leaves; on a second one, at once."""
 
     def leave(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else interrupt)
-        logging.getLogger("shoal.server").info("leaving; again to end at once")
+        logging.getLogger("shoal.server").info(
+            "leaving after all rows are moved; send the signal again to end at once"
+        )
         node.ask(GoAway())
 
     interrupt = signal.default_int_handler
@@ -214,7 +219,7 @@ def leaves_on_signals(node: Node) -> None:
 
 
 def advertised(bound: str, advertise: str) -> str:
-    """What others use to reach a server that listens at `bound`.
+    """The address that others use for a server that listens at `bound`.
 
     >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
     'tcp://gpu7.example.org:4567'

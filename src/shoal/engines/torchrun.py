@@ -1,4 +1,4 @@
-"""Under torchrun: rank 0 starts the cluster, the others learn its address from torch's store."""
+"""Under torchrun: rank 0 starts the cluster, and the others read its address from torch's store."""
 
 from __future__ import annotations
 

@@ -5,13 +5,13 @@ job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
-checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock
+checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
 checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 workers/N/train.csv, eval.csv
 pids.json           the processes
-scheduler           its address, while the run goes on
+scheduler           its address, during the run
 logs/NAME.log       standard output and error of each process
-logs/NAME.error     the typed error that ended it, where one did
+logs/NAME.error     the typed error that ended it, if any
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RunFolder:
 
     @property
     def scheduler(self) -> Path:
-        """Has the scheduler's address while the run goes on."""
+        """Has the scheduler's address during the run."""
         return self.path / "scheduler"
 
     @property
@@ -130,14 +130,14 @@ def folder_of(clock: int) -> str:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The shards that a run has left; `folder` is the run's, or that of its shards.
+    """The files of shards of a run; `folder` is the run's, that of its shards, or a checkpoint's.
 
     Raises:
         DataMissing: there are none
     """
     found = sorted((folder / "shards").glob("*.safetensors"))
     found = found or sorted(folder.glob("server-*.safetensors"))
-    found = found or sorted(folder.glob("arc-*.safetensors"))  # of a checkpoint
+    found = found or sorted(folder.glob("shard-*.safetensors"))  # of a checkpoint
     if not found:
-        raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
+        raise DataMissing(f"{folder} has no shards: it is not a run that has ended in order")
     return found

@@ -1,8 +1,7 @@
-"""Shards on disk: what the servers of a run leave at its end, and what others begin with.
+"""Shards on disk: the servers of a run write them at its end, and another run may begin with them.
 
-A file per server, safetensors, with the specifications of its tables and the ranges that it held in
-the file's metadata. Ranges are put together again by whoever reads them, so that a run may be
-continued by any number of servers.
+A safetensors file for each server, with the specifications of its tables and its ranges of rows in
+the metadata. A reader joins ranges, so that any number of servers may continue a run.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ PLACES = "places"  # the view, and of each shard its place in its chain, from th
 def save_shards(
     folder: Path, rank: int, placed: Sequence[tuple[int, ShardStore]], view: ViewId = NO_VIEW
 ) -> None:
-    """Write a server's shards, each with its place from the tail of its chain, whole or not at all.
+    """Write a server's shards, each with its place from the tail of its chain.
 
-    All replicas do: one of them may die before the others know that the run is over.
+    All replicas write theirs: one may fail before the others know that the run is over.
     """
     tensors: dict[str, Tensor] = {}
     tables: Tables = []
@@ -60,7 +59,7 @@ def save_shards(
 
 
 class SavedShards:
-    """The shards that a run has left.
+    """The shards of a run that has ended, or of a checkpoint.
 
     folder: of the run, or of its shards
     """
@@ -77,11 +76,11 @@ class SavedShards:
         return {spec.name: spec for _, tables in self._files for spec, _ in tables}
 
     def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
-        """All parts of a table: ranges that servers held, and their state; of replicas the one that
-        was nearest to its tail, in the latest view.
+        """All parts of a table: ranges of rows and their state. Of several replicas it is the one
+        that was nearest to the tail of its chain, in the latest view.
 
         Raises:
-            DataCorrupt: some rows were left by nobody
+            DataCorrupt: no server has left some of the rows
         """
         found = [
             (place, KeyRange(*held), path, number)
@@ -97,9 +96,7 @@ class SavedShards:
                 chosen.append((rows, path, number))
         ranges = sorted((rows for rows, _, _ in chosen), key=lambda rows: rows.start)
         if not tiles(ranges, self.tables[table].keys.stop):
-            raise DataCorrupt(
-                f"{self.folder} has not all rows of table {table!r}: no server has left the rest"
-            )
+            raise DataCorrupt(f"{self.folder} does not have all rows of table {table!r}")
         for rows, path, number in chosen:
             yield rows, _read(path, number)
 
@@ -121,7 +118,8 @@ class SavedShards:
         return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
 
     def beginning(self, open_shard: OpenStore) -> OpenStore:
-        """Open tables with the rows that they had in this run; others are opened as ever."""
+        """A function that opens tables with the rows that they had in this run, and new tables as
+        `open_shard` does."""
 
         def opened(spec: TableSpec, held: KeyRange) -> ShardStore:
             shard = open_shard(spec, held)
@@ -169,7 +167,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
-    """For each shard how late it is asked: by its view, and its place in it."""
+    """For each shard its order among replicas: latest view first, then nearest to the tail."""
     written = metadata_of(path).get(PLACES)
     if not written:
         return [(0, 0, 0)] * count
@@ -178,17 +176,17 @@ def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
 
 
 def with_earlier(path: Path) -> list[Path]:
-    """A file, and those that it goes on from, to the one with all rows; the last may be missing.
+    """A file, and the earlier files whose changes it has; the last has all rows, or is missing.
 
     Raises:
         SafetensorError, OSError: one cannot be read
-        ValueError: one is not the file that was gone on from
+        ValueError: an earlier file is not the one that the changes are of
     """
     found, crc = [path], ""
     while found[-1].exists():
         metadata = metadata_of(found[-1])
-        if crc and metadata.get("crc32") != crc:  # another server has written its own
-            raise ValueError(f"it goes on from another {found[-1].parent.name}/{path.name}")
+        if crc and metadata.get("crc32") != crc:  # another server has written it since
+            raise ValueError(f"its changes are of another {found[-1].parent.name}/{path.name}")
         since, crc = metadata.get(SINCE, ""), metadata.get(SINCE_CRC, "")
         earlier = path.parent.parent / since / path.name
         if not since.isdigit() or earlier in found:
@@ -198,7 +196,7 @@ def with_earlier(path: Path) -> list[Path]:
 
 
 def _read(path: Path, number: int) -> dict[str, Any]:
-    """What a file has, on top of what it goes on from."""
+    """The state in a file, on top of the earlier files that it has the changes of."""
     try:
         *later, whole = with_earlier(path)
     except (SafetensorError, OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shoal.apps.chaos.faults import FaultInjector, Struck
+from shoal.apps.chaos.faults import FaultInjector, InjectedFault
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
 from shoal.apps.train.checks import check_job
@@ -38,7 +38,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
-SECONDS_A_FAULT = 2.0  # the job is to last so long for each
+SECONDS_A_FAULT = 2.0  # the job lasts so long for each
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 DRAWN = [name for name in MENU if name.split("-")[0] not in ("slow", "partition")]  # without root
 
@@ -56,22 +56,23 @@ def run_chaos(
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
-    faults: how many, but where the schedule says at which step each is
+    faults:    their number; not used if each fault of the schedule names a step
     schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed
-    early:  do not wait until all rows have all their replicas again: the last one of some may be
-            killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
+    early:     inject the next fault before all rows have all their replicas again: the last
+               replica of some may be killed. Then the job ends with RangeLost, and is resumed from
+               its last checkpoint
 
     Raises:
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
-            are to be disturbed where that cannot be done
-        UnknownName: a fault that there is not
+            cannot be disturbed here
+        UnknownName: a fault of no known kind
     """
     drawn = Random(job.seed).choices(DRAWN, k=faults) if list(schedule) == ["random"] else schedule
     chosen = [fault_of(name) for name in drawn]
     if all(each.step >= 0 for each in chosen):
         faults = len(chosen)
     if job.replicas < 2:
-        raise InvalidValue("rows with one replica die with their server: add --replicas 2")
+        raise InvalidValue("rows with one replica are lost with their server: add --replicas 2")
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
@@ -80,7 +81,7 @@ def run_chaos(
     folder.write_job(dump_job(job))
     if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
-    write_log = folder.path / "marks"
+    write_log = folder.path / "writes"
     write_log.mkdir()
     started_at = time.time()
     with ExitStack() as stack:
@@ -119,7 +120,7 @@ def run_chaos(
 
 
 def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
-    """How often each key was counted, of the table of marks."""
+    """How often each key was counted, of the table of writes."""
     if shards is None:
         return {}
     held = zip(shards["keys"].tolist(), shards["rows"].view(-1).tolist(), strict=True)
@@ -127,11 +128,11 @@ def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
 
 
 def _tuning(several_hosts: bool) -> dict[str, float]:
-    """After how many seconds somebody is taken for dead: silent, cut off, seen to end."""
+    """Seconds until a member counts as failed: silent, disconnected, or seen to exit."""
     options = SchedulerOptions(0, 1)
     if several_hosts:
-        return {"silence_s": options.silence_s, "broken_s": options.broken_s}
-    return {"silence_s": options.silence_s, "broken_s": BROKEN_HERE_S, "seen_to_end_s": 0.0}
+        return {"failure_timeout_s": options.silence_s, "broken_s": options.broken_s}
+    return {"failure_timeout_s": options.silence_s, "broken_s": BROKEN_HERE_S, "exit_s": 0.0}
 
 
 def _resumed(
@@ -139,17 +140,17 @@ def _resumed(
     folder: RunFolder,
     data_dirs: Sequence[Path],
     lost: RangeLost,
-    injected: Sequence[Struck],
+    injected: Sequence[InjectedFault],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
-    """All replicas of some rows were killed at once: go on from the last checkpoint."""
+    """Resume from the last checkpoint after all replicas of some rows were killed at once."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
     try:
         passed = resumed_at(goes_on.resume, goes_on.resume_at)
     except DataMissing:  # it had not come to its first one
         goes_on, passed = job, 0
     held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
-    verdict = judge(folder.path / "marks", _times(held))
+    verdict = judge(folder.path / "writes", _times(held))
     summary = run_job(goes_on, data_dirs)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
@@ -175,13 +176,13 @@ def _tasks(
     write_log: Path,
     seconds: float,
 ) -> Iterable[Task]:
-    """The job's, but that workers leave marks, and with a prober."""
+    """The job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
             task = replace(task, preload=SPARSE, args={**task.args, **token})
         elif task.name.startswith("worker"):
-            arguments = {**task.args, **token, "marks": where, "seconds": seconds}
+            arguments = {**task.args, **token, "write_log": where, "seconds": seconds}
             task = Task(task.name, "shoal.apps.chaos.processes:run_worker", arguments)
         else:
             task = replace(task, args={**task.args, **token})
@@ -192,7 +193,7 @@ def _tasks(
         {
             "scheduler": engine.address("scheduler"),
             "rank": job.workers,
-            "marks": where,
+            "write_log": where,
             "prefix": StrategyOptions().prefix,
             **token,
         },
@@ -210,7 +211,7 @@ def _need_hosts(schedule: Sequence[Fault]) -> bool:
 
 
 def _report(
-    injected: Sequence[Struck],
+    injected: Sequence[InjectedFault],
     verdict: Verdict,
     probes: Sequence[tuple[float, ...]],
     summary: dict[str, Any],
@@ -227,7 +228,7 @@ def _report(
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "faults": dict(counts),
-        "struck": [
+        "injected": [
             {"what": each.fault.what, "name": each.name, "step": each.step} for each in injected
         ],
         "intended": verdict.intended,
@@ -250,7 +251,7 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     """The figures as a table, and what they mean."""
     table = Table(show_header=False)
     for name, value in report.items():
-        if name == "struck":
+        if name == "injected":
             continue
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
@@ -259,6 +260,4 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         console.print("all replicas of some rows were killed at once, and the job resumed")
     else:
         safe = not any(report[each] for each in UNLAWFUL)
-        console.print(
-            "nothing that was acknowledged is lost" if safe else "[red]updates were lost[/]"
-        )
+        console.print("no acknowledged update was lost" if safe else "[red]updates were lost[/]")

@@ -64,7 +64,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
 
 
 def _fields(spec: CtrSpec) -> int:
-    """As many as the run had that is gone on with, or as the first rows of the file have."""
+    """The fields of the run that this one begins with, or of the first rows of the file."""
     if spec.init:
         return spec_of(Path(spec.init)).fields
     reader = reader_of(spec, spec.train)

@@ -1,4 +1,4 @@
-"""`shoal predict`: what a run's model says of rows."""
+"""`shoal predict`: predictions of a run's model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ APPLICATION = "ctr"
 
 
 def spec_of(run: Path) -> CtrSpec:
-    """What a run was asked.
+    """The specification of a run.
 
     Raises:
-        DataMissing: it is no run of `shoal train ctr`
+        DataMissing: it is not the folder of a run of `shoal train ctr`
     """
     values = load_run_job(run)
     if values.pop("application", None) != APPLICATION:
@@ -36,7 +36,7 @@ def spec_of(run: Path) -> CtrSpec:
 
 
 def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
-    """The same with all of the run's weights, however few servers have them now."""
+    """The same for reading all of the run's weights, on any number of servers."""
     replace, init = msgspec.structs.replace, str(run.resolve())
     return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
 
@@ -46,7 +46,7 @@ def predict(
 ) -> dict[str, Any]:
     """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
 
-    A key that the run has not seen has the weight that it would begin with.
+    A key that the run has not seen has its initial weight.
 
     Raises:
         DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says

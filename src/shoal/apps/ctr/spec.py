@@ -1,4 +1,4 @@
-"""CtrSpec: what `shoal train ctr` is asked. Importable without torch."""
+"""CtrSpec: the options of `shoal train ctr`. Importable without torch."""
 
 from __future__ import annotations
 

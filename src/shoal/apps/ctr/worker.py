@@ -1,4 +1,4 @@
-"""What a worker process of `shoal train ctr` does."""
+"""The worker process of `shoal train ctr`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_ctr_worker(
 ) -> None:
     """Join, train on this worker's batches, leave results in the run's folder.
 
-    passed: steps that are over, in the run that this one goes on with
+    passed:  clock of the checkpoint that the run continues from
     """
     configure_log()
     keep_memory()
@@ -51,7 +51,7 @@ def run_ctr_worker(
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()
-        client.advance(last=True).wait()  # nobody waits for this worker any more
+        client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
         if rank == 0:
             trainer.test().save(paths.worker(rank) / TEST)
@@ -94,7 +94,7 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
 class Trainer:
     """One worker's rows, its model and its figures.
 
-    passed: steps to leave out
+    passed:  steps to leave out
     """
 
     def __init__(self, spec: CtrSpec, context: Context, log: EventLog, passed: int = 0) -> None:
@@ -109,7 +109,7 @@ class Trainer:
         self._seconds = 0.0
 
     def train(self) -> None:
-        """All epochs. What was read once is kept where it is needed again."""
+        """Train all epochs; batches stay in memory if there is more than one."""
         kept: list[Batch] = []
         batches: Iterable[Batch] = self._reader
         for epoch in range(self._spec.epochs):
@@ -149,7 +149,7 @@ class Trainer:
         }
 
     def test(self) -> Scores:
-        """Of the test file; empty where there is none."""
+        """Scores of the test file; empty if there is none."""
         scores = Scores()
         if self._spec.test:
             self._model.finish()

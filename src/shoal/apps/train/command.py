@@ -91,14 +91,14 @@ def run_job(
 
 
 def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
-    """What was done when the checkpoint was taken that a job goes on with."""
+    """The lease ledger as of the checkpoint that a job continues from."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
     events = read_events(RunFolder(Path(job.resume)).events)
     record = as_of(clock, events, job.epochs)
     if not record.batches:
         raise InvalidValue(
-            f"{job.resume} was trained without leases: resume it without on_worker_loss 'reassign'"
+            f"{job.resume} was trained without leases: resume it without --on-worker-loss reassign"
         )
     return record
 
@@ -111,9 +111,9 @@ def tasks_of(
     more_workers: int = 0,
     passed: int = 0,
 ) -> list[Task]:
-    """All processes of a job's run, but for `more_workers` that the caller starts.
+    """The tasks of a job's run, except for `more_workers` that the caller starts.
 
-    passed: clocks that are over, in the run that it goes on with
+    passed:  clock of the checkpoint that the run continues from
     """
     counts: dict[str, Any] = {"workers": job.workers + more_workers}
     if not strategies[job.strategy].uses_servers:
@@ -189,7 +189,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
 
 
 def closes(job: JobSpec) -> bool:
-    """Whether rounds close, so that what a worker does counts everywhere or nowhere."""
+    """Whether rounds close, so that a worker's push counts on all servers or on none."""
     return strategies[job.strategy].in_step or job.apply_at == "round_end"
 
 

@@ -1,4 +1,4 @@
-"""What a worker process of `shoal train` does."""
+"""The worker process of `shoal train`."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def run_worker(
 ) -> None:
     """Join, train, leave results in the run's folder.
 
-    passed:  clocks that are over, in the run that this one goes on with
-    watched: what the training loop tells instead of this worker's progress, made of its client,
-             that, and the number of its steps
+    passed:   clock of the checkpoint that the run continues from
+    watched:  makes the hooks of the training loop from the client, this worker's progress and the
+              number of its steps
     """
     configure_log()
     keep_memory()
@@ -84,19 +84,22 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
-        markers = CheckpointClocks(spec.checkpoint_every)
-        states = WorkerStates(paths.checkpoints, rank, markers, passed)
+        clocks = CheckpointClocks(spec.checkpoint_every)
+        states = WorkerStates(paths.checkpoints, rank, clocks, passed)
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
             if not WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module):
-                log_to.info("this worker left no random state at clock %d: it begins anew", passed)
+                log_to.info(
+                    "checkpoint %d has no random state of this worker: it begins with a new one",
+                    passed,
+                )
         progress = Progress(
             spec, client, learner, dataset, log, len(batches), strategy.in_step, states
         )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         steps = spec.epochs * len(batches)
         hooks = watched(client, progress, min(steps, spec.max_steps or steps))
-        first = rank if not passed else -1  # the parameters are there
+        first = rank if not passed else -1  # the servers have the parameters
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             everything = _Batches(spec, dataset, np.arange(len(dataset.train_y)), 0)

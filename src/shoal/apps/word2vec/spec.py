@@ -1,4 +1,4 @@
-"""WordsSpec: what `shoal train word2vec` is asked. Importable without torch."""
+"""WordsSpec: the options of `shoal train word2vec`. Importable without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process of `shoal train word2vec` does.
+"""The worker process of `shoal train word2vec`.
 
 Block by block: pull the vectors of a piece of text and of a pool of noise words, train on the
 copies, push what has changed. Changes are added up on the servers (`sum`), as Downpour does, and

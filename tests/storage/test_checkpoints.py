@@ -144,7 +144,7 @@ def test_what_is_said_of_the_rows_is_checked_as_well(tmp_path, old, new):
     data = path.read_bytes()
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
-    with pytest.raises(DataCorrupt, match=r"says of its rows.*--resume-at 10"):
+    with pytest.raises(DataCorrupt, match=r"metadata are not as they were.*--resume-at 10"):
         Checkpoints(tmp_path).choose()
 
 
@@ -327,6 +327,6 @@ def test_a_file_goes_on_from_the_one_that_its_server_has_written(chain):
     push_to(shard, 1, 2, 3)
     other.put(Save(10, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",)))
     other.close()
-    with pytest.raises(DataCorrupt, match="goes on from another 0000000110"):
+    with pytest.raises(DataCorrupt, match="its changes are of another 0000000110"):
         found.choose(120)
     assert found.choose(110) == 110

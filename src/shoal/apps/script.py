@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import shlex
 import sys
@@ -14,7 +13,7 @@ import msgspec
 
 from shoal.apps.train.resume import begun_with, environment, resumable, resumed_at, tables_of
 from shoal.engines.base import Task
-from shoal.engines.cluster import run_tasks
+from shoal.engines.cluster import run_tasks, threads_of
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
 from shoal.errors import InvalidValue, UsageError
@@ -90,7 +89,7 @@ def _workers(
     how: ScriptRun,
     resumed: Mapping[str, str],
 ) -> Iterator[Task]:
-    threads = max(1, (os.cpu_count() or 1) // how.workers)
+    threads = threads_of(how.workers)
     env = {
         "SHOAL_SCHEDULER": engine.address("scheduler"),
         "SHOAL_TOKEN": "",  # of another cluster: this one's sockets are its user's alone

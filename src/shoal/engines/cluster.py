@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -103,6 +104,25 @@ def run_tasks(
         )
     scheduler = SchedulerRole(listen=engine.address("scheduler"), **told | common | policy)
     return cluster_tasks(engine, scheduler, server, preload)
+
+
+def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any) -> list[Task]:
+    """The tasks of a run's workers.
+
+    entry:      "module:function", called with `rank`, `scheduler` (its address) and `folder` (the
+                run's)
+    arguments:  more of them, the same for all
+    """
+    common = {"scheduler": engine.address("scheduler"), "folder": str(engine.folder.path.resolve())}
+    return [
+        Task(f"worker-{rank}", entry, {**common, "rank": rank, **arguments})
+        for rank in range(workers)
+    ]
+
+
+def threads_of(workers: int) -> int:
+    """Threads of each worker of this machine, so that all together have one a core."""
+    return max(1, (os.cpu_count() or 1) // workers)
 
 
 def scheduler_task(engine: LocalEngine, role: SchedulerRole) -> Task:

@@ -105,6 +105,8 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
         rows["left behind"] = ", ".join(summary["dropped"]) + " (too slow)"
     if summary["lost"]:
         rows["went on without"] = ", ".join(summary["lost"])
+    if summary.get("notes"):
+        rows["data"] = "; ".join(summary["notes"])
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == "test accuracy" else None)
     console.print(table)

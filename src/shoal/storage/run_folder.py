@@ -117,6 +117,14 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
+        write_whole(self.worker(rank) / "result.json", json.dumps(figures))
+
+    def results(self, workers: int) -> list[dict[str, Any]]:
+        """The figures of all workers that have come to the end."""
+        files = [self.worker(rank) / "result.json" for rank in range(workers)]
+        return [json.loads(file.read_text()) for file in files if file.exists()]
+
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
 

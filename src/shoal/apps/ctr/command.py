@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE, Task
-from shoal.engines.cluster import run_tasks
+from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
@@ -75,27 +73,22 @@ def _fields(spec: CtrSpec) -> int:
 
 
 def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -> list[Task]:
-    threads = max(1, (os.cpu_count() or 1) // spec.workers)
-    tasks = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
-    for rank in range(spec.workers):
-        arguments = {
-            "spec": msgspec.to_builtins(spec),
-            "scheduler": engine.address("scheduler"),
-            "rank": rank,
-            "folder": str(engine.folder.path.resolve()),
-            "started_at": started_at,
-            "threads": threads,
-            "passed": passed,
-        }
-        tasks.append(Task(f"worker-{rank}", "shoal.apps.ctr.worker:run_ctr_worker", arguments))
-    return tasks
+    return [
+        *run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE),
+        *worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.ctr.worker:run_ctr_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            threads=threads_of(spec.workers),
+            passed=passed,
+        ),
+    ]
 
 
 def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
-    results = [
-        json.loads((folder.worker(rank) / "result.json").read_text())
-        for rank in range(spec.workers)
-    ]
+    results = folder.results(spec.workers)
     rows = sum(result["rows"] for result in results)
     progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
     for result, path in zip(results, progressive, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.storage.event_log import EventLog
-from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 
 STEPS_A_LINE = 20  # of the event log
@@ -57,7 +55,7 @@ def run_ctr_worker(
             trainer.test().save(paths.worker(rank) / TEST)
         client.barrier("evaluated")
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
-        write_whole(paths.worker(rank) / "result.json", json.dumps(trainer.result()))
+        paths.write_result(rank, trainer.result())
     log.write("end", rank=rank)
     log.close()
 

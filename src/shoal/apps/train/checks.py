@@ -55,10 +55,11 @@ def _check_leases(job: JobSpec) -> None:
             raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
 
 
-def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> None:
+def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
     """Load the data and build the model and the optimizer once, as the workers will.
 
-    Data of a function are left to the workers: it may take long, or draw random numbers.
+    Data of a function are left to the workers: it may take long, or draw random numbers. Returns
+    what a user should know of the data, such as rows that were left out.
 
     Raises:
         UnknownName, InvalidValue: of the optimizer, its options, the model or the split
@@ -78,7 +79,8 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> None:
         factories.load(job.data)
         if ":" in job.model:
             factories.load(job.model)
-        return
+        return ()
     dataset = load_dataset(job, list(data_dirs))
     splits_of(job, dataset)
     untrained_model(job, dataset)
+    return dataset.notes

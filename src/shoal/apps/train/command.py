@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,7 +15,7 @@ from shoal import factories as imports
 from shoal.apps.train.checks import check_inputs, check_job
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import Task
-from shoal.engines.cluster import run_tasks
+from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
@@ -67,7 +65,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
-    check_inputs(job, data_dirs)
+    notes = check_inputs(job, data_dirs)
     passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))
@@ -85,7 +83,7 @@ def run_job(
             with resumable(folder, "train", job.replicas):
                 engine.join(tick, spare=spare, given_up=given_up, returning=returning)
     write_tables(folder)
-    summary = summarise(job, folder, started_at)
+    summary = {**summarise(job, folder, started_at), "notes": notes}
     folder.write_summary(summary)
     return summary
 
@@ -118,7 +116,6 @@ def tasks_of(
     counts: dict[str, Any] = {"workers": job.workers + more_workers}
     if not strategies[job.strategy].uses_servers:
         counts |= {"servers": 0, "replicas": 1}
-    threads = max(1, (os.cpu_count() or 1) // job.workers)
     tasks = run_tasks(
         engine,
         job,
@@ -130,31 +127,22 @@ def tasks_of(
         ledger=_ledger(job, passed),
         **counts,
     )
-    for rank in range(job.workers):
-        tasks.append(
-            Task(
-                f"worker-{rank}",
-                "shoal.apps.train.worker:run_worker",
-                {
-                    "job": msgspec.to_builtins(job),
-                    "scheduler": engine.address("scheduler"),
-                    "rank": rank,
-                    "folder": str(engine.folder.path.resolve()),
-                    "started_at": started_at,
-                    "data_dirs": [str(each) for each in data_dirs],
-                    "rendezvous": f"file://{engine.sockets}/rendezvous",
-                    "threads": threads,
-                    "passed": passed,
-                },
-            )
-        )
-    return tasks
+    return tasks + worker_tasks(
+        engine,
+        job.workers,
+        "shoal.apps.train.worker:run_worker",
+        job=msgspec.to_builtins(job),
+        started_at=started_at,
+        data_dirs=[str(each) for each in data_dirs],
+        rendezvous=f"file://{engine.sockets}/rendezvous",
+        threads=threads_of(job.workers),
+        passed=passed,
+    )
 
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
     """The run's figures, averaged over the workers; bytes and samples are sums."""
-    files = [folder.worker(rank) / "result.json" for rank in range(job.workers)]
-    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    results = folder.results(job.workers)
     events = list(read_events(folder.events))
 
     def names(kind: str) -> list[str]:

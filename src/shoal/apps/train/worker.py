@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -113,7 +112,7 @@ def run_worker(
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
-        write_whole(paths.worker(rank) / "result.json", json.dumps(result))
+        paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
 

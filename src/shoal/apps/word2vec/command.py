@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.engines.base import SPARSE, Task
-from shoal.engines.cluster import run_tasks
+from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import dump_job
@@ -69,29 +68,23 @@ def run_words(
 
 
 def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
-    tasks = run_tasks(engine, spec, started_at, preload=SPARSE)
-    for rank in range(spec.workers):
-        arguments = {
-            "spec": msgspec.to_builtins(spec),
-            "scheduler": engine.address("scheduler"),
-            "rank": rank,
-            "folder": str(engine.folder.path.resolve()),
-            "started_at": started_at,
-            "corpus": str(corpus),
-        }
-        tasks.append(
-            Task(f"worker-{rank}", "shoal.apps.word2vec.worker:run_words_worker", arguments)
-        )
-    return tasks
+    return [
+        *run_tasks(engine, spec, started_at, preload=SPARSE),
+        *worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.word2vec.worker:run_words_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            corpus=str(corpus),
+        ),
+    ]
 
 
 def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
-    results = [
-        json.loads((folder.worker(rank) / "result.json").read_text())
-        for rank in range(spec.workers)
-    ]
+    results = folder.results(spec.workers)
     return {
         "model": spec.model,
         "vocabulary": len(corpus.words),

@@ -7,7 +7,6 @@ one message pushes a block's and pulls the next one's.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,6 @@ from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog
-from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, Init, TableSpec
 
@@ -73,7 +71,7 @@ def run_words_worker(
             if options.similarities:
                 result["similarities"] = vectors.similarities(Path(options.similarities))
         client.barrier("written")
-        write_whole(paths.worker(rank) / "result.json", json.dumps(result))
+        paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
 

@@ -16,6 +16,8 @@ class Context:
     """
     rank, world_size:  of this worker; they do not change during the run
     client:            pushes, pulls, advances and barriers
+    tables_before:     the tables of the run when this worker joined, if it replaces one that has
+                       failed and continues at its clock; none for other workers
     resumed_at:        the clocks that are over, in the run that this one goes on with; 0 in others
     resumed_tables:    ... and the tables that begin with the rows that they had then
     """
@@ -25,6 +27,7 @@ class Context:
     client: Client
     resumed_at: int = 0
     resumed_tables: frozenset[str] = frozenset()
+    tables_before: frozenset[str] = frozenset()
     models: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False

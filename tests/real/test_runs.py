@@ -230,7 +230,7 @@ def test_bad_input_says_what_to_do(tmp_path):
         ("train", "digit"): "did you mean 'digits'",
         ("train", "digits", "--strategy", "sinc"): "unknown strategy 'sinc' (known:",
         ("train", "digits", "--workers", "0"): "workers",
-        ("train", "digits", "--staleness", "2"): "staleness belongs to the ssp strategy",
+        ("train", "digits", "--staleness", "2"): "staleness belongs to strategy",
         ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
         ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
         ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): "whose data",

@@ -5,8 +5,11 @@ import gzip
 import pytest
 from click.testing import CliRunner
 
+from shoal.apps.train.checks import check_inputs
 from shoal.cli import main
 from shoal.engines import local
+from shoal.errors import NotImportable
+from shoal.jobs.spec import JobSpec
 
 
 @pytest.fixture
@@ -78,3 +81,11 @@ def test_help_shows_the_defaults_that_chaos_uses():
     text = " ".join(CliRunner().invoke(main, ["chaos", "--help"]).output.split())
     for shown in ("--workers INTEGER worker processes [default: 3]", "[default: 2]"):
         assert shown in text
+
+
+def test_a_users_function_is_imported_but_only_workers_call_it(tmp_path):
+    (tmp_path / "called.py").write_text("def make(): raise AssertionError('called')\n")
+    check_inputs(JobSpec(model=f"{tmp_path}/called.py:make"), [])
+    check_inputs(JobSpec(data=f"{tmp_path}/called.py:make"), [])
+    with pytest.raises(NotImportable, match="no 'absent'"):
+        check_inputs(JobSpec(model=f"{tmp_path}/called.py:absent"), [])

@@ -98,7 +98,10 @@ def test_every_acknowledged_push_is_there_once(kind, rule, victim, tmp_path):
     ("words", "says"),
     [
         (["train", "digits", "--replicas", "2"], "--replicas 2 needs at least 2 servers (got 1)"),
-        (["train", "word2vec", "--replicas", "3", "--servers", "2"], "--replicas 3 needs at least 3 servers (got 2)"),
+        (
+            ["train", "word2vec", "--replicas", "3", "--servers", "2"],
+            "--replicas 3 needs at least 3 servers (got 2)",
+        ),
         (["bench", "sparse", "--replicas", "2"], "are measured by `shoal bench dense`"),
     ],
 )

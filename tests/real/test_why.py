@@ -104,7 +104,7 @@ def test_where_there_is_no_run(tmp_path):
 def test_a_job_goes_on_without_a_worker_that_is_too_slow(tmp_path):
     """The others would wait for it in three quarters of the time."""
     folder = RunFolder.create(tmp_path, "slow")
-    told = stragglers._run(folder, 0, seconds=4.0, slow_share=0.5)
+    told = stragglers._run(folder, 0, seconds=4.0, slow_workers="drop")
     assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])
 
 

@@ -58,8 +58,8 @@ def _check_leases(job: JobSpec) -> None:
 def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
     """Load the data and build the model and the optimizer once, as the workers will.
 
-    Data of a function are left to the workers: it may take long, or draw random numbers. Returns
-    what a user should know of the data, such as rows that were left out.
+    A user's functions are imported, but only workers call them: they may take long, or have side
+    effects. Returns what a user should know of the data, such as rows that were left out.
 
     Raises:
         UnknownName, InvalidValue: of the optimizer, its options, the model or the split
@@ -75,12 +75,13 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
         method_of(TableSpec("parameters", 1, access=access, dtype=job.dtype))
     except UsageError as error:
         raise type(error)(f"optimizer: {error.message}") from None
+    for name in (job.model, "" if job.data_is_named else job.data):
+        if ":" in name:
+            factories.load(name)
     if not job.data_is_named:
-        factories.load(job.data)
-        if ":" in job.model:
-            factories.load(job.model)
         return ()
     dataset = load_dataset(job, list(data_dirs))
     splits_of(job, dataset)
-    untrained_model(job, dataset)
+    if ":" not in job.model:
+        untrained_model(job, dataset)
     return dataset.notes

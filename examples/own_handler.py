@@ -35,7 +35,7 @@ shoal.handler("baskets", Baskets)
 
 
 def main() -> None:
-    context = shoal.init(imports=[__file__])  # under `shoal run`: --import examples/own_handler.py
+    context = shoal.init()
     client = context.client
     access = shoal.Access("baskets")
     client.create_table(shoal.TableSpec("baskets", kind="custom", dtype="int64", access=access))

@@ -21,7 +21,7 @@ shoal.access_method("fading", fading, state=lambda width: width + 1, options=opt
 
 
 def main() -> None:
-    context = shoal.init(imports=[__file__])  # under `shoal run`: --import examples/own_method.py
+    context = shoal.init()
     client = context.client
     access = shoal.Access("fading", {"lr": 0.5})
     client.create_table(shoal.TableSpec("rows", row_shape=(4,), kind="sparse", access=access))

@@ -12,9 +12,9 @@ import shoal
 ROOT = Path(shoal.__file__).parent
 LEVELS = [
     {"errors", "keys", "registry", "factories"},
-    {"tables", "codecs", "data"},
+    {"tables", "codecs"},
     {"protocol"},
-    {"transport", "collective", "storage"},
+    {"transport", "collective", "storage", "data"},
     {"strategies", "graph"},
     {"node", "simulation"},
     {"client"},

@@ -47,28 +47,16 @@ def test_kv_sparse(how, workers, tmp_path):
     assert f"of {workers}: the sum is right" in text
 
 
-@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN], ids=["python", "run"])
+@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN, TORCHRUN], ids=["python", "run", "torchrun"])
 def test_own_method(how, tmp_path):
-    script = str(EXAMPLES / "own_method.py")
-    given = ["--import", script] if how is SHOAL_RUN else []
-    text = output_of([*how, *given, script], tmp_path)
+    text = output_of([*how, str(EXAMPLES / "own_method.py")], tmp_path)
     assert "one step of size lr" in text
 
 
-def test_own_handler(tmp_path):
-    script = str(EXAMPLES / "own_handler.py")
-    text = output_of([*SHOAL_RUN, "--import", script, script], tmp_path)
+@pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN], ids=["python", "run"])
+def test_own_handler(how, tmp_path):
+    text = output_of([*how, str(EXAMPLES / "own_handler.py")], tmp_path)
     assert "[4, 2] items" in text
-
-
-def test_a_method_that_servers_do_not_know_is_explained(tmp_path):
-    done = subprocess.run(
-        [*SHOAL_RUN, str(EXAMPLES / "own_method.py")], cwd=tmp_path, capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert done.returncode
-    assert "unknown access method of sparse tables 'fading'" in done.stderr
-    assert "--import MODULE" in done.stderr
 
 
 def test_train_function(tmp_path):

@@ -95,3 +95,19 @@ def test_a_plugin_cannot_replace_a_built_in(installed):
     known = shapes()
     assert known["cube"] == 6
     assert known["square"] == 4
+
+
+def test_what_is_loaded_last_may_register_an_unknown_name(installed, monkeypatch):
+    monkeypatch.setattr(module, "_last_resorts", [])
+    known, loads = shapes(), []
+
+    def load() -> None:
+        loads.append(1)
+        known.add("cube", 6, again=True)
+
+    module.when_unknown(load)
+    assert known["square"] == 4
+    assert not loads
+    assert known["cube"] == 6
+    with pytest.raises(UnknownName, match="unknown garden shape 'ball'"):
+        known["ball"]

@@ -8,6 +8,7 @@
     │   ├── NotImportable          a function that another process cannot import
     │   ├── DataMissing            a data set that is in none of the searched places
     │   ├── DataCorrupt            a truncated or malformed file
+    │   ├── UnknownFormat          a run's file in the format of another version of Shoal
     │   ├── AccessFailed           a user's access method or handler raised
     │   ├── WaitsForever           a wait that cannot end, such as a BSP push before `advance`
     │   └── BufferInUse            a borrowed buffer was written to before its acknowledgement
@@ -105,6 +106,10 @@ class DataMissing(UsageError):
 
 class DataCorrupt(UsageError):
     """A truncated or malformed file. The message has the file and the offset or line."""
+
+
+class UnknownFormat(UsageError):
+    """A file that a run has left, in a format of another version of Shoal."""
 
 
 class AccessFailed(UsageError):

@@ -1,6 +1,11 @@
-"""Factories by name: "package.module:function" or "/path/script.py:function".
+"""Users' modules and the factories in them: "package.module:function", "/path/script.py:function".
 
 Another process has to find them again, so a lambda or a function within a function will not do.
+
+A file is executed at most once a process, under a name other than `__main__`: what is under its
+`if __name__ == "__main__":` does not run. Code at its top level does, and must not train: while a
+file is executed for its definitions, `shoal.init`, `shoal.connect` and `shoal.train` raise
+`NotImportable`. So an import never joins a run and never starts one.
 """
 
 from __future__ import annotations
@@ -8,13 +13,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from shoal.errors import NotImportable
 
 Factory = Callable[..., Any]
+_importing: list[str] = []  # files that are being executed for their definitions
 
 
 def name_of(factory: Factory) -> str:
@@ -38,6 +45,19 @@ def name_of(factory: Factory) -> str:
     return f"{module}:{name}"
 
 
+def refuse_while_importing(call: str) -> None:
+    """What joins or starts a run calls this first.
+
+    Raises:
+        NotImportable: a file is being executed for its definitions, and calls this at its top level
+    """
+    if _importing:
+        raise NotImportable(
+            f"{_importing[-1]} calls {call} at its top level, and is being imported for its "
+            'definitions by another process: put the call under `if __name__ == "__main__":`'
+        )
+
+
 def load_module(name: str) -> Any:
     """The module of that name, or in that file.
 
@@ -46,8 +66,31 @@ def load_module(name: str) -> Any:
     """
     try:
         return _module(name)
-    except Exception as error:
+    except NotImportable:
+        raise
+    except (Exception, SystemExit) as error:
         raise NotImportable(f"cannot import {name!r}: {type(error).__name__}: {error}") from None
+
+
+def load_definitions(command: Sequence[str]) -> None:
+    """Import a user's script for the methods and handlers that it registers.
+
+    command:  the script, and the arguments that it was called with
+
+    Raises:
+        NotImportable: it fails, or trains at its top level
+    """
+    before, sys.argv = sys.argv, list(command)
+    try:
+        load_module(command[0])
+    finally:
+        sys.argv = before
+
+
+def main_script() -> tuple[str, ...]:
+    """The script that this process runs and its arguments; () at a prompt."""
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    return (str(Path(script).resolve()), *sys.argv[1:]) if script.endswith(".py") else ()
 
 
 def importable(name: str) -> str:
@@ -65,10 +108,7 @@ def load(name: str) -> Factory:
     module_name, found, attribute = name.rpartition(":")
     if not found or not module_name or not attribute:
         raise NotImportable(f"{name!r} is no factory; use package.module:function")
-    try:
-        value: Any = _module(module_name)
-    except ImportError as error:
-        raise NotImportable(f"cannot import {module_name!r} for {name!r}: {error}") from None
+    value = load_module(module_name)
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise NotImportable(f"{module_name!r} has no {attribute!r}")
@@ -82,7 +122,7 @@ def _module(name: str) -> Any:
     if not name.endswith(".py"):
         return importlib.import_module(name)
     path = Path(name).resolve()
-    alias = f"shoal_script_{path.stem}"
+    alias = f"shoal_script_{path.stem}_{crc32(bytes(path)):08x}"
     if alias in sys.modules:
         return sys.modules[alias]
     spec = importlib.util.spec_from_file_location(alias, path)
@@ -90,6 +130,14 @@ def _module(name: str) -> Any:
         raise ImportError(f"no file {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[alias] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    _importing.append(str(path))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[alias]  # the next attempt executes it again
+        raise
+    finally:
+        _importing.pop()
     return module

@@ -6,8 +6,9 @@ are ranges of hash slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
@@ -101,14 +102,30 @@ SLOT_BITS = 12
 SLOTS = 1 << SLOT_BITS
 
 
-def hash_of(key: int) -> int:
-    """A bijection of the 64-bit integers that scatters them: SplitMix64's last step.
+def splitmix64(number: Callable[[int], Any]) -> Callable[[Any], Any]:
+    """SplitMix64's last step, a bijection of the 64-bit integers that scatters them.
+
+    number:  what its constants are made with: `int` for Python's numbers, `numpy.uint64` for arrays
+             and for compiled loops
 
     Steele et al. 2014, figure 16.
+
+    >>> hex(splitmix64(int)(1))
+    '0x5692161d100b05e5'
     """
-    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
-    key = (key ^ (key >> 27)) * 0x94D049BB133111EB % (1 << 64)
-    return key ^ (key >> 31)
+    first, second, third = map(number, (30, 27, 31))
+    one, other = map(number, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+    low = number((1 << 64) - 1)
+
+    def mixed(z: Any) -> Any:
+        z = (z ^ (z >> first)) * one & low
+        z = (z ^ (z >> second)) * other & low
+        return z ^ (z >> third)
+
+    return mixed
+
+
+hash_of: Callable[[int], int] = splitmix64(int)
 
 
 def slot_of(key: int) -> int:

@@ -12,7 +12,7 @@ shoal.errors.UnknownName: unknown shape 'cube' (known: square)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -20,6 +20,15 @@ from typing import Generic, TypeVar
 from shoal.errors import InvalidValue, UnknownName
 
 T = TypeVar("T")
+_last_resorts: list[Callable[[], object]] = []
+
+
+def when_unknown(load: Callable[[], object]) -> None:
+    """Call `load` before an unknown name is refused; it may register that name.
+
+    A server of `shoal run` imports the user's script like this.
+    """
+    _last_resorts.append(load)
 
 
 class Registry(Generic[T]):
@@ -42,8 +51,10 @@ class Registry(Generic[T]):
         self._known[name] = thing
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._known:
-            self._load_plugins()
+        for load in (self._load_plugins, *_last_resorts):
+            if name in self._known:
+                break
+            load()
         if name not in self._known:
             raise unknown(self.kind, name, self._known)
         return self._known[name]

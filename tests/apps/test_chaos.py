@@ -1,11 +1,11 @@
-"""Marks: what is lost, doubled or made up is found by comparing files with the table."""
+"""The log of writes: lost, doubled and made-up updates are found by comparing it with the table."""
 
 from shoal.apps.chaos.write_log import ACKNOWLEDGED, INTENDED, Verdict, judge
 
 
 def write(folder, *records):
     data = b"".join(what + key.to_bytes(8, "little") for what, key in records)
-    (folder / "one.marks").write_bytes(data)
+    (folder / "one.writes").write_bytes(data)
 
 
 def test_an_acknowledged_write_counts_once_and_an_intended_one_may(tmp_path):
@@ -26,6 +26,6 @@ def test_lost_and_repeated_writes_are_counted(tmp_path):
 
 def test_a_truncated_record_does_not_count(tmp_path):
     write(tmp_path, (INTENDED, 1), (ACKNOWLEDGED, 1))
-    path = tmp_path / "one.marks"
+    path = tmp_path / "one.writes"
     path.write_bytes(path.read_bytes()[:-3])
     assert judge(tmp_path, {}) == Verdict(1, 0, 0, 0, 0)

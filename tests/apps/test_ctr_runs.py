@@ -57,7 +57,7 @@ def test_predict_gives_the_runs_own_predictions(tmp_path):
     before = (run / "sample_test.txt").read_text()
     (run / "bad.txt").write_text(before + "x 3:1\n")
     for words, says in (
-        ((tmp_path, run / "bad.txt"), "is no run of `shoal train ctr`"),
+        ((tmp_path, run / "bad.txt"), "is not the folder of a run"),
         ((run, run / "none.txt"), "none.txt"),
         ((run, run / "bad.txt"), "expected a label"),
         ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
@@ -141,7 +141,7 @@ def test_a_ctr_run_resumes_exactly_from_its_checkpoint(tmp_path, options):
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):
     ended = shoal("--resume", tmp_path, folder=tmp_path)
     assert ended.returncode != 0
-    assert "is no run of `shoal train ctr`" in " ".join(ended.stderr.split())
+    assert "is not the folder of a run" in " ".join(ended.stderr.split())
 
 
 def summary_of(ended):

@@ -50,7 +50,7 @@ def until(true, what, limit_s=40.0):
 
 
 def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by_hand):
-    by_hand("scheduler", "--workers", 1, "--servers", 1, "--silence-s", 3)
+    by_hand("scheduler", "--workers", 1, "--servers", 1, "--failure-timeout-s", 3)
     server = by_hand("server")
     with Client(by_hand.address) as client:
         client.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))

@@ -342,5 +342,5 @@ def test_long_table_names_are_accepted_up_to_their_limit(run):
             guest.create_table(table("m" * 199))
         with pytest.raises(InvalidValue, match="servers wait with no group but the first"):
             guest.barrier("all", ("workers", "servers"))
-    with pytest.raises(InvalidValue, match="group 'eval' attaches to a run"):
+    with pytest.raises(InvalidValue, match="group 'eval' joins a run"):
         shoal.init(group="eval")

@@ -57,6 +57,49 @@ def test_a_dead_workers_batches_are_done_by_the_others(tmp_path, strategy):
         assert set(told.values()) == {1}
 
 
+ONCE = {
+    "            if context.rank == 1 and len(done) == 5:\n": """
+            killed = sys.argv[1] + "/killed"
+            if context.rank == {rank} and os.path.exists(killed):
+                open(sys.argv[1] + "/again", "w").close()
+            elif context.rank == {rank} and len(done) == 5:
+                open(killed, "w").close()
+""",
+    "            time.sleep(0.01)\n": """
+            waits = os.path.exists(killed) and not os.path.exists(sys.argv[1] + "/again")
+            time.sleep(0.5 if waits else 0.01)  # until the other process is there
+""",
+    "    inner = ": """
+    torch.nn.init.zeros_(model.weight)
+    inner = """,
+    "        optimizer.step(weight=0.0 if batch is None else 1.0)\n": """
+        before = model.weight[0, 0].item()
+        optimizer.step(weight=0.0 if batch is None else 1.0)
+        assert model.weight[0, 0].item() <= before, "somebody has written the first weights again"
+""",
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_replaced_takes_leases_like_its_predecessor(rank, tmp_path):
+    script, text = tmp_path / "script.py", SCRIPT
+    for line, instead in ONCE.items():
+        assert line in text
+        text = text.replace(line, instead[1:].replace("{rank}", str(rank)))
+    script.write_text(dedent(text))
+    words = ["run", "--workers", "3", "--on-worker-loss", "replace", "--transport", "tcp"]
+    words += ["--out", str(tmp_path / "runs"), str(script), str(tmp_path), "sync"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "killed").exists()
+    files = sorted(tmp_path.glob("*.json"))
+    assert [each.name for each in files] == ["0.json", "1.json", "2.json"]
+    told = Counter(tuple(each) for file in files for each in json.loads(file.read_text()))
+    both = {(epoch, batch) for epoch in range(2) for batch in range(20)}
+    assert told.keys() <= both
+    assert len(both - told.keys()) in (4, 5)  # those of the killed process, which told nobody
+
+
 @pytest.fixture
 def client(tmp_path):
     with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:

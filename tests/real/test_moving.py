@@ -172,11 +172,11 @@ def test_chaos_loses_nothing(tmp_path):
 
 
 def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
-    menu = "kill-server-1@5,restart-server-2@10,stop-worker-0@15,restart-worker@20"
-    report = chaos("--menu", menu, "--epochs", 8, out=tmp_path)
+    faults = "kill-server-1@5,restart-server-2@10,stop-worker-0@15,restart-worker@20"
+    report = chaos("--faults", faults, "--epochs", 8, out=tmp_path)
     kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
     assert report["faults"] == dict.fromkeys(kinds, 1)
-    injected = [(each["name"], each["step"]) for each in report["struck"]]
+    injected = [(each["name"], each["step"]) for each in report["injected"]]
     assert [name for name, _ in injected[:3]] == ["server-1", "server-2", "worker-0"]
     assert all(step >= asked for (_, step), asked in zip(injected, (5, 10, 15, 20), strict=True))
     assert nothing_is_lost(report)
@@ -184,9 +184,9 @@ def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces")
 def test_nothing_is_lost_where_links_are_cut_or_slow(tmp_path):
-    menu = "partition-server,slow-worker,partition-scheduler"
-    report = chaos("--menu", menu, "--kills", 3, out=tmp_path)
-    assert report["faults"] == dict.fromkeys(menu.split(","), 1)
+    faults = "partition-server,slow-worker,partition-scheduler"
+    report = chaos("--faults", faults, "--kills", 3, out=tmp_path)
+    assert report["faults"] == dict.fromkeys(faults.split(","), 1)
     assert nothing_is_lost(report)
     assert not list(Path("/run/netns").glob(f"shoal-{os.getpid()}-*"))
 
@@ -212,8 +212,8 @@ def test_chaos_needs_replicas(tmp_path):
     assert "--replicas 2" in result.output
 
 
-def test_a_fault_that_is_not_on_the_menu_is_named(tmp_path):
-    result = CliRunner().invoke(main, ["chaos", "--menu", "kill-cat", "--out", str(tmp_path)])
+def test_a_fault_that_is_not_in_the_schedule_is_named(tmp_path):
+    result = CliRunner().invoke(main, ["chaos", "--faults", "kill-cat", "--out", str(tmp_path)])
     assert result.exit_code != 0
     assert "unknown fault 'kill-cat'" in result.output
 
@@ -261,7 +261,7 @@ def free_port():
 
 
 def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
-    arguments = ["chaos", "digits", "--kills", "20", "--menu", "kill-server", "--early"]
+    arguments = ["chaos", "digits", "--kills", "20", "--faults", "kill-server", "--early"]
     result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])

@@ -97,8 +97,11 @@ def test_every_acknowledged_push_is_applied_once_under_a_death(kind, rule, victi
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["train", "digits", "--replicas", "2"], "2 replicas are on as many servers"),
-        (["train", "word2vec", "--replicas", "3", "--servers", "2"], "add --servers 3"),
+        (["train", "digits", "--replicas", "2"], "--replicas 2 needs at least 2 servers (got 1)"),
+        (
+            ["train", "word2vec", "--replicas", "3", "--servers", "2"],
+            "--replicas 3 needs at least 3 servers (got 2)",
+        ),
         (["bench", "sparse", "--replicas", "2"], "are measured by `shoal bench dense`"),
     ],
 )

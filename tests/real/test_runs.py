@@ -110,7 +110,7 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     assert "SIGKILL" in errors
     if victim == "server-1":
         assert "with the last replica of" in errors
-        assert "with --replicas 2 a run outlives a server" in errors
+        assert "with --replicas 2 a run survives the loss of a server" in errors
     _assert_nothing_left(run.pid)
 
 
@@ -181,7 +181,7 @@ def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path):
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
     assert "with the last replica of params.float32[" in errors
-    how = errors.split("go on from the last checkpoint: shoal ")[1].split("\n")[0].split()
+    how = errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0].split()
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9
@@ -230,7 +230,7 @@ def test_invalid_input_is_refused_with_what_to_do(tmp_path):
         ("train", "digit"): "did you mean 'digits'",
         ("train", "digits", "--strategy", "sinc"): "unknown strategy 'sinc' (known:",
         ("train", "digits", "--workers", "0"): "workers",
-        ("train", "digits", "--staleness", "2"): "staleness belongs to the ssp strategy",
+        ("train", "digits", "--staleness", "2"): "staleness belongs to strategy",
         ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
         ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
         ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): "whose data",
@@ -258,7 +258,7 @@ def test_invalid_input_is_refused_with_what_to_do(tmp_path):
 def test_roles_started_by_hand_name_the_missing_members(tmp_path):
     done = command(
         "scheduler", "--listen", f"unix://{tmp_path}/private/s.sock", "--workers", "1",
-        "--servers", "2", "--join-timeout", "0.3", cwd=tmp_path,
+        "--servers", "2", "--join-timeout-s", "0.3", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     assert "2 of 2 servers (server-0, server-1) and 1 of 1 workers (worker-0)" in done.stderr

@@ -104,7 +104,7 @@ def test_why_without_a_run_says_so(tmp_path):
 def test_a_job_drops_a_worker_that_is_too_slow(tmp_path):
     """The others would wait for it in three quarters of the time."""
     folder = RunFolder.create(tmp_path, "slow")
-    told = stragglers._run(folder, 0, seconds=4.0, slow_share=0.5)
+    told = stragglers._run(folder, 0, seconds=4.0, slow_workers="drop")
     assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])
 
 

@@ -120,7 +120,7 @@ def test_a_truncated_file_is_refused_and_the_last_good_checkpoint_offered(tmp_pa
     """At 200 places, the first and the last byte among them."""
     save(tmp_path, 10)
     save(tmp_path, 20)
-    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    path = Checkpoints(tmp_path).path(20) / "shard-0-6.safetensors"
     data = path.read_bytes()
     places = {0, 1, 7, 8, 9, len(data) - 1}
     draw = random.Random(0)
@@ -140,21 +140,23 @@ def test_a_truncated_file_is_refused_and_the_last_good_checkpoint_offered(tmp_pa
 def test_a_checkpoints_metadata_is_checked(tmp_path, old, new):
     save(tmp_path, 10)
     save(tmp_path, 20)
-    path = Checkpoints(tmp_path).path(20) / "arc-0-6.safetensors"
+    path = Checkpoints(tmp_path).path(20) / "shard-0-6.safetensors"
     data = path.read_bytes()
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
-    with pytest.raises(DataCorrupt, match=r"says of its rows.*--resume-at 10"):
+    with pytest.raises(DataCorrupt, match=r"metadata are not as they were.*--resume-at 10"):
         Checkpoints(tmp_path).choose()
 
 
 def test_a_changed_byte_is_refused(tmp_path):
     save(tmp_path, 10)
-    path = Checkpoints(tmp_path).path(10) / "arc-0-0.safetensors"
+    path = Checkpoints(tmp_path).path(10) / "shard-0-0.safetensors"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataCorrupt, match=r"its checksum is another.*no other is good"):
+    with pytest.raises(
+        DataCorrupt, match=r"its rows are not as they were written.*no other is intact"
+    ):
         Checkpoints(tmp_path).choose()
 
 
@@ -216,7 +218,7 @@ def siege(folder, count, seed=0):
     save(folder, 10)
     save(folder, 20)
     found = Checkpoints(folder)
-    path = found.path(20) / "arc-0-6.safetensors"
+    path = found.path(20) / "shard-0-6.safetensors"
     data, refused, memory = path.read_bytes(), 0, []
     for number in range(count):
         path.write_bytes(mutated(data, draw))
@@ -325,6 +327,6 @@ def test_an_incremental_file_based_on_another_servers_file_is_refused(chain):
     push_to(shard, 1, 2, 3)
     other.put(Save(10, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",)))
     other.close()
-    with pytest.raises(DataCorrupt, match="goes on from another 0000000110"):
+    with pytest.raises(DataCorrupt, match="its changes are of another 0000000110"):
         found.choose(120)
     assert found.choose(110) == 110

@@ -213,7 +213,7 @@ def test_a_table_with_missing_rows_is_refused(tmp_path):
     (low, high), _ = opened(2)
     save_shards(tmp_path, 0, [(0, low)])
     for table in (lambda: SavedShards(tmp_path).merged("w"), lambda: open_saved(tmp_path, high)):
-        with pytest.raises(DataCorrupt, match="has not all rows of table 'w'"):
+        with pytest.raises(DataCorrupt, match="does not have all rows of table 'w'"):
             table()
 
 

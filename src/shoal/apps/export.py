@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.errors import InvalidValue
+from shoal.storage.files import write_whole
 from shoal.storage.shards import SavedShards
 from shoal.tables.custom.calls import Pairs
 
@@ -18,7 +19,7 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
     """Write a run's tables; returns the files.
 
     form:  `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys (uint64
-           bits as int64) and NAME.rows, a handled one as NAME.keys, .values and .lens; or `text`,
+           bits as int64) and NAME.rows, a custom one as NAME.keys, .values and .lens; or `text`,
            a file per table: a key and its row in a line
     out:   the file, or the folder of text files; in the run's folder by default
 
@@ -50,7 +51,7 @@ def _as_tensors(saved: SavedShards, path: Path) -> Path:
             tensors |= {f"{name}.{what}": each for what, each in table.items()}
         else:
             tensors[name] = table["rows"]
-    save_file(tensors, path)
+    write_whole(path, lambda fresh: save_file(tensors, fresh))
     return path
 
 

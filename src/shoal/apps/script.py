@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from shoal.apps.train.command import cluster_tasks
 from shoal.apps.train.resume import begun_with, environment, resumable, resumed_at, tables_of
 from shoal.engines.base import Task
+from shoal.engines.cluster import run_tasks, threads_of
 from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
 from shoal.errors import InvalidValue, UsageError
-from shoal.protocol.scheduler.journal import SLOW_SHARE
+from shoal.factories import importable
 from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class ScriptRun:
-    """How a script is run: the flags of `shoal run`, by their names.
+class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a script is run: the options of `shoal run`."""
 
-    imports:         modules of the user's, which define access methods
-    slow_workers:    `wait`, or `drop`: the others go on without one that they wait for
-    on_worker_loss:  `stop`, or `drop`: the others go on without one that is killed
-    checkpoint_every, checkpoint_every_s:  clocks or seconds from one checkpoint to the next
-    keep_checkpoints:  how many are kept, the last ones; 0 for all
-    resume:          the folder of a run, whose checkpoint of clock `resume_at` (-1: the last) this
-                     one goes on from
-    """
+    imports: Imports = ()
 
-    workers: int
-    servers: int
-    out: Path
-    title: str = ""
-    imports: Sequence[str] = ()
-    replicas: int = 1
-    slow_workers: str = "wait"
-    on_worker_loss: str = "stop"
-    checkpoint_every: int = 0
-    checkpoint_every_s: float = 0.0
-    keep_checkpoints: int = 0
-    resume: str = ""
-    resume_at: int = -1
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.servers and (self.saves or self.resume):
+            raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
+        if self.on_worker_loss == "reassign":
+            raise InvalidValue(
+                "--on-worker-loss reassign belongs to `shoal train`, which leases batches to its "
+                "workers; a script takes leases itself: use shoal.leases, and --on-worker-loss drop"
+            )
 
 
 def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
@@ -59,68 +45,91 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
     Rank 0 writes to this terminal, the others to their logs.
 
     Raises:
-        DataMissing, DataCorrupt: there is no checkpoint to go on from, or it is damaged
+        InvalidValue: the script is not Python
+        DataMissing, DataCorrupt: there is no checkpoint to continue from, or it is damaged
         ProcessDied, RangeLost: the run could not go on
     """
-    if not how.servers and (how.checkpoint_every or how.checkpoint_every_s or how.resume):
-        raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
+    _check_syntax(script)
+    how = msgspec.structs.replace(how, imports=tuple(map(importable, how.imports)))
     passed = resumed_at(how.resume, how.resume_at)
-    folder = RunFolder.create(how.out, how.title or script.stem)
+    ledger = _ledger(how.resume, passed)
+    command = (str(script.resolve()), *args)
+    folder = RunFolder.create(Path(how.out), how.title or script.stem)
     with LocalEngine(folder) as engine:
-        for task in cluster_tasks(
+        for task in run_tasks(
             engine,
-            how.servers,
-            how.workers,
-            "unix",
+            how,
             time.time(),
             init=begun_with(how.resume, passed),
-            save=False,
-            replicas=how.replicas,
-            slow_share=SLOW_SHARE[how.slow_workers],
-            checkpoint_every=how.checkpoint_every,
-            checkpoint_every_s=how.checkpoint_every_s,
-            keep_checkpoints=how.keep_checkpoints,
             passed=passed,
-            ledger=_ledger(how.resume, passed),
+            save=False,
             imports=how.imports,
+            script=command,
+            elastic=how.on_worker_loss == "replace" or how.slow_workers == "backup",
+            slow_workers=how.slow_workers,
+            ledger=ledger,
         ):
             engine.start(task)
-        threads = max(1, (os.cpu_count() or 1) // how.workers)
-        env = {"SHOAL_SCHEDULER": engine.address("scheduler"), "OMP_NUM_THREADS": str(threads)}
-        env["SHOAL_TOKEN"] = ""  # of another cluster: this one's sockets are its user's alone
-        env |= environment(how.resume, passed)
         names = [f"worker-{rank}" for rank in range(how.workers)]
-        for rank, name in enumerate(names):
-            engine.start(
-                Task(
-                    name,
-                    "shoal.apps.script:worker_main",
-                    {"script": str(script.resolve()), "args": args, "threads": threads},
-                    env={**env, "SHOAL_RANK": str(rank)},
-                    inherit_output=rank == 0,
-                )
-            )
+        for task in _workers(engine, names, command, how, environment(how.resume, passed)):
+            engine.start(task)
         given_up = names if how.on_worker_loss == "drop" else ()
-        with resumable(folder, "run", how.replicas, _words(script, args, how)):
-            engine.join(spare=spare_processes(how.servers, how.replicas), given_up=given_up)
+        returning = names if how.slow_workers == "backup" else ()
+        spare = spare_processes(how.servers, how.replicas)
+        spare += names if how.on_worker_loss == "replace" else []
+        with resumable(folder, "run", how.replicas, _words(command, how)):
+            engine.join(spare=spare, given_up=given_up, returning=returning)
     return folder.path
 
 
-def _words(script: Path, args: Sequence[str], how: ScriptRun) -> str:
-    """What a command says that runs the same once more, from another checkpoint."""
+def _workers(
+    engine: LocalEngine,
+    names: Sequence[str],
+    command: Sequence[str],
+    how: ScriptRun,
+    resumed: Mapping[str, str],
+) -> Iterator[Task]:
+    threads = threads_of(how.workers)
+    env = {
+        "SHOAL_SCHEDULER": engine.address("scheduler"),
+        "SHOAL_TOKEN": "",  # of another cluster: this one's sockets are its user's alone
+        "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
+        "OMP_NUM_THREADS": str(threads),
+        **resumed,
+    }
+    script, *args = command
+    for rank, name in enumerate(names):
+        yield Task(
+            name,
+            "shoal.apps.script:worker_main",
+            {"script": script, "args": args, "threads": threads},
+            env={**env, "SHOAL_RANK": str(rank)},
+            inherit_output=rank == 0,
+        )
+
+
+def _check_syntax(script: Path) -> None:
+    try:
+        compile(script.read_bytes(), script, "exec")
+    except (SyntaxError, ValueError, OSError) as error:
+        raise InvalidValue(f"{script} is not a Python script: {error}") from None
+
+
+def _words(command: Sequence[str], how: ScriptRun) -> str:
+    """The words of a command that runs the same script again, from another checkpoint."""
     words = [word for each in how.imports for word in ("--import", each)]
-    for each in fields(how):
-        value = getattr(how, each.name)
-        if value != each.default and each.name not in ("imports", "resume", "resume_at"):
-            words += [f"--{each.name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, str(script), *args])
+    for name, usual in msgspec.structs.asdict(ScriptRun()).items():
+        value = getattr(how, name)
+        if value != usual and name not in ("imports", "resume", "resume_at"):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, *command])
 
 
-def _ledger(resume: str, passed: int) -> dict[str, Any] | None:
-    """What was done when the checkpoint was taken, where the script has leased its data."""
+def _ledger(resume: str, passed: int) -> LedgerRecord | None:
+    """The lease ledger as of the checkpoint, if the script took leases."""
     events = RunFolder(Path(resume)).events
     record = as_of(passed, read_events(events)) if passed and events.exists() else LedgerRecord()
-    return msgspec.to_builtins(record) if record.batches else None
+    return record if record.batches else None
 
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:
@@ -147,18 +156,21 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     if not joined_once():
         raise UsageError(f"{script} ended without calling shoal.init(), so it never joined the run")
     context = joined()
-    if context is not None:  # else it has left the run by itself
+    if context is not None:  # else the script has left the run itself
         context.close()
 
 
-def become_worker(script: str, args: list[str], begun: tuple[str, int], **who: Any) -> None:
-    """`shoal worker`: this process joins a cluster and runs the script.
-
-    begun:  the run that this one goes on with, and the clocks that are over; none: "" and 0
-    who:    what `shoal.init` is told
-    """
+def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
+    """`shoal worker`: this process joins a cluster and runs the script."""
     from shoal.engines.joining import init
 
-    context = init(**who)
-    context.resumed_at, context.resumed_tables = begun[1], frozenset(tables_of(*begun))
+    if role.group and role.resume:
+        raise InvalidValue("--resume belongs to the first worker group, not to --group")
+    passed = resumed_at(role.resume, role.resume_at)
+    given = msgspec.structs.asdict(role)
+    for name in ("resume", "resume_at"):
+        del given[name]
+    context = init(**given)
+    context.resumed_at = passed
+    context.resumed_tables = frozenset(tables_of(role.resume, passed))
     worker_main(str(Path(script).resolve()), args)

@@ -22,18 +22,18 @@ from shoal.simulation.scenario import Report, simulate
 
 
 def run_seeds(
-    first: int, count: int, jobs: int, trace: bool, console: Console, menu: Sequence[str] = ()
+    first: int, count: int, jobs: int, trace: bool, console: Console, schedule: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Simulate seeds [first, first + count); print what they covered; return the figures.
 
-    menu:  what goes wrong, by turns (`fault_of` reads them); where it is empty, what seeds draw
+    schedule:  faults in turn, as `fault_of` reads them; if empty, each seed draws its own
 
-    coverage counts, for each fault and phase, the seeds that hit it; where there are enough of
-    them, `thin` names the counters that too few have hit.
+    coverage counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin` has
+    the counters that too few of them hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)
-    chosen = [fault_of(each) for each in menu]
+    chosen = [fault_of(each) for each in schedule]
     running = _simulate_all(seeds, jobs, trace, chosen)
     reports = list(track(running, "simulating", count, console=console))
     coverage: Counter[str] = Counter()
@@ -43,12 +43,12 @@ def run_seeds(
         combined.update(report.trace_hash.encode())
     trace_hash = reports[0].trace_hash if count == 1 else combined.hexdigest()
     found = [report for report in reports if report.violation]
-    enough = count >= LEAST_SEEDS_OF and not menu
+    enough = count >= LEAST_SEEDS_OF and not schedule
     thin = {k: coverage[k] for k in REQUIRED_COVERAGE if enough and coverage[k] < LEAST_SEEDS}
     _show(console, reports, coverage, trace_hash, trace)
     for report in found:
         console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
-        same = f" --menu {','.join(menu)}" if menu else ""
+        same = f" --faults {','.join(schedule)}" if schedule else ""
         console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace{same}")
     for name, seeds_hit in thin.items():
         console.print(f"[yellow]thin[/]: {name} in {seeds_hit} seeds, not {LEAST_SEEDS}")
@@ -68,17 +68,17 @@ def run_seeds(
     }
 
 
-def _simulate_all(seeds: range, jobs: int, trace: bool, menu: list[Fault]) -> Any:
+def _simulate_all(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -> Any:
     torch.set_num_threads(1)
     if jobs == 1 or len(seeds) == 1:
-        return (simulate(seed, trace, menu) for seed in seeds)
-    return _in_processes(seeds, jobs, trace, menu)
+        return (simulate(seed, trace, schedule) for seed in seeds)
+    return _in_processes(seeds, jobs, trace, schedule)
 
 
-def _in_processes(seeds: range, jobs: int, trace: bool, menu: list[Fault]) -> Any:
+def _in_processes(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -> Any:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(simulate, seeds, repeat(trace), repeat(menu), chunksize=4)
+        yield from pool.map(simulate, seeds, repeat(trace), repeat(schedule), chunksize=4)
 
 
 def _show(

@@ -18,7 +18,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
 LIMIT_S = 3.0
-WORTH_TELLING = 0.05  # of the time, that a worker was waited for
+WORTH_TELLING = 0.05  # share of the time that others waited for a worker
 
 
 def explain(where: str, token: str = "") -> dict[str, Any]:
@@ -70,17 +70,17 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
 
 
 def _ending(folder: RunFolder) -> str:
-    """How a run has ended, if there was one."""
+    """The reason that a run has ended."""
     if not folder.path.is_dir():
         return ""
     if not folder.events.exists():
         return ": it has left no events"
     endings = [event["reason"] for event in read_events(folder.events) if event["kind"] == "ending"]
-    return f": {endings[-1] if endings else 'nobody has said why'}"
+    return f": {endings[-1] if endings else 'no reason is known'}"
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """For people."""
+    """Print the answer as a table."""
     if found["view"] is not None:
         sizes = f"{len(found['servers'])} servers, {len(found['workers'])} workers"
         console.print(f"view {found['view']}: {sizes}")

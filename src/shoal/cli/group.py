@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 from rich.console import Console
 
 from shoal.errors import ShoalError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SECTIONS = [  # of --help, in this order
+    "Faults",
+    "Data",
+    "Model",
+    "Training",
+    "Cluster",
+    "Worker group",
+    "Fault tolerance",
+    "Checkpoints",
+    "Network",
+    "Output",
+    "Options",
+]
 EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
+
+
+class SectionedOption(click.Option):
+    """An option under a heading of --help, with its default if it has one."""
+
+    def __init__(self, *args: Any, section: str = SECTIONS[-1], **settings: Any) -> None:
+        default = settings.get("default")
+        settings.setdefault("show_default", default not in (None, "", -1) and default != ())
+        settings.setdefault("show_envvar", True)
+        super().__init__(*args, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose --help groups options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None and isinstance(each, click.Option):
+                sections[getattr(each, "section", SECTIONS[-1])].append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 class Shoal(click.Group):
@@ -22,6 +62,8 @@ class Shoal(click.Group):
 
     `train` and the name of an application is a command of its own.
     """
+
+    command_class = SectionedCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -46,6 +88,14 @@ class Shoal(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
 
 
+def _complain(error: ShoalError) -> None:
+    name = type(error).__name__
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[bold red]{name}[/]: ", end="", markup=True
+    )
+    click.echo(str(error), err=True)
+
+
 @click.group(cls=Shoal, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal")
 def main() -> None:
@@ -55,44 +105,77 @@ def main() -> None:
     """
 
 
-def _complain(error: ShoalError) -> None:
-    name = type(error).__name__
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[bold red]{name}[/]: ", end="", markup=True
-    )
-    click.echo(str(error), err=True)
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """An option that belongs to one command alone."""
+    return click.option(*names, cls=SectionedOption, **settings)
 
 
-def options_of(schema: type[Any], leave_out: tuple[str, ...]) -> Callable[[F], F]:
-    """A flag for every field of a schema that a flag can carry, in the schema's order."""
+as_json = option("--json", "as_json", is_flag=True, help="print one JSON object as the last line")
+
+
+def options_of(
+    schema: type[msgspec.Struct],
+    leave_out: Sequence[str] = (),
+    required: Sequence[str] = (),
+    **usual: Any,
+) -> Callable[[F], F]:
+    """An option for each field of a schema that has a help text, in the schema's order.
+
+    leave_out:  fields without an option
+    required:   fields whose option has to be given
+    usual:      defaults of this command, where they are not the schema's
+    """
+    hints = get_type_hints(schema, include_extras=True)
 
     def decorate(command: F) -> F:
-        return _with_options(command, schema, leave_out)
+        for field in reversed(msgspec.structs.fields(schema)):
+            if get_origin(hints[field.name]) is not Annotated or field.name in leave_out:
+                continue
+            kind, meta = get_args(hints[field.name])
+            default = usual.get(field.name, field.default)
+            settings: dict[str, Any] = {
+                "help": meta.description,
+                "envvar": meta.extra["env"] or None,
+            }
+            if field.required or field.name in required:
+                settings["required"] = True
+            else:
+                settings["default"] = default if isinstance(default, str | int | float) else None
+            command = option(
+                *FLAGS.get(field.name, (f"--{field.name.replace('_', '-')}", field.name)),
+                section=meta.extra["section"],
+                **settings,
+                **_click_type(kind),
+            )(command)
+        return command
 
     return decorate
 
 
-def _with_options(command: F, schema: type[Any], leave_out: tuple[str, ...]) -> F:
-    hints = get_type_hints(schema, include_extras=True)
-    defaults = schema()
-    for name in reversed(schema.__struct_fields__):
-        if name in leave_out:
-            continue
-        kind, meta = get_args(hints[name])
-        default = getattr(defaults, name)
-        flag = f"--{name.replace('_', '-')}"
-        shown = str(default) if default != "" else ""
-        options: dict[str, Any] = {"default": None, "help": meta.description}
-        if name == "optimizer_options":
-            flag, options["multiple"], options["metavar"] = "--optimizer-option", True, "NAME=VALUE"
-        elif get_origin(kind) is not None:
-            options["type"] = click.Choice(list(get_args(kind)))
-        else:
-            options["type"] = kind
-        if shown and name != "optimizer_options":
-            options["help"] += f"  [{shown}]"
-        command = click.option(flag, name, **options)(command)
-    return command
+FLAGS = {  # each of these may be repeated
+    "imports": ("--import", "imports"),
+    "optimizer_options": ("--optimizer-option", "optimizer_options"),
+}
+
+
+def _click_type(kind: Any) -> dict[str, Any]:
+    """How click reads a value; its bounds are the schema's to check."""
+    if kind is bool:
+        return {"is_flag": True}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(list(get_args(kind)))}
+    if get_origin(kind) is tuple:
+        return {"multiple": True, "metavar": "MODULE"}
+    if get_origin(kind) is dict:
+        return {"multiple": True, "metavar": "NAME=VALUE"}
+    return {"type": kind if kind in (int, float) else str}
+
+
+def given() -> dict[str, Any]:
+    """What the user gave to the present command: options and arguments that are not defaults."""
+    ctx = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    return {k: v for k, v in ctx.params.items() if ctx.get_parameter_source(k) != default}
 
 
 @contextmanager

@@ -14,83 +14,94 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cli.group import EXIT_FAILED, ended_by_signals, main, options_of
+from shoal.cli.group import EXIT_FAILED, as_json, ended_by_signals, given, main, option, options_of
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
 
-# ---------------------------------------------------------------------------- simulate
+CHAOS: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}  # defaults of its own
 
 
-@main.command()
-@click.option("--seed", type=int, default=0, show_default=True, help="the first seed")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--jobs", type=click.IntRange(1), default=None, help="processes  [one a core]")
-@click.option("--trace", is_flag=True, help="print the conversation of each seed")
-@click.option(
-    "--menu",
+@main.command(short_help="run seeded clusters with faults in virtual time")
+@option("--seed", type=int, default=0, help="first seed")
+@option("--seeds", type=click.IntRange(1), default=1, help="number of seeds")
+@option("--jobs", type=click.IntRange(1), help="processes; one for each core if not given")
+@option("--trace", is_flag=True, help="print the conversation of each seed")
+@option(
+    "--faults",
+    metavar="FAULT,...",
     default="",
-    help="what goes wrong, by turns, as for `shoal chaos`: kill-server,stop-worker-1@4 (a step is "
-    "a clock)  [what each seed draws]",
+    help="schedule of faults to inject in turn, as for `shoal chaos`: kill-server,stop-worker-1@4 "
+    "(at clock 4); faults drawn from each seed if not given",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@as_json
 def simulate(
-    seed: int, seeds: int, jobs: int | None, trace: bool, menu: str, as_json: bool
+    seed: int, seeds: int, jobs: int | None, trace: bool, faults: str, as_json: bool
 ) -> None:
     """Run seeded clusters with faults in virtual time, with every checker watching."""
     from shoal.apps.simulate import run_seeds
 
     console = Console(stderr=as_json)
-    report = run_seeds(
-        seed, seeds, jobs or os.cpu_count() or 1, trace, console, menu.split(",") if menu else ()
-    )
+    schedule = faults.split(",") if faults else ()
+    report = run_seeds(seed, seeds, jobs or os.cpu_count() or 1, trace, console, schedule)
     if as_json:
         click.echo(json.dumps(report))
     if report["violations"]:
         sys.exit(EXIT_FAILED)
 
 
-@main.command(short_help="kill a job's processes, and see that nothing is lost")
+@main.command(short_help="inject faults into a job, and check that nothing is lost")
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
-@click.option("--kills", "faults", type=click.IntRange(1), default=10, show_default=True)
-@click.option(
-    "--menu",
-    default="kill-server,kill-worker,kill-scheduler",
-    show_default=True,
-    help="what is done, by turns: kill, stop, restart, slow or partition, and a role; perhaps a "
-    "rank, and a step: stop-worker-1@40. Or random: drawn from --seed",
+@option(
+    "--kills",
+    type=click.IntRange(1),
+    default=10,
+    section="Faults",
+    help="number of faults to inject, whatever their kind; not used if each fault names a step",
 )
-@click.option("--early", is_flag=True, help="strike before rows have all their replicas again")
-@options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"))
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@option(
+    "--faults",
+    metavar="FAULT,...",
+    default="kill-server,kill-worker,kill-scheduler",
+    section="Faults",
+    help="schedule of faults to inject in turn: kill, stop, restart, slow or partition, then a "
+    "role, and if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
+)
+@option(
+    "--early",
+    is_flag=True,
+    section="Faults",
+    help="inject the next fault before all rows have all their replicas again",
+)
+@options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"), **CHAOS)
+@as_json
 def chaos(
-    job: str | None, faults: int, menu: str, early: bool, as_json: bool, **flags: Any
+    job: str | None, kills: int, faults: str, early: bool, as_json: bool, **options: Any
 ) -> None:
-    """Train twice: undisturbed, and while processes are killed with SIGKILL, one after the other.
+    """Train twice: undisturbed, and while faults are injected into the processes, one at a time.
 
-    They may also be stopped for a second, told to end (SIGTERM), and, as root, have links that are
-    slow or cut for two seconds: then each is in a network namespace of its own.
+    A fault kills a process (SIGKILL), stops it for a second (SIGSTOP), or ends it in order
+    (restart: SIGTERM). As root it may also slow or cut the link of a process for two seconds; each
+    process is in a network namespace of its own then.
 
-    Every worker also pushes 1 to keys of its own, and writes down what it sends and what is
-    acknowledged; a prober pushes to all servers all the time. At the end: what was lost, what was
-    counted twice, and how long nobody could push.
+    Every worker also pushes 1 to keys of its own, and logs which pushes it has sent and which were
+    acknowledged; a prober pushes to all servers all the time. The report says which updates were
+    lost or applied twice, and how long no server took pushes.
 
     \b
     shoal chaos digits --kills 6
     shoal chaos mnist --kills 50 --strategy ssp --staleness 2
-    shoal chaos digits --menu kill-server,stop-server
-    shoal chaos digits --menu kill-server-1@20,restart-server@40,kill-worker-0@60
-    sudo shoal chaos digits --menu slow-server,partition-server,partition-worker
+    shoal chaos digits --faults kill-server,stop-server
+    shoal chaos digits --faults kill-server-1@20,restart-server@40,kill-worker-0@60
+    sudo shoal chaos digits --faults slow-server,partition-server,partition-worker
     """
     from shoal.apps.chaos.command import UNLAWFUL, run_chaos, show_report
     from shoal.data.places import search_path
 
-    values: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}
-    values.update(job_values(job, flags))
-    spec = from_mapping(values)
+    spec = from_mapping({**CHAOS, **job_values(job, given())})
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        report = run_chaos(spec, faults, menu.split(","), folders, console, early)
+        report = run_chaos(spec, kills, faults.split(","), folders, console, early)
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -99,10 +110,10 @@ def chaos(
         sys.exit(EXIT_FAILED)
 
 
-@main.command(short_help="who waits for whom in a run, and since when")
+@main.command(short_help="show who waits for whom in a run")
 @click.argument("run", metavar="RUN|ADDRESS")
-@click.option("--token", envvar="SHOAL_TOKEN", default="", help="shared secret; or SHOAL_TOKEN")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@option("--token", envvar="SHOAL_TOKEN", default="", help="shared secret of the cluster")
+@as_json
 def why(run: str, token: str, as_json: bool) -> None:
     """Ask the run in folder RUN, or whose scheduler is at ADDRESS, who waits for whom.
 
@@ -122,20 +133,16 @@ def why(run: str, token: str, as_json: bool) -> None:
         show(Console(), found)
 
 
-# ---------------------------------------------------------------------------- bench, list
-
-
-@main.command()
+@main.command(short_help="write a run's tables to files")
 @click.argument("run", type=click.Path(file_okay=False))
-@click.option(
+@option(
     "--format",
     "form",
     type=click.Choice(["safetensors", "text"]),
     default="safetensors",
-    show_default=True,
-    help="one file, or a text file per table",
+    help="one .safetensors file, or a text file for each table",
 )
-@click.option("--out", default="", help="the file, or the folder of text files")
+@option("--out", default="", help="file, or folder of text files; in the run's folder if not given")
 def export(run: str, form: str, out: str) -> None:
     """Write the tables of the run in folder RUN, sparse ones with their keys."""
     from shoal.apps.export import export as export_run
@@ -144,12 +151,12 @@ def export(run: str, form: str, out: str) -> None:
         click.echo(path)
 
 
-@main.command()
+@main.command(short_help="predict with a model of `shoal train ctr`")
 @click.argument("run", type=click.Path(file_okay=False))
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--out", default="", help="where predictions go  [standard output]")
-@click.option("--servers", type=click.IntRange(1, 1024), default=1, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@option("--out", default="", help="file for the predictions; standard output if not given")
+@option("--servers", type=click.IntRange(1, 1024), default=1, help="server processes")
+@as_json
 def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
     """Write the chance of label 1 of each row of FILE, a line each.
 
@@ -189,14 +196,21 @@ SUITES = [
 ]
 
 
-@main.command()
+@main.command(short_help="measure Shoal beside its ceilings")
 @click.argument("suite", type=click.Choice(SUITES))
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-@click.option(
-    "--rounds", type=click.IntRange(1), help="batches  [25; 7 of train, 3 of word2vec and ctr]"
+@option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="batches of measurements; 25 if not given, 7 for train, 3 for word2vec and ctr",
 )
-@click.option("--replicas", type=click.IntRange(1), default=1, help="dense, moving: of each row")
-@click.option("--plot", default="", help="a picture of the rows: FILE.png, .svg or .pdf")
+@option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    help="servers that have a copy of each row; dense, moving",
+)
+@option("--plot", default="", help="file for a picture of the rows: .png, .svg or .pdf")
+@as_json
 def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: str) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
@@ -224,10 +238,10 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
         click.echo(json.dumps(report))
 
 
-@main.command("list")
+@main.command("list", short_help="list strategies, access methods or data sets")
 @click.argument("what", type=click.Choice(["strategies", "tables", "data"]))
 def list_(what: str) -> None:
-    """What can be named, with options and defaults."""
+    """List what can be named, with options and defaults."""
     from shoal.apps.listing import rows_of
 
     columns, rows = rows_of(what)

@@ -14,21 +14,20 @@ from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.cli.group import ended_by_signals, main, options_of
-from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job
-from shoal.storage.run_folder import RunFolder
+from shoal.cli.group import as_json, ended_by_signals, given, main, options_of
+from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
 
 
 @main.command(short_help="train a model on this machine")
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @options_of(JobSpec, leave_out=("layers", "data"))
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
+@as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
-def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> None:
+def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> None:
     """Train on a data set by name (digits, mnist, cifar10, csv:PATH), or as JOB.toml says.
 
-    Flags override the file. A scheduler, servers and workers start as processes of this machine;
-    what they leave behind is in a folder under --out.
+    Options override the file. A scheduler, servers and workers start as processes of this machine;
+    the results are in a folder under --out.
 
     \b
     shoal train digits --workers 2 --servers 2
@@ -42,7 +41,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    spec = from_mapping(job_values(job, flags))
+    spec = from_mapping(job_values(job, given()))
     explicit = Path(spec.data_dir) if spec.data_dir else None
     folders = search_path(explicit, os.environ)
     console = Console(stderr=as_json)
@@ -65,11 +64,11 @@ def train(job: str | None, as_json: bool, next_steps: bool, **flags: Any) -> Non
 @main.command("train ctr", short_help="train a model of clicks on sparse features")
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-def train_ctr(as_json: bool, **flags: Any) -> None:
+@as_json
+def train_ctr(as_json: bool, **options: Any) -> None:
     """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
 
-    The weights live on servers, in sparse tables: a key has one once it is seen.
+    The weights are on servers, in sparse tables: a key has a row once it is seen.
 
     \b
     shoal train ctr
@@ -82,10 +81,11 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    given = {name: v for name, v in flags.items() if v is not None and v != ""}
-    if flags.get("resume"):
-        given = {**msgspec.structs.asdict(spec_of(Path(flags["resume"]))), "resume_at": -1, **given}
-    spec = converted(given, CtrSpec)
+    values = {name: value for name, value in given().items() if name in options}
+    if values.get("resume"):
+        before = msgspec.structs.asdict(spec_of(Path(values["resume"])))
+        values = {**before, "resume_at": -1, **values}
+    spec = converted(values, CtrSpec)
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_ctr(spec, console, started_at)
@@ -98,8 +98,8 @@ def train_ctr(as_json: bool, **flags: Any) -> None:
 @main.command("train word2vec", short_help="train vectors of words on text")
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
-@click.option("--json", "as_json", is_flag=True, help="one JSON object as the last line")
-def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
+@as_json
+def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> None:
     """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
     Writes vectors.txt and vectors.bin, which gensim and others read.
@@ -113,8 +113,7 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    given = {name: v for name, v in flags.items() if v is not None}
-    spec = converted({"texts": list(texts), **given}, WordsSpec)
+    spec = converted({"texts": texts, **options}, WordsSpec)
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_words(spec, console, started_at)
@@ -125,14 +124,17 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **flags: Any) -> None:
 
 
 def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's file or data set and its flags say together: flags override the file."""
+    """What a job's file or data set and its flags say together: flags override the file.
+
+    flags:  those that were given
+    """
     values = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if flags.get("resume"):
-        values = {**load_job(RunFolder(Path(flags["resume"])).job), "resume_at": -1, **values}
+        values = {**load_run_job(Path(flags["resume"])), "resume_at": -1, **values}
     if job and not job.endswith(".toml"):
         values["data"] = job
-    values.update({name: v for name, v in flags.items() if v is not None and v != ()})
-    if flags.get("optimizer_options"):
+    values |= {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
+    if "optimizer_options" in flags:
         values["optimizer_options"] = _pairs(flags["optimizer_options"])
     return values
 

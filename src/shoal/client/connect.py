@@ -10,6 +10,7 @@ import msgspec
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.errors import DataMissing, InvalidValue
+from shoal.factories import refuse_while_importing
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import transport_for
 
@@ -47,6 +48,7 @@ def connect(address: str, **options: Any) -> Client:
     References:
         Li et al. 2014, section 3.1 (worker groups and parameter namespaces).
     """
+    refuse_while_importing("shoal.connect()")
     try:
         chosen = msgspec.convert(options, ClientOptions)
     except msgspec.ValidationError as error:

@@ -19,6 +19,8 @@ class Context:
         rank: this worker's rank; it does not change during the run.
         world_size: number of workers when this one joined.
         client: the connection to the cluster.
+        tables_before: tables of the run when this worker joined, if it replaces one that has failed
+            and continues at its clock; none for other workers.
         resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
@@ -35,6 +37,7 @@ class Context:
     client: Client
     resumed_at: int = 0
     resumed_tables: frozenset[str] = frozenset()
+    tables_before: frozenset[str] = frozenset()
     models: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False

@@ -1,4 +1,4 @@
-"""Decoded arrays kept in the cache folder, so that a file is decompressed once and not per process.
+"""Decoded arrays in the cache folder: a file is decompressed once, not by every process.
 
 Unpacking MNIST takes half a second of every worker's start; mapping the unpacked array takes a
 millisecond, and all processes of a machine then share one copy in memory.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal.storage.files import write_whole
 
 SMALLEST_BYTES = 256 << 10  # smaller files are decoded about as fast as their cache is opened
 FORMAT = "1"  # part of the key: raise it when a reader's arrays change
@@ -23,11 +24,11 @@ FORMAT = "1"  # part of the key: raise it when a reader's arrays change
 def kept(
     folder: Path, source: Path, decode: Callable[[Path], npt.NDArray[Any]]
 ) -> npt.NDArray[Any]:
-    """`decode(source)`, the array in a file; from the cache `folder` where that has it.
+    """`decode(source)`, the array in a file; from the cache `folder` if that has it.
 
-    The key is the source's path, size and time of change: an edited file is decoded anew, and its
-    old array removed. A cache that cannot be written or read is done without, for it is only there
-    for speed. The array is writable, but writing to it changes no file.
+    The key is the source's path, size and time of change: an edited file is decoded again, and its
+    old array removed. A cache that cannot be written or read is not used: it only saves time. The
+    array is writable, but writing to it changes no file.
     """
     status = source.stat()
     if status.st_size < SMALLEST_BYTES:
@@ -39,7 +40,8 @@ def kept(
         return _mapped(target)
     array = decode(source)
     try:
-        _write(target, array)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(target, lambda fresh: _save(fresh, array))
     except OSError:
         return array
     for old in folder.glob(f"{source.name}.{place}-*.npy"):
@@ -54,17 +56,9 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def _write(target: Path, array: npt.NDArray[Any]) -> None:
-    """Write, then rename: workers that start together may all be doing this."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", delete=False) as file:
-        partial = Path(file.name)
-        try:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with path.open("xb") as file:  # np.save would append a suffix to a path
+        np.save(file, array, allow_pickle=False)
 
 
 def _digest(*words: str) -> str:

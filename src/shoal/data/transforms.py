@@ -4,17 +4,14 @@ Data sets keep their stored dtype (images are bytes), which is small and quick t
 turns a batch into what a model eats. Transforms are values: two with equal arguments are equal,
 they pickle, and they never change the tensors that they are given.
 
->>> to_unit = Compose(Scale(1 / 255), Flatten())
+>>> to_unit = Compose(Scale(1 / 255), Scale(2, -1))
 >>> x, y = to_unit(torch.full((2, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]))
 >>> x.shape, x.max().item()
-(torch.Size([2, 16]), 1.0)
->>> to_unit.describe()
-'scale(0.00392157, 0) | flatten()'
+(torch.Size([2, 4, 4]), 1.0)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -24,7 +21,6 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.registry import Registry
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
@@ -34,10 +30,6 @@ class Transform(Protocol):
 
     def __call__(self, x: Tensor, y: Tensor) -> Batch:
         """The transformed batch; `x` and `y` are left as they are."""
-        ...
-
-    def describe(self) -> str:
-        """Name and arguments, for a person."""
         ...
 
 
@@ -61,31 +53,6 @@ class Compose:
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.steps))})"
 
-    def describe(self) -> str:
-        return " | ".join(step.describe() for step in self.steps) or "as stored"
-
-
-@dataclass(frozen=True)
-class Shuffle:
-    """The samples of a batch in another order, a pure function of (seed, n).
-
-    Epochs are shuffled by `runtime.data`; this one is for an order inside the batch.
-    """
-
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InvalidValue(f"shuffle seed {self.seed} must be >= 0")
-
-    def __call__(self, x: Tensor, y: Tensor) -> Batch:
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(x), generator=generator)
-        return x[order.to(x.device)], y[order.to(y.device)]
-
-    def describe(self) -> str:
-        return f"shuffle({self.seed})"
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -100,44 +67,6 @@ class Scale:
 
     def __call__(self, x: Tensor, y: Tensor) -> Batch:
         return _as_real(x) * self.factor + self.offset, y
-
-    def describe(self) -> str:
-        return f"scale({self.factor:g}, {self.offset:g})"
-
-
-@dataclass(frozen=True)
-class OneHot:
-    """Labels of shape (n,) as rows of shape (n, classes) of torch's default dtype."""
-
-    classes: int
-
-    def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise InvalidValue(f"one-hot needs at least 1 class, not {self.classes}")
-
-    def __call__(self, x: Tensor, y: Tensor) -> Batch:
-        if y.ndim != 1 or y.is_floating_point():
-            raise InvalidValue(f"one-hot needs whole labels of shape (n,), not {y.dtype} {y.shape}")
-        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
-            raise InvalidValue(
-                f"one-hot of {self.classes} classes got labels {int(y.min())} to {int(y.max())}"
-            )
-        rows = torch.nn.functional.one_hot(y.long(), self.classes)
-        return x, rows.to(torch.get_default_dtype())
-
-    def describe(self) -> str:
-        return f"one_hot({self.classes})"
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """Each sample as one row: shape (n, ...) to (n, features)."""
-
-    def __call__(self, x: Tensor, y: Tensor) -> Batch:
-        return x.flatten(1), y
-
-    def describe(self) -> str:
-        return "flatten()"
 
 
 @dataclass(frozen=True)
@@ -184,18 +113,6 @@ class Standardise:
         mean, std = (part.to(x.device, x.dtype) for part in self._tensors)
         return (x - mean) / std, y
 
-    def describe(self) -> str:
-        return f"standardise({len(self.mean)} features)"
-
 
 def _as_real(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
-
-
-transforms: Registry[Callable[..., Transform]] = Registry("transform")
-transforms.add("compose", Compose)
-transforms.add("shuffle", Shuffle)
-transforms.add("scale", Scale)
-transforms.add("one_hot", OneHot)
-transforms.add("flatten", Flatten)
-transforms.add("standardise", Standardise)

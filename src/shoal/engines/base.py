@@ -1,9 +1,9 @@
-"""What an engine is: it starts named processes, watches them, and leaves nothing behind."""
+"""What an engine starts, and what it reports: tasks and exits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 DENSE = (
     "torch",
@@ -19,8 +19,8 @@ class Task:
     """One process to start: "module:function" with keyword arguments that JSON can carry.
 
     preload:  modules to import, and functions to call ("module:function"), before it is forked;
-              once, for it and all that come later
-    network:  a network namespace's file, where it is not to be in this process's
+              once for it and all later processes
+    network:  file of a network namespace; this process's own if empty
     """
 
     name: str
@@ -38,9 +38,3 @@ class Exit:
 
     name: str
     code: int
-
-
-class Engine(Protocol):
-    def start(self, task: Task) -> None: ...
-    def exits(self, timeout_s: float) -> list[Exit]: ...
-    def stop(self) -> None: ...

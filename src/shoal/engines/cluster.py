@@ -1,7 +1,8 @@
-"""The processes of a cluster on this machine, but for its workers."""
+"""The processes of a cluster on this machine, except for its workers."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -9,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shoal.engines.base import DENSE, Task
 from shoal.engines.local import LocalEngine
+from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
 from shoal.storage.run_folder import RunFolder
 
 
@@ -22,41 +26,127 @@ def start_cluster(
     token: str = "",
     server_listen: str = "",
     imports: Sequence[str] = (),
-    replicas: int = 1,
+    script: Sequence[str] = (),
     **policy: Any,
 ) -> str:
-    """Start a scheduler and servers; returns the scheduler's address. `policy` is for the first."""
+    """Start a scheduler and servers; returns the scheduler's address.
+
+    script:  the user's, with its arguments: servers import it for methods that they do not know
+    policy:  more fields of `SchedulerRole`
+    """
     address = listen or engine.address("scheduler")
-    engine.start(scheduler_task(engine, address, servers, workers, replicas, token=token, **policy))
-    for rank in range(servers):
-        engine.start(
-            server_task(engine, address, rank, server_listen, token=token, imports=list(imports))
-        )
+    scheduler = SchedulerRole(
+        listen=address, servers=servers, workers=workers, token=token, **policy
+    )
+    server = ServerRole(
+        listen=server_listen, token=token, imports=tuple(imports), script=tuple(script)
+    )
+    for task in cluster_tasks(engine, scheduler, server):
+        engine.start(task)
     return address
 
 
-def scheduler_task(
-    engine: LocalEngine, address: str, servers: int, workers: int, replicas: int, **more: Any
-) -> Task:
-    """The scheduler of a cluster on this machine; `more` goes to `run_scheduler`."""
-    options = {"listen": address, "servers": servers, "workers": workers, "replicas": replicas}
-    if replicas > 1:  # it may be started again
-        more["state"] = str(engine.sockets / "scheduler.state")
-    return Task("scheduler", "shoal.engines.roles:run_scheduler", options | more, preload=())
+def cluster_tasks(
+    engine: LocalEngine,
+    scheduler: SchedulerRole,
+    server: ServerRole,
+    preload: tuple[str, ...] = DENSE,
+) -> list[Task]:
+    """The tasks of a scheduler and of its servers, each of which gets a rank of its own."""
+    ranks = range(scheduler.servers)
+    servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
+    return [scheduler_task(engine, scheduler), *servers]
+
+
+def run_tasks(
+    engine: LocalEngine,
+    run: RunOptions,
+    started_at: float,
+    *,
+    init: str = "",
+    passed: int = 0,
+    save: bool = True,
+    preload: tuple[str, ...] = DENSE,
+    imports: Sequence[str] = (),
+    script: Sequence[str] = (),
+    **policy: Any,
+) -> list[Task]:
+    """The scheduler and the servers of a run on this machine.
+
+    init:     folder of the shards that its tables begin with, after `passed` clocks
+    save:     whether servers leave their shards at the end
+    preload:  modules that servers and workers share
+    imports:  modules of the user's that servers import at their start
+    script:   as in `ServerRole`
+    policy:   fields of `SchedulerRole` that differ from the run's
+    """
+    common: dict[str, Any] = {
+        "events": str(engine.folder.events),
+        "started_at": started_at,
+        "passed": passed,
+    }
+    told: dict[str, Any] = {name: getattr(run, name) for name in ("workers", "servers", "replicas")}
+    server = ServerRole(
+        listen="" if run.transport == "unix" else "tcp://127.0.0.1:0",
+        save=str(engine.folder.shards.resolve()) if save else "",
+        init=init,
+        imports=tuple(imports),
+        script=tuple(script),
+        **common,
+    )
+    if isinstance(run, ResumableRun) and run.saves:
+        told["checkpoint_every_s"] = run.checkpoint_every_s
+        server = msgspec.structs.replace(
+            server,
+            checkpoints=str(engine.folder.checkpoints.resolve()),
+            checkpoint_every=run.checkpoint_every,
+            keep_checkpoints=run.keep_checkpoints,
+        )
+    scheduler = SchedulerRole(listen=engine.address("scheduler"), **told | common | policy)
+    return cluster_tasks(engine, scheduler, server, preload)
+
+
+def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any) -> list[Task]:
+    """The tasks of a run's workers.
+
+    entry:      "module:function", called with `rank`, `scheduler` (its address) and `folder` (the
+                run's)
+    arguments:  more of them, the same for all
+    """
+    common = {"scheduler": engine.address("scheduler"), "folder": str(engine.folder.path.resolve())}
+    return [
+        Task(f"worker-{rank}", entry, {**common, "rank": rank, **arguments})
+        for rank in range(workers)
+    ]
+
+
+def threads_of(workers: int) -> int:
+    """Threads of each worker of this machine, so that all together have one a core."""
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+def scheduler_task(engine: LocalEngine, role: SchedulerRole) -> Task:
+    """The task of a scheduler on this machine."""
+    if role.replicas > 1:  # it may be started again
+        state = str(engine.sockets / "scheduler.state")
+        role = msgspec.structs.replace(role, state=state)
+    entry = "shoal.engines.roles:run_scheduler"
+    return Task("scheduler", entry, msgspec.to_builtins(role), preload=())
 
 
 def server_task(
     engine: LocalEngine,
     scheduler: str,
     rank: int,
-    listen: str = "",
+    role: ServerRole | None = None,
     preload: tuple[str, ...] = DENSE,
-    **more: Any,
 ) -> Task:
-    """A server of a cluster on this machine, which may join later; `more` goes to `run_server`."""
-    listen = listen or engine.address(f"server-{rank}")
-    options = {"scheduler": scheduler, "listen": listen, "rank": rank}
-    return Task(f"server-{rank}", "shoal.engines.roles:run_server", options | more, preload)
+    """The task of a server on this machine, which may join later."""
+    role = role or ServerRole()
+    listen = role.listen or engine.address(f"server-{rank}")
+    role = msgspec.structs.replace(role, scheduler=scheduler, listen=listen, rank=rank)
+    entry = "shoal.engines.roles:run_server"
+    return Task(f"server-{rank}", entry, msgspec.to_builtins(role), preload)
 
 
 def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:

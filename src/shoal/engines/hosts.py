@@ -2,8 +2,8 @@
 
     hub: a bridge  --veth-- [server-0 10.77.0.1]  --veth-- [worker-0 10.77.0.2]  ...
 
-Needs Linux, `ip` and `tc`, and to be root. Nothing of it is seen by other programs: the bridge has
-a namespace as well.
+Needs Linux, `ip` and `tc`, and root. Other programs see nothing of it: the bridge is in a namespace
+of its own as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Hosts:
     """Namespaces by name; leaving the `with` removes them.
 
     Raises:
-        InvalidValue: this machine or user has no such thing
+        InvalidValue: `ip` or `tc` is missing, or the user is not root
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ class Hosts:
         missing = [each for each in ("ip", "tc") if shutil.which(each) is None]
         if missing or os.geteuid() != 0:
             what = f"{' and '.join(missing)} (package iproute2)" if missing else "to be root"
-            raise InvalidValue(f"links between hosts on one machine need {what}")
+            raise InvalidValue(f"faults in links need {what}")
         try:
             _do("ip", "netns", "add", self._hub)
             self._ip(self._hub, "link", "add", "br0", "type", "bridge")
@@ -74,19 +74,19 @@ class Hosts:
     # ------------------------------------------------------------------ links
 
     def cut(self, name: str) -> None:
-        """Nothing comes there or goes from there. No connection is told."""
+        """Cut a host's link; no connection is closed."""
         self._ip(self._hub, "link", "set", self._port(name), "down")
 
     def slow(self, name: str) -> None:
-        """It comes and goes slowly."""
+        """Slow a host's link down in both directions."""
         for namespace, device in self._ends(name):
             _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *SLOW)
 
     def mend(self, name: str) -> None:
-        """As it was at first."""
+        """Undo `cut` and `slow`."""
         self._ip(self._hub, "link", "set", self._port(name), "up")
         for namespace, device in self._ends(name):
-            subprocess.run(  # there may be nothing to take away
+            subprocess.run(  # the link may not be slow
                 ["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"],
                 capture_output=True,
                 check=False,
@@ -125,7 +125,7 @@ class Hosts:
 
 
 class HostsEngine(LocalEngine):
-    """Starts each process on a host of its own."""
+    """Starts each process in a network namespace of its own."""
 
     def __init__(self, folder: RunFolder, hosts: Hosts) -> None:
         super().__init__(folder)
@@ -135,7 +135,7 @@ class HostsEngine(LocalEngine):
         return self._hosts.address(name)
 
     def report_death(self, pid: int) -> None:
-        """A host that is gone can prove nothing: deaths are found out by silence."""
+        """Report nothing: a host that is gone cannot, and its silence has to be detected."""
 
     def start(self, task: Task) -> None:
         super().start(replace(task, network=self._hosts.namespace(task.name)))

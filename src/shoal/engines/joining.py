@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from shoal.client.client import Client
 from shoal.client.connect import scheduler_at
@@ -20,7 +21,9 @@ from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
-from shoal.factories import importable
+from shoal.factories import importable, main_script, refuse_while_importing
+
+Number = TypeVar("Number", int, float)
 
 
 def init(
@@ -28,7 +31,7 @@ def init(
     servers: int | None = None,
     scheduler: str = "",
     token: str = "",
-    sync_timeout_s: float = 10.0,
+    sync_timeout_s: float | None = None,
     init_timeout_s: float = 60.0,
     rank: int | None = None,
     imports: Sequence[str] = (),
@@ -48,11 +51,12 @@ def init(
             SHOAL_SCHEDULER or a cluster of its own.
         token: the cluster's shared secret. Empty for SHOAL_TOKEN.
         sync_timeout_s: seconds until an unanswered request is probed urgently; it fails after
-            twice this time.
+            twice this time. None for SHOAL_SYNC_TIMEOUT_S, which `shoal run` sets, or 10.
         init_timeout_s: seconds to wait until the cluster is complete.
         rank: the rank to ask for. None for SHOAL_RANK or any.
         imports: modules or files that define access methods or handlers; this process and the
-            servers started here import them.
+            servers started here import them. A server finds what the script itself defines: it
+            imports the script, without what is under `if __name__ == "__main__":`.
         group: worker group to attach as, with `scheduler`; "" is the first group.
         group_size: workers that make an attached group complete.
         namespace: prefix of this worker's table names. None for the group's name.
@@ -61,7 +65,9 @@ def init(
         The context: `rank`, `world_size`, `client`, and `resumed_at` for a resumed run.
 
     Raises:
-        InvalidValue: an option out of its range, or a group without a scheduler.
+        InvalidValue: an option or environment variable out of its range, or a group without a
+            scheduler.
+        NotImportable: one of `imports` fails, or this is called while a script is imported.
         DataMissing: no run is under way in the folder `scheduler`.
         JoinTimeout: the cluster was not complete within `init_timeout_s`.
         JoinRefused: the scheduler refused this worker, with its reason.
@@ -72,6 +78,7 @@ def init(
         >>> context.rank, context.world_size
         (0, 1)
     """
+    refuse_while_importing("shoal.init()")
     known = joined()
     if known is not None:
         return known
@@ -83,16 +90,18 @@ def init(
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if group and not address:
         raise InvalidValue(
-            f"group {group!r} attaches to a running cluster: give its address or folder, scheduler="
+            f"group {group!r} joins a run: give it as scheduler=ADDRESS or scheduler=RUN_FOLDER"
         )
     if count < 1:
-        raise InvalidValue(f"shoal.init needs at least one server, not {count}")
-    found = [importable(each) for each in imports]
+        raise InvalidValue(f"init needs at least one server, not {count}")
+    if sync_timeout_s is None:
+        sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
+    code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        address, secret, engine, wish = gather(env, count, found)
+        address, secret, engine, wish = gather(env, count, **code)
     elif not address:
-        engine = cluster_here(servers=count, workers=1, imports=found, token=secret)
+        engine = cluster_here(servers=count, workers=1, token=secret, **code)
         address = engine.address("scheduler")
     options = ClientOptions(
         token=secret,
@@ -111,7 +120,15 @@ def init(
         raise
     tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
     passed = _number(env, "SHOAL_RESUMED_AT", 0)
-    context = Context(client.rank, client.world_size, client, passed, tables)
+    before = client.view.tables if client.clock else ()
+    context = Context(
+        client.rank,
+        client.world_size,
+        client,
+        passed,
+        tables,
+        tables_before=frozenset(spec.name for spec in before),
+    )
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)
@@ -119,8 +136,9 @@ def init(
     return context
 
 
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
+def _number(env: Mapping[str, str], name: str, default: Number) -> Number:
     try:
-        return int(env.get(name, default))
+        return type(default)(env.get(name, default))
     except ValueError:
-        raise InvalidValue(f"{name}={env[name]!r} is not an integer") from None
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise InvalidValue(f"{name}={env[name]!r} is not a {kind}") from None

@@ -1,9 +1,9 @@
 """The launcher: a small process that forks the run's others.
 
-It imports once what they need (torch), and forks servers and workers from there, so that four start
-in the time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
-lines on a socket pair; nothing is unpickled. When the process that started it dies, so do it and
-all of its children, and the run's sockets are removed.
+It imports their modules once (torch), then forks servers and workers, so that four start in the
+time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
+lines on a socket pair; nothing is unpickled. When the process that started it ends, it kills
+all of its children and removes the run's sockets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def die_with_parent(number: int) -> None:
 
 
 def move_to(network: str) -> None:
-    """Be in that network namespace."""
+    """Enter a network namespace."""
     file = os.open(network, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(file, CLONE_NEWNET):
@@ -114,7 +114,7 @@ class Launcher:
         self._report({"started": command["name"], "pid": pid})
 
     def _become(self, command: dict[str, Any]) -> None:
-        """In the child: a signal table, files and an environment of its own."""
+        """In the child: set up signals, files and environment."""
         die_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,7 +143,7 @@ class Launcher:
             self._commands.sendall(json.dumps(report).encode() + b"\n")
 
     def _end(self) -> None:
-        """Nobody needs us any more: leave nothing behind."""
+        """Kill all children, remove the sockets and exit."""
         for _, pid in self._children.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -156,23 +156,21 @@ class Launcher:
 
 def run_entry(command: dict[str, Any]) -> int:
     """Call the command's function; a typed error goes to the error file, in one line of JSON."""
-    from shoal.errors import ShoalError
+    from shoal.errors import RunAborted, ShoalError
+    from shoal.storage.files import write_whole
 
     try:
         entry_point(command["entry"])(**command["args"])
-    except ShoalError as error:
-        traceback.print_exc()
-        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
-        Path(command["error"]).write_text(json.dumps(report))
-        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         traceback.print_exc()
-        report = {"type": "RunAborted", "message": f"{type(error).__name__}: {error}", "story": ()}
-        Path(command["error"]).write_text(json.dumps(report))
+        if not isinstance(error, ShoalError):
+            error = RunAborted(f"{type(error).__name__}: {error}")
+        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
+        write_whole(Path(command["error"]), json.dumps(report))
         return 1
     return 0
 

@@ -40,21 +40,22 @@ from shoal.errors import (
 )
 from shoal.node.node import Node
 from shoal.protocol.admin.death_report import DeathReporter
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")
 
-OFTEN, OFTEN_S = 20, 10.0  # a process that is killed so often in so many seconds is given up
-RETURNS = 3  # times that a worker is started again which was dropped because it was slow
-LATE_S = 20.0  # when all others have ended, for those that were started again
-TELL_S = 5.0  # for the scheduler to hear of a death; it may be starting again
-GRACE_S = 1.0  # after the first death, for the others to say what they saw
-KILLED_S = 4.0  # ... after a server's, for the scheduler to say what was lost
+OFTEN, OFTEN_S = 20, 10.0  # a process killed so often in so many seconds is not started again
+RETURNS = 3  # restarts of a worker that was dropped because it was slow
+LATE_S = 20.0  # for restarted processes, after all others have ended
+TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
+GRACE_S = 1.0  # after the first failure, for the others to report their errors
+KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
 
 
 def spare_processes(servers: int, replicas: int) -> list[str]:
-    """The processes that are started again where they are killed: others have what they had."""
+    """The processes that are restarted after a kill, because others have their state."""
     return ["scheduler", *(f"server-{rank}" for rank in range(servers))] if replicas > 1 else []
 
 
@@ -64,7 +65,7 @@ class LocalEngine:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
-        self.running: dict[str, int] = {}  # name -> pid, 0 until it is known
+        self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
         self._started_again: dict[str, list[float]] = {}  # when
         self._returned: Counter[str] = Counter()
@@ -81,14 +82,14 @@ class LocalEngine:
         theirs.close()
 
     def address(self, name: str) -> str:
-        """Where a process of this run listens."""
+        """The address that a process of this run listens on."""
         return f"unix://{self.sockets / name}.sock"
 
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
         self._tasks[task.name] = task
         if task.name == "scheduler":
-            self.folder.scheduler.write_text(task.args["listen"])
+            write_whole(self.folder.scheduler, task.args["listen"])
         command = {
             "name": task.name,
             "entry": task.entry,
@@ -103,7 +104,7 @@ class LocalEngine:
         self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def pid(self, name: str) -> int:
-        """Of a running process, as soon as it is known."""
+        """The id of a running process, as soon as it is known."""
         while not self.running[name]:
             self.exits(0.1)
         return self.running[name]
@@ -124,7 +125,7 @@ class LocalEngine:
             report = json.loads(line)
             if "started" in report:
                 self.running[report["started"]] = report["pid"]
-                self.folder.pids.write_text(json.dumps(self.running))
+                write_whole(self.folder.pids, json.dumps(self.running))
             else:
                 self.running.pop(report["exited"], None)
                 ended.append(Exit(report["exited"], report["code"]))
@@ -133,17 +134,17 @@ class LocalEngine:
         return ended
 
     def report_death(self, pid: int) -> None:
-        """Tell the scheduler, which would otherwise wait until that process has been silent."""
+        """Report a death to the scheduler, which need not wait for its failure timeout then."""
         task = self._tasks["scheduler"]
-        obituary = DeathReporter(socket.gethostname(), pid, TELL_S)
+        reporter = DeathReporter(socket.gethostname(), pid, TELL_S)
         me = Identity(
             f"engine-{pid}-{os.urandom(4).hex()}", "worker", token=task.args.get("token", "")
         )
-        node = Node(obituary, me, scheduler=task.args["listen"])
+        node = Node(reporter, me, scheduler=task.args["listen"])
         try:
             node.run()
         except ShoalError as error:
-            log.warning("the scheduler could not be told that process %d has ended: %s", pid, error)
+            log.warning("cannot report the death of process %d to the scheduler: %s", pid, error)
         finally:
             node.close()
 
@@ -157,10 +158,10 @@ class LocalEngine:
     ) -> None:
         """Wait for every process; raises for the first that did not end well.
 
-        tick:   called every `tick_s` meanwhile, for progress displays
-        spare:  who is started again where it is killed, unless that happens too often
-        given_up:  whom the others do without
-        returning: who is started again where it was dropped because it was slow
+        tick:       called every `tick_s`, for progress displays
+        spare:      processes that are restarted after a kill, unless that happens too often
+        given_up:   processes that the run continues without after a kill
+        returning:  workers that are restarted after they were dropped because they were slow
         """
         failed: list[Exit] = []
         give_up_at = float("inf")
@@ -174,7 +175,7 @@ class LocalEngine:
                     patience = (KILLED_S if server else 0.0) if each.code < 0 else GRACE_S
                     give_up_at = min(give_up_at, monotonic() + patience)
                     if isinstance(self._report(each), RangeLost):
-                        give_up_at = monotonic()  # nobody knows more
+                        give_up_at = monotonic()  # no other report says more
             tick()
             if self._only_late_ones():
                 give_up_at = min(give_up_at, monotonic() + LATE_S)
@@ -182,7 +183,7 @@ class LocalEngine:
             raise self._cause(failed)
 
     def _only_late_ones(self) -> bool:
-        """Whether all work is done, and who is left may have come too late to hear of it."""
+        """Whether the work is done and only restarted processes are left; they may not know it."""
         names = self.running.keys()
         at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
         return not at_work and names <= self._started_again.keys()
@@ -194,14 +195,14 @@ class LocalEngine:
         given_up: Collection[str],
         returning: Collection[str],
     ) -> bool:
-        """Whether the run goes on without a process, or with another in its place."""
+        """Whether the run continues without this process, or with another in its place."""
         if each.code < 0:
             return each.name in given_up or (each.name in spare and self.start_again(each.name))
         report = self._report(each) if each.code else None
         if each.name in self._started_again:
-            if isinstance(report, ClusterFull):  # its former self is still taken to be alive
+            if isinstance(report, ClusterFull):  # its predecessor does not count as failed yet
                 return self.start_again(each.name)
-            if isinstance(report, JoinRefused | JoinTimeout):  # it came too late
+            if isinstance(report, JoinRefused | JoinTimeout):  # the run was over
                 return True
         if isinstance(report, Dropped) and each.name in returning:
             self._returned[each.name] += 1
@@ -210,7 +211,7 @@ class LocalEngine:
         return isinstance(report, Dropped)
 
     def start_again(self, name: str) -> bool:
-        """The same once more, after it has ended, unless that has been too often lately."""
+        """Restart a process that has ended, unless it was restarted too often lately."""
         now = monotonic()
         lately = [at for at in self._started_again.get(name, ()) if at > now - OFTEN_S]
         if len(lately) >= OFTEN:
@@ -230,7 +231,7 @@ class LocalEngine:
                 if isinstance(report, RangeLost):
                     return RangeLost(f"{how} {where}: {report.message}")
             return ProcessDied(f"{how}; the run cannot go on without it {where}")
-        # Those that were told of the end know less than the one that caused it.
+        # A process that was told of the end knows less than the one that caused it.
         told.sort(key=lambda pair: type(pair[1]) is RunAborted)
         if told:
             each, report = told[0]
@@ -241,13 +242,13 @@ class LocalEngine:
 
     def _report(self, each: Exit) -> ShoalError | None:
         path = self.folder.error(each.name)
-        if each.code < 0 or not path.exists():  # a killed one has not got round to it
+        if each.code < 0 or not path.exists():  # a killed process writes no report
             return None
         report = json.loads(path.read_text())
         return by_name(report["type"])(report["message"], report["story"])
 
     def at_stop(self, action: Callable[[], object]) -> None:
-        """Do this once everything has ended."""
+        """Call `action` when all processes have ended."""
         self._at_stop.append(action)
 
     def finish(self, grace_s: float = 5.0) -> None:
@@ -259,7 +260,7 @@ class LocalEngine:
 
     def stop(self) -> None:
         """End whatever still runs, and remove the sockets."""
-        self._commands.close()  # the launcher takes this as its order to end everything
+        self._commands.close()  # on which the launcher ends all processes
         try:
             self._launcher.wait(timeout=3)
         except subprocess.TimeoutExpired:

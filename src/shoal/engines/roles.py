@@ -1,4 +1,4 @@
-"""What the processes of a cluster do: the scheduler's and the servers' whole lives.
+"""The processes of a cluster: a scheduler and servers, from start to end.
 
 Importable without torch, so that a scheduler is up in a tenth of a second.
 """
@@ -11,24 +11,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shoal import factories, registry
+from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.node.node import Journal, Node
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler.journal import SchedulerOptions, check_options
+from shoal.protocol.scheduler.journal import SLOW_SHARE, SchedulerOptions, check_options
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
-BROKEN_HERE_S = 0.3  # on one host, a member whose connection broke is dead after this
+if TYPE_CHECKING:
+    from shoal.storage.checkpoints import Writer
+
+BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
 NOTED = (
     "joined",
     "view",
@@ -45,58 +51,41 @@ NOTED = (
 )
 
 
-def run_scheduler(
-    listen: str,
-    servers: int,
-    workers: int,
-    join_timeout_s: float = 120.0,
-    token: str = "",
-    state: str = "",
-    events: str = "",
-    started_at: float = 0.0,
-    replicas: int = 1,
-    elastic: bool = False,
-    slow_share: float = 0.0,
-    slow_s: float = 5.0,
-    silence_s: float = 10.0,
-    alone_s: float = 15.0,
-    checkpoint_s: float = 0.0,
-    ledger: dict[str, Any] | None = None,
-    passed: int = 0,
-) -> None:
+def run_scheduler(**given: Any) -> None:
     """Be the scheduler until the run ends; raises the error that ended it.
 
-    ledger:  which data are done, of a run that this one goes on with; `passed` clocks were before
+    given:  fields of `SchedulerRole`
     """
+    role = msgspec.convert(given, SchedulerRole)
     options = SchedulerOptions(
-        servers,
-        workers,
-        join_timeout_s=join_timeout_s,
-        replicas=replicas,
-        elastic=elastic,
-        slow_share=slow_share,
-        slow_s=slow_s,
-        silence_s=silence_s,
-        alone_s=alone_s,
-        checkpoint_s=checkpoint_s,
+        role.servers,
+        role.workers,
+        join_timeout_s=role.join_timeout_s,
+        replicas=role.replicas,
+        elastic=role.elastic,
+        slow_share=SLOW_SHARE[role.slow_workers],
+        slow_s=role.slow_window_s,
+        silence_s=role.failure_timeout_s,
+        alone_s=role.sole_replica_timeout_s,
+        checkpoint_s=role.checkpoint_every_s,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
-    if listen.startswith("unix://"):  # no link of this host is flaky: whoever hangs up is dead
+    if role.listen.startswith("unix://"):  # links within a host do not fail: a peer has ended
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S, same_host=True)
     check_options(options)
     configure_log()
-    journal = Journal(Path(state)) if state else None
-    log = _event_log(events, "scheduler", started_at)
+    journal = Journal(Path(role.state)) if role.state else None
+    log = _event_log(role.events, "scheduler", role.started_at)
 
     before = journal.read() if journal else None
-    begun = msgspec.convert(ledger, LedgerRecord) if ledger else LedgerRecord()
-    if log is not None and ledger and before is None:
-        log.write("ledger", record=ledger, passed=passed)
+    begun = role.ledger or LedgerRecord()
+    if log is not None and role.ledger and before is None:
+        log.write("ledger", record=role.ledger, passed=role.passed)
     machine = SchedulerMachine(options, before, begun)
-    me = Identity(SCHEDULER, "scheduler", token=token)
+    me = Identity(SCHEDULER, "scheduler", token=role.token)
     node = Node(machine, me, journal=journal, on_note=lambda each: _note_of_scheduler(each, log))
     try:
-        address = node.listen(listen)
+        address = node.listen(role.listen)
         logging.getLogger("shoal.scheduler").info("listening at %s", address)
         node.run()
     finally:
@@ -104,11 +93,11 @@ def run_scheduler(
 
 
 def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
-    """What a scheduler has noted, for its log and the run's."""
+    """Write a scheduler's note to its log and the run's."""
     if each.kind == "crowded" and each.fields["hosts"]:
         hosts = ", ".join(each.fields["hosts"])
         logging.getLogger("shoal.scheduler").warning(
-            "several replicas of some rows are on one host, and die with it: %s", hosts
+            "one host has several replicas of some rows, which would fail together: %s", hosts
         )
     if each.kind in NOTED:
         fields = {key: value for key, value in each.fields.items() if key != "node"}
@@ -117,83 +106,53 @@ def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
             log.write(each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()})
 
 
-def run_server(
-    scheduler: str,
-    listen: str,
-    rank: int = -1,
-    advertise: str = "",
-    init_timeout_s: float = 60.0,
-    token: str = "",
-    events: str = "",
-    started_at: float = 0.0,
-    threads: int = 1,
-    imports: Sequence[str] = (),
-    host: str = "",
-    save: str = "",
-    init: str = "",
-    checkpoints: str = "",
-    out: str = "",
-    checkpoint_every: int = 0,
-    keep_checkpoints: int = 0,
-    passed: int = 0,
-) -> None:
+def run_server(**given: Any) -> None:
     """Be a server until the run ends.
 
-    imports:  modules of the user's, which define access methods
-    host:     what it may die together with: this machine's name where none is given
-    save:     the folder that gets its shards when the run has ended in order
-    init:     the folder of a run whose rows tables begin with
-    checkpoints:  the folder that gets one every so many clocks, and where views name one; `passed`
-                  clocks are before the first
-    out:          ... or the folder in which the run gets one for them, under its name
-    keep_checkpoints:  how many are kept, the last ones; 0 for all
+    given:  fields of `ServerRole`
     """
     import torch
 
-    from shoal.factories import load_module
     from shoal.protocol.checkpoint_clocks import CheckpointClocks
     from shoal.protocol.server.machine import ServerMachine
     from shoal.protocol.server.shard_store import OpenStore
-    from shoal.storage.checkpoints import Writer
-    from shoal.storage.run_folder import RunFolder
     from shoal.storage.shards import SavedShards, save_shards
     from shoal.tables.opening import open_shard
 
+    role = msgspec.convert(given, ServerRole)
     configure_log()
-    for each in imports:
-        load_module(each)
-    torch.set_num_threads(threads)
+    for each in role.imports:
+        factories.load_module(each)
+    if role.script:
+        registry.when_unknown(lambda: factories.load_definitions(role.script))
+    torch.set_num_threads(role.threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
-    options = SessionOptions(join_timeout_s=init_timeout_s)
-    host = host or socket.gethostname()
-    session = Session(name, "server", "", host, rank, options, process=os.getpid())
-    log = _event_log(events, f"server-{rank}" if rank >= 0 else name, started_at)
+    options = SessionOptions(join_timeout_s=role.init_timeout_s)
+    host = role.host_label or socket.gethostname()
+    session = Session(name, "server", "", host, role.rank, options, process=os.getpid())
+    log = _event_log(
+        role.events, f"server-{role.rank}" if role.rank >= 0 else name, role.started_at
+    )
 
     opened: OpenStore = open_shard
-    if init:
-        opened = SavedShards(Path(init)).beginning(open_shard)
-    machine = ServerMachine(session, opened, checkpoint_clocks=CheckpointClocks(checkpoint_every))
-    writer = None
-    if checkpoints or out:
-
-        def folder() -> Path:  # the run has a name once this server has joined
-            given = Path(checkpoints)
-            return given if checkpoints else RunFolder(Path(out, session.run)).checkpoints
-
-        writer = Writer(folder, passed, machine.checkpointer.begin_anew, keep_checkpoints)
+    if role.init:
+        opened = SavedShards(Path(role.init)).beginning(open_shard)
+    clocks = CheckpointClocks(role.checkpoint_every)
+    machine = ServerMachine(session, opened, checkpoint_clocks=clocks)
+    writer = _checkpoint_writer(role, session, machine.checkpointer.begin_anew)
     node = Node(
         machine,
-        Identity(name, "server", token=token),
-        scheduler=scheduler,
+        Identity(name, "server", token=role.token),
+        scheduler=role.scheduler,
         on_note=lambda each: _note_of_server(each, session, log),
         on_save=writer.put if writer is not None else lambda save: None,
     )
     leaves_on_signals(node)
     try:
-        session.announce(advertised(node.listen(listen), advertise))
+        session.announce(advertised(node.listen(role.listen), role.advertise))
         node.run()
-        if save:
-            save_shards(Path(save), session.rank, machine.replicas(), session.view_id)
+        if role.save:
+            save_shards(Path(role.save), session.rank, machine.replicas(), session.view_id)
     finally:
         if writer is not None:
             writer.close()
@@ -205,8 +164,25 @@ def run_server(
                 log.write("table", table=spec.name, rank=session.rank, **size)
 
 
+def _checkpoint_writer(
+    role: ServerRole, session: Session, left_out: Callable[[], None]
+) -> Writer | None:
+    """The writer of a server's checkpoints, if it is to write any."""
+    from shoal.storage.checkpoints import Writer
+
+    if not role.checkpoints and not role.out:
+        return None
+
+    def folder() -> Path:  # the run has a name once this server has joined
+        if role.checkpoints:
+            return Path(role.checkpoints)
+        return RunFolder(Path(role.out, session.run)).checkpoints
+
+    return Writer(folder, role.passed, left_out, role.keep_checkpoints)
+
+
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
-    """What a server has noted, for its log and the run's."""
+    """Write a server's note to its log and the run's."""
     said = logging.getLogger("shoal.server")
     match each.kind:
         case "joined" if log is not None:
@@ -214,22 +190,27 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
         case "differs":
             table, rows, version = (each.fields[name] for name in ("table", "rows", "version"))
             said.error(
-                "a replica has other rows than its head: %s%s at version %s", table, rows, version
+                "a replica differs from the head of its chain: %s%s at version %s",
+                table,
+                rows,
+                version,
             )
             if log is not None:
                 log.write("differs", table=table, rows=str(rows))
         case "unmoved":
-            said.error("rows cannot go to another server: %s", each.fields["reason"])
+            said.error("rows cannot be moved to another server: %s", each.fields["reason"])
         case "stays":
             said.warning("cannot leave: %s", each.fields["reason"])
 
 
 def leaves_on_signals(node: Node) -> None:
-    """SIGTERM or Ctrl-C: the server goes once its rows are on others. Again: it goes at once."""
+    """On SIGTERM or Ctrl-C the server moves its rows, then leaves; on a second one, at once."""
 
     def leave(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else interrupt)
-        logging.getLogger("shoal.server").info("leaving; again to end at once")
+        logging.getLogger("shoal.server").info(
+            "leaving after all rows are moved; send the signal again to end at once"
+        )
         node.ask(GoAway())
 
     interrupt = signal.default_int_handler
@@ -238,7 +219,7 @@ def leaves_on_signals(node: Node) -> None:
 
 
 def advertised(bound: str, advertise: str) -> str:
-    """What others use to reach a server that listens at `bound`.
+    """The address that others use for a server that listens at `bound`.
 
     >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
     'tcp://gpu7.example.org:4567'

@@ -1,4 +1,4 @@
-"""Under torchrun: rank 0 starts the cluster, the others learn its address from torch's store."""
+"""Under torchrun: rank 0 starts the cluster, and the others read its address from torch's store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = "shoal/scheduler"
 
 
 def gather(
-    env: Mapping[str, str], servers: int, imports: Sequence[str] = ()
+    env: Mapping[str, str], servers: int, imports: Sequence[str] = (), script: Sequence[str] = ()
 ) -> tuple[str, str, LocalEngine | None, int]:
     """(scheduler address, token, the engine on rank 0, rank)."""
     import torch.distributed as torch_distributed
@@ -35,8 +35,9 @@ def gather(
     if rank:
         address, _, token = store.get(KEY).decode().partition(" ")
         return address, token, None, rank
+    code: Any = {"imports": imports, "script": script}
     if int(env.get("LOCAL_WORLD_SIZE", "1")) == size:
-        engine = cluster_here(servers, size, imports=imports)
+        engine = cluster_here(servers, size, **code)
         address, token = engine.address("scheduler"), ""
     else:
         token = new_token()
@@ -48,7 +49,7 @@ def gather(
             listen=address,
             token=token,
             server_listen=f"tcp://{host}:0",
-            imports=imports,
+            **code,
         )
     store.set(KEY, f"{address} {token}")
     return address, token, engine, rank

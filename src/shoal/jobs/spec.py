@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
-from shoal.errors import InvalidValue
+from shoal.engines.options import FaultTolerantRun, option
+from shoal.errors import DataMissing, InvalidValue
 from shoal.registry import unknown
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Options
 
 T = TypeVar("T")
@@ -20,69 +22,43 @@ Layer = str | list[Any] | dict[str, Any]
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
 
 
-def check_replicas(replicas: int, servers: int) -> None:
-    """Each copy of a row is on a server of its own."""
-    if replicas > servers:
-        raise InvalidValue(f"{replicas} replicas are on as many servers: add --servers {replicas}")
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job. Field names are flags with `-` for `_`, and keys of a TOML file."""
 
     # fmt: off
-    data: Annotated[str, Meta(description="data set: digits, mnist, cifar10, csv:PATH, or MODULE:FUNCTION")] = "digits"
-    data_dir: Annotated[str, Meta(description="where data sets are looked for first")] = ""
-    model: Annotated[str, Meta(description="mlp, cnn, or an importable factory MODULE:FUNCTION")] = ""
-    layers: Annotated[list[Layer], Meta(description="the model as torch.nn layers, shapes inferred (TOML only)")] = []
-    init: Annotated[str, Meta(description="initial weights: a .safetensors file")] = ""
-    strategy: Annotated[str, Meta(description="sync, ssp, asgd or allreduce: see `shoal list strategies`")] = "sync"
-    staleness: Annotated[int, Meta(ge=0, description="ssp: clocks that a worker may be ahead")] = 0
-    apply_at: Annotated[Literal["arrival", "round_end"], Meta(description="ssp: when pushes reach the rows")] = "arrival"
-    workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
-    servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
-    replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each parameter: one more than may die")] = 1
-    on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], Meta(description="where a worker is killed: end the run, go on without it, start another in its place, or have the others do its data")] = "stop"
-    slow_workers: Annotated[Literal["wait", "drop", "backup"], Meta(description="a worker that the others wait for more than half of the time: wait, go on without it, or have others do what it had and let it come again (with --on-worker-loss reassign)")] = "wait"
-    checkpoint_every: Annotated[int, Meta(ge=0, description="steps from one checkpoint to the next; 0 for none")] = 0
-    checkpoint_every_s: Annotated[float, Meta(ge=0, description="... or seconds")] = 0.0
-    keep_checkpoints: Annotated[int, Meta(ge=0, description="... of which so many are kept, the last ones; 0 for all")] = 0
-    resume: Annotated[str, Meta(description="go on with the run in this folder, from its last checkpoint")] = ""
-    resume_at: Annotated[int, Meta(ge=-1, description="... or from that of this many steps")] = -1
-    epochs: Annotated[int, Meta(ge=1, description="passes over the data")] = 3
-    max_steps: Annotated[int, Meta(ge=0, description="stop after this many steps; 0 for no limit")] = 0
-    batch_size: Annotated[int, Meta(ge=1, description="samples a worker and step")] = 64
-    global_batch_size: Annotated[int, Meta(ge=0, description="samples of all workers a step, divided among them; instead of --batch-size")] = 0
-    optimizer: Annotated[str, Meta(description="sgd, adagrad, rmsprop, adadelta or adam: see `shoal list tables`")] = "adam"
-    lr: Annotated[float, Meta(ge=0.0, description="learning rate; 0 for the optimizer's usual one")] = 0.0
-    schedule: Annotated[Literal["constant", "linear", "cosine"], Meta(description="how the learning rate falls over the run")] = "cosine"
-    optimizer_options: Annotated[Options, Meta(description="more of the optimizer's options, such as momentum=0.9 or weight_decay=1e-4")] = {}
-    dtype: Annotated[Literal["float32", "float64"], Meta(description="of the parameters")] = "float32"
-    seed: Annotated[int, Meta(ge=0, description="of weights, splits and shuffles")] = 0
-    assignment: Annotated[str, Meta(description="how data are split: iid, noniid, or static:2,1,1")] = "iid"
-    block_size: Annotated[int, Meta(ge=1, description="samples that stay together in a split")] = 16
-    redundancy: Annotated[int, Meta(ge=1, description="workers that get each block")] = 1
-    eval_every: Annotated[int, Meta(ge=0, description="steps between evaluations; 0 for five an epoch")] = 0
-    sync_timeout_ms: Annotated[int, Meta(ge=1, description="after this a wait asks for a resend, after twice this it fails")] = 10000
-    transport: Annotated[Literal["unix", "tcp"], Meta(description="between the processes of this machine")] = "unix"
-    collective: Annotated[Literal["ring", "gloo"], Meta(description="allreduce: on the workers' own connections, or by torch.distributed")] = "ring"
-    title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
-    out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
+    data: Annotated[str, option("Data", "data set: digits, mnist, cifar10, csv:PATH, or MODULE:FUNCTION")] = "digits"
+    data_dir: Annotated[str, option("Data", "folder that is searched first for data sets")] = ""
+    assignment: Annotated[str, option("Data", "how samples are split among workers: iid, noniid, or static:2,1,1")] = "iid"
+    block_size: Annotated[int, option("Data", "samples that stay together in a split", ge=1)] = 16
+    redundancy: Annotated[int, option("Data", "workers that get each block", ge=1)] = 1
+    model: Annotated[str, option("Model", "mlp, cnn, or MODULE:FUNCTION that returns a torch module; the data set's usual one if not given")] = ""
+    layers: Annotated[list[Layer], option("Model", "the model as torch.nn layers, shapes inferred")] = []  # noqa: RUF012
+    init: Annotated[str, option("Model", "file of initial weights, .safetensors")] = ""
+    dtype: Annotated[Literal["float32", "float64"], option("Model", "type of the parameters")] = "float32"
+    strategy: Annotated[str, option("Training", "sync, ssp, asgd or allreduce: `shoal list strategies` explains them")] = "sync"
+    staleness: Annotated[int, option("Training", "clocks that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
+    apply_at: Annotated[Literal["arrival", "round_end"], option("Training", "when servers apply a push; ssp")] = "arrival"
+    epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 3
+    max_steps: Annotated[int, option("Training", "steps after which training stops; 0: no limit", ge=0)] = 0
+    batch_size: Annotated[int, option("Training", "samples of a worker in a step", ge=1)] = 64
+    global_batch_size: Annotated[int, option("Training", "samples of all workers together in a step, instead of --batch-size; 0: not used", ge=0)] = 0
+    optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta or adam, on the servers: `shoal list tables` has their options")] = "adam"
+    lr: Annotated[float, option("Training", "learning rate; 0: the optimizer's usual one", ge=0.0)] = 0.0
+    schedule: Annotated[Literal["constant", "linear", "cosine"], option("Training", "decay of the learning rate over the run")] = "cosine"
+    optimizer_options: Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated")] = {}  # noqa: RUF012
+    eval_every: Annotated[int, option("Training", "steps between evaluations; 0: five times an epoch", ge=0)] = 0
+    seed: Annotated[int, option("Training", "seed of weights, splits and shuffles", ge=0)] = 0
+    collective: Annotated[Literal["ring", "gloo"], option("Network", "sums over workers: on their own connections, or by torch.distributed; allreduce")] = "ring"
     # fmt: on
 
-    @property
-    def saves(self) -> bool:
-        """Whether there are to be checkpoints."""
-        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
-
     def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.servers)
+        super().__post_init__()
         if self.layers and self.model:
             raise InvalidValue("a job has a model or layers, not both")
-        if self.staleness and self.strategy != "ssp":
-            raise InvalidValue(f"staleness belongs to the ssp strategy, not to {self.strategy!r}")
-        if self.apply_at != "arrival" and self.strategy != "ssp":
-            raise InvalidValue(f"apply_at belongs to the ssp strategy, not to {self.strategy!r}")
-        if self.global_batch_size and self.global_batch_size % self.workers:
+        for name, usual in (("staleness", 0), ("apply_at", "arrival")):
+            if getattr(self, name) != usual and self.strategy != "ssp":
+                raise InvalidValue(f"{name} belongs to strategy 'ssp', not to {self.strategy!r}")
+        if self.global_batch_size % self.workers:
             raise InvalidValue(
                 f"global_batch_size {self.global_batch_size} cannot be divided by "
                 f"{self.workers} workers"
@@ -141,14 +117,37 @@ def converted(values: dict[str, Any], schema: type[T]) -> T:
 
 
 def load_job(path: Path) -> dict[str, Any]:
-    """The values in a job file."""
+    """The values in a job file that a person wrote, or that a run has left.
+
+    Raises:
+        InvalidValue: there is none, or it is not TOML
+        UnknownFormat: another version of Shoal has written it
+    """
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise InvalidValue(f"no job file at {path}") from None
+            values = tomllib.load(file)
+    except OSError as error:
+        raise InvalidValue(f"no job file at {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} is not TOML: {error}") from None
+    check_format(path, values.pop(FORMAT_KEY, FORMAT))
+    return values
+
+
+def load_run_job(run: Path) -> dict[str, Any]:
+    """The values of the job of a run, by the run's folder.
+
+    Raises:
+        DataMissing: it is not the folder of a run
+        UnknownFormat: another version of Shoal has written it
+    """
+    path = RunFolder(run).job
+    if not path.is_file():
+        raise DataMissing(f"{run} is not the folder of a run: it has no {path.name}")
+    with path.open("rb") as file:
+        if not file.readline().startswith(FORMAT_KEY.encode()):
+            check_format(path, None)
+    return load_job(path)
 
 
 def dump_job(job: msgspec.Struct, application: str = "") -> str:

@@ -35,11 +35,13 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
+from shoal.storage.files import FORMAT, check_format, write_whole
 from shoal.transport import Connection, Identity, Listener, transport_for
 
 log = logging.getLogger("shoal.node")
 
 CONNECT_TIMEOUT_S = 2.0
+JOURNAL = b"shoal-journal"
 RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
 RECONNECT_HERE_MAX_S = 0.1  # the maximum for peers of this host, where attempts are cheap
@@ -47,21 +49,26 @@ HELLO_S = 10.0  # time limit of a caller's handshake
 
 
 class Journal:
-    """The latest record of a machine on disk: written whole, flushed, then renamed."""
+    """The latest record of a machine on disk, after a line with the format's version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> bytes | None:
-        return self.path.read_bytes() if self.path.exists() else None
+        """The record; None where there is no file.
+
+        Raises:
+            UnknownFormat: another version of Shoal has written it
+        """
+        if not self.path.exists():
+            return None
+        found, _, record = self.path.read_bytes().partition(b"\n")
+        name, _, version = found.partition(b" ")
+        check_format(self.path, version.decode() if name == JOURNAL else None)
+        return record
 
     def write(self, record: bytes) -> None:
-        fresh = self.path.with_suffix(".new")
-        with fresh.open("wb") as file:
-            file.write(record)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self.path)
+        write_whole(self.path, b"%s %d\n%s" % (JOURNAL, FORMAT, record))
 
 
 class Node:

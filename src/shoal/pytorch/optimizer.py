@@ -103,7 +103,9 @@ class Optimizer(torch.optim.Optimizer):
         specs = self._strategy.tables(self._model)
         for spec in specs:
             yield DeclareTable(spec)
-        yield from self._strategy.begin(self._model, self._writer(spec.name for spec in specs))
+        writer = self._writer(spec.name for spec in specs)
+        clock = self._context.client.clock if writer < 0 else 0
+        yield from self._strategy.begin(self._model, writer, clock)
 
     def _writer(self, tables: Iterable[str]) -> int:
         """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
@@ -111,6 +113,8 @@ class Optimizer(torch.optim.Optimizer):
         group = context.client.options.group
         if any(context.client.table(name).group != group for name in tables):
             return -1  # another group trains these tables
+        if any(context.client.table(name).name in context.tables_before for name in tables):
+            return -1  # this worker replaces another, and they are trained already
         if not context.resumed_at:
             return context.rank
         if not self._strategy.uses_servers:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataCorrupt, DataMissing
+from shoal.storage.files import FORMAT_KEY, check_format
 from shoal.storage.run_folder import RunFolder
 
 Table = dict[str, list[Any]]  # column -> values
@@ -61,6 +62,7 @@ def load_run(path: str | Path) -> Run:
     Raises:
         DataMissing: there is no run in that folder.
         DataCorrupt: a line of the event log is no event.
+        UnknownFormat: another version of Shoal has written it.
 
     Example:
         >>> run = shoal.load_run("shoal-runs/demo-20260101-120000")  # doctest: +SKIP
@@ -70,10 +72,9 @@ def load_run(path: str | Path) -> Run:
     if not folder.events.exists():
         raise DataMissing(f"no run at {path}: {folder.events} does not exist")
     events = list(read_events(folder.events))
-    summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
     return Run(
         folder.path,
-        summary,
+        folder.read_summary(),
         _tables(events, "step", STEP_COLUMNS),
         _tables(events, "eval", EVAL_COLUMNS),
         events,
@@ -81,15 +82,41 @@ def load_run(path: str | Path) -> Run:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events in a log; a last line without its end is still being written and left out."""
+    """The events in a log. A last line without its end is being written, and left out.
+
+    Raises:
+        UnknownFormat: another version of Shoal has written it
+        DataCorrupt: a line is no event
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                event = json.loads(line)
             except ValueError as error:
                 raise DataCorrupt(f"{path}, line {number}: {error}") from None
+            if number == 1:
+                check_format(path, event.get(FORMAT_KEY))
+            else:
+                yield event
+
+
+class NewEvents:
+    """The events of a log that is being written: each call has those since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def __call__(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            *lines, rest = (data := file.read()).split(b"\n")
+        self._offset += len(data) - len(rest)
+        return [json.loads(line) for line in lines]
 
 
 def write_tables(folder: RunFolder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from shoal.reports.events import NewEvents
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -35,9 +36,7 @@ class Live:
     """Follows an event log and shows a bar per worker. `tick` reads what is new."""
 
     def __init__(self, console: Console, events: Path, workers: int, epochs: int) -> None:
-        self._events = events
-        self._offset = 0
-        self._rest = b""
+        self._new_events = NewEvents(events)
         self._epochs = epochs
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -63,16 +62,8 @@ class Live:
         self._progress.stop()
 
     def tick(self) -> None:
-        if not self._events.exists():
-            return
-        with self._events.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
         latest: dict[str, dict[str, Any]] = {}
-        for line in lines:
-            event = json.loads(line)
+        for event in self._new_events():
             if event["node"] in self._tasks:
                 latest.setdefault(event["node"], {})[event["kind"]] = event
         for node, events in latest.items():
@@ -114,6 +105,8 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
         rows["left behind"] = ", ".join(summary["dropped"]) + " (too slow)"
     if summary["lost"]:
         rows["went on without"] = ", ".join(summary["lost"])
+    if summary.get("notes"):
+        rows["data"] = "; ".join(summary["notes"])
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == "test accuracy" else None)
     console.print(table)

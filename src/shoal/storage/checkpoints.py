@@ -1,13 +1,12 @@
-"""Checkpoints on disk: a folder for each clock, a file for each arc, written during training.
+"""Checkpoints on disk, written during training: a folder for each clock, a file for each shard.
 
-A file is written whole, then renamed, and carries a checksum and the names of all tables of the
-run. A checkpoint is complete when its files tile every table: nothing else has to say so.
+A file is written whole, and has a checksum and the names of all tables of the run. A checkpoint is
+complete when its files cover every table: no other file says so.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -21,30 +20,31 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shards import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.shards import SINCE, SINCE_CRC, Tables, metadata_of, with_earlier
 from shoal.tables.snapshots import crc32
 from shoal.tables.spec import TableSpec
 
-WAITING_BYTES = 1 << 30  # of arcs that wait to be written; one alone may be more
+WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
 
 log = logging.getLogger("shoal.checkpoints")
 
 
 class Writer:
-    """Writes what a server has taken, in a thread of its own.
+    """Writes a server's part of checkpoints, in a thread of its own.
 
-    What cannot be written, or not as fast as it comes, is left out: then its checkpoint is not
-    complete, and the one before it counts. The server goes on.
+    A file that cannot be written, or not as fast as others follow, is left out: its checkpoint
+    stays incomplete, the one before it counts, and the server continues.
 
-    folder:     where they go, asked when something does
-    offset:     the clock of the checkpoint that the run goes on from
-    left_out:   called, in that thread or the caller's, when a file is not written
-    keep:       complete checkpoints that are kept, the last ones; 0 for all
-    most_bytes: of arcs that wait to be written
+    folder:      returns the folder of all checkpoints; called at each write
+    offset:      clock of the checkpoint that the run continues from
+    left_out:    called, in that thread or the caller's, when a file is left out
+    keep:        number of complete checkpoints to keep, the last ones; 0: all
+    most_bytes:  limit for shards that wait to be written
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Writer:
         self._keep = keep
         self._lock = Lock()
         self._bytes = 0
-        self._wrote: dict[tuple[int, int], tuple[str, int]] = {}  # by arc: checksum, clock
+        self._wrote: dict[tuple[int, int], tuple[str, int]] = {}  # by shard: checksum, clock
         self._waiting: SimpleQueue[Save | None] = SimpleQueue()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -73,13 +73,13 @@ class Writer:
             full = self._bytes > 0 and self._bytes + nbytes > self._most_bytes
             self._bytes += 0 if full else nbytes
         if full:
-            log.warning("checkpoint %d is left out: the disk is too slow for it", save.clock)
+            log.warning("checkpoint %d is left out: the disk is too slow", save.clock)
             self._left_out()
         else:
             self._waiting.put(save)
 
     def close(self) -> None:
-        """When everything is written."""
+        """Write what waits, then end the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -88,10 +88,10 @@ class Writer:
             try:
                 key = save.table, save.rows.start
                 if save.since >= 0 and self._wrote.get(key, ("", 0))[1] != save.since:
-                    raise ValueError("the file that it goes on from was not written")
+                    raise ValueError("the file whose changes it would have was not written")
                 crc = _write(self._folder(), save, self._offset, self._wrote.get(key, ("", 0))[0])
                 self._wrote[key] = crc, save.clock
-            except Exception as error:  # whatever it is: the server goes on, and the next is tried
+            except Exception as error:  # the server continues, and the next checkpoint is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
                 self._left_out()
             else:
@@ -107,8 +107,9 @@ class Writer:
             SafetensorError,
             OSError,
             ValueError,
-        ) as error:  # the next one does
-            log.info("older checkpoints are still there: %s", error)
+            UnknownFormat,
+        ) as error:  # the next write tries again
+            log.info("older checkpoints could not be removed: %s", error)
 
 
 def _size(save: Save) -> int:
@@ -116,7 +117,7 @@ def _size(save: Save) -> int:
 
 
 def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
-    """A file; `before` is the checksum of the one that it goes on from. Returns its own."""
+    """Write a file and return its checksum; `before` is that of the file that it changes."""
     tensors = {f"0.{name}": tensor.contiguous() for name, tensor in save.state.items()}
     described: Tables = [(save.spec, (save.rows.start, save.rows.stop))]
     metadata = {
@@ -127,7 +128,7 @@ def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
         metadata[SINCE] = folder_of(save.since + offset)
         metadata[SINCE_CRC] = before
     folder = folder / folder_of(save.clock + offset)
-    path = folder / f"arc-{save.table}-{save.rows.start}.safetensors"
+    path = folder / f"shard-{save.table}-{save.rows.start}.safetensors"
     return write_verified(path, tensors, metadata)
 
 
@@ -136,14 +137,10 @@ def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str,
 
     Returns the first of them.
     """
-    metadata = {**told, "crc32": str(_checksum(tensors))}
+    metadata = {**told, FORMAT_KEY: str(FORMAT), "crc32": str(_checksum(tensors))}
     metadata["told"] = str(_told(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}.new")
-    save_file(dict(tensors), fresh, metadata)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.rename(path)
+    write_whole(path, lambda fresh: save_file(dict(tensors), fresh, metadata))
     return metadata["crc32"]
 
 
@@ -152,15 +149,17 @@ def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
         ValueError: it is not as it was written
+        UnknownFormat: another version of Shoal has written it
         SafetensorError, OSError: it cannot be read at all
     """
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
         metadata: dict[str, str] = file.metadata() or {}
     if metadata.get("told") != str(_told(metadata)):
-        raise ValueError("what it says of its rows is not what was written")
+        raise ValueError("its metadata are not as they were written")
+    check_format(path, metadata.get(FORMAT_KEY))
     if metadata.get("crc32") != str(_checksum(tensors)):
-        raise ValueError("its checksum is another")
+        raise ValueError("its rows are not as they were written")
     return tensors, metadata
 
 
@@ -171,14 +170,14 @@ def _told(metadata: Mapping[str, str]) -> int:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """... and of the rows."""
+    """Checksum of the rows."""
     shapes = [(name, str(each.dtype), list(each.shape)) for name, each in sorted(tensors.items())]
     found = zlib.crc32(msgspec.json.encode(shapes))
     return crc32([tensors[name] for name in sorted(tensors)], found)
 
 
 class Checkpoints:
-    """Those of a run."""
+    """The checkpoints of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -189,6 +188,7 @@ class Checkpoints:
         Raises:
             DataMissing: there is none
             DataCorrupt: a file is not as it was written; the text names the last good one
+            UnknownFormat: another version of Shoal has written them
         """
         complete = [each for each in self._clocks() if self._is_complete(each)]
         if not complete or (clock >= 0 and clock not in complete):
@@ -199,15 +199,17 @@ class Checkpoints:
         damage = self._damage(chosen)
         if damage:
             good = next((each for each in reversed(complete) if not self._damage(each)), None)
-            offer = "no other is good" if good is None else f"the last good one: --resume-at {good}"
+            offer = (
+                "no other is intact" if good is None else f"the last intact one: --resume-at {good}"
+            )
             raise DataCorrupt(f"checkpoint {chosen} is damaged ({damage}); {offer}")
         return chosen
 
     def prune(self, keep: int) -> None:
-        """Remove all but the last complete ones, what these go on from, and what is newer.
+        """Remove all but the last complete checkpoints, the files that these need, and newer ones.
 
-        One with a file that cannot be read is not complete here: nothing goes because of it. All
-        servers of a run may do so at once.
+        A checkpoint with an unreadable file does not count as complete. All servers of a run may
+        prune at once.
         """
         clocks = self._clocks()
         complete = [clock for clock in clocks if self._is_complete(clock, unreadable=False)]
@@ -229,12 +231,11 @@ class Checkpoints:
         return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdigit())
 
     def _files(self, clock: int) -> list[Path]:
-        """Of rows; there may be workers' as well."""
-        return sorted(self.path(clock).glob("arc-*.safetensors"))
+        """The files of rows; workers have others."""
+        return sorted(self.path(clock).glob("shard-*.safetensors"))
 
     def _is_complete(self, clock: int, unreadable: bool = True) -> bool:
-        """Whether the files leave nothing out; `unreadable` where one is damaged, which might be
-        what is."""
+        """Whether the files cover all tables; `unreadable` if one of them is damaged."""
         held: defaultdict[str, list[KeyRange]] = defaultdict(list)
         specs: dict[str, TableSpec] = {}
         wanted: set[str] = set()
@@ -242,10 +243,10 @@ class Checkpoints:
             try:
                 if not all(each.exists() for each in with_earlier(path)):
                     return False
-                with safe_open(path, "pt") as file:
-                    metadata = file.metadata() or {}
+                metadata = metadata_of(path)
                 if metadata.get("told") != str(_told(metadata)):
                     return unreadable
+                check_format(path, metadata.get(FORMAT_KEY))
                 tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
                 wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
             except (SafetensorError, OSError, ValueError):
@@ -258,7 +259,7 @@ class Checkpoints:
         )
 
     def _damage(self, clock: int) -> str:
-        """What is wrong with the first file that is not as it was written."""
+        """The damage of the first file that is not as it was written; "" if all are."""
         for path in sorted(self.path(clock).glob("*.safetensors")):
             try:
                 for each in with_earlier(path):

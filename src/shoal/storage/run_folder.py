@@ -1,26 +1,30 @@
 """RunFolder: every path of a run, built here and nowhere else.
 
-events.jsonl        what happened, from all processes
+events.jsonl        what happened, from all processes; the first line says the format's version
 job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
-checkpoints/CLOCK/arc-TABLE-ROW.safetensors    rows at a clock, where they were asked for
-checkpoints/CLOCK/worker-N.safetensors         ... and a worker's random states and buffers
+checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
+checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 workers/N/train.csv, eval.csv
 pids.json           the processes
-scheduler           its address, while the run goes on
+scheduler           its address, during the run
 logs/NAME.log       standard output and error of each process
-logs/NAME.error     the typed error that ended it, where one did
+logs/NAME.error     the typed error that ended it, if any
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 
 
 class RunFolder:
@@ -48,7 +52,10 @@ class RunFolder:
                     "another with --out"
                 ) from None
             (path / "logs").mkdir()
-            return cls(path)
+            folder = cls(path)
+            header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT}
+            write_whole(folder.events, json.dumps(header) + "\n")
+            return folder
         raise FileExistsError(f"no free run folder beside {path}")
 
     @property
@@ -58,6 +65,24 @@ class RunFolder:
     @property
     def job(self) -> Path:
         return self.path / "job.toml"
+
+    def write_job(self, toml: str) -> None:
+        write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_whole(self.summary, json.dumps({FORMAT_KEY: FORMAT, **summary}, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """The figures at the run's end; {} for a run that did not end.
+
+        Raises:
+            UnknownFormat: another version of Shoal has written them
+        """
+        if not self.summary.exists():
+            return {}
+        figures: dict[str, Any] = json.loads(self.summary.read_text())
+        check_format(self.summary, figures.pop(FORMAT_KEY, None))
+        return figures
 
     @property
     def summary(self) -> Path:
@@ -80,7 +105,7 @@ class RunFolder:
 
     @property
     def scheduler(self) -> Path:
-        """Has the scheduler's address while the run goes on."""
+        """Has the scheduler's address during the run."""
         return self.path / "scheduler"
 
     @property
@@ -91,6 +116,14 @@ class RunFolder:
         folder = self.path / "workers" / str(rank)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
+        write_whole(self.worker(rank) / "result.json", json.dumps(figures))
+
+    def results(self, workers: int) -> list[dict[str, Any]]:
+        """The figures of all workers that have come to the end."""
+        files = [self.worker(rank) / "result.json" for rank in range(workers)]
+        return [json.loads(file.read_text()) for file in files if file.exists()]
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
@@ -105,14 +138,14 @@ def folder_of(clock: int) -> str:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The shards that a run has left; `folder` is the run's, or that of its shards.
+    """The files of shards of a run; `folder` is the run's, that of its shards, or a checkpoint's.
 
     Raises:
         DataMissing: there are none
     """
     found = sorted((folder / "shards").glob("*.safetensors"))
     found = found or sorted(folder.glob("server-*.safetensors"))
-    found = found or sorted(folder.glob("arc-*.safetensors"))  # of a checkpoint
+    found = found or sorted(folder.glob("shard-*.safetensors"))  # of a checkpoint
     if not found:
-        raise DataMissing(f"{folder} has no shards: it is no run that ended with its servers")
+        raise DataMissing(f"{folder} has no shards: it is not a run that has ended in order")
     return found

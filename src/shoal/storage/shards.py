@@ -1,8 +1,7 @@
-"""Shards on disk: what the servers of a run leave at its end, and what others begin with.
+"""Shards on disk: the servers of a run write them at its end, and another run may begin with them.
 
-A file per server, safetensors, with the specifications of its tables and the ranges that it held in
-the file's metadata. Ranges are put together again by whoever reads them, so that a run may be
-continued by any number of servers.
+A safetensors file for each server, with the specifications of its tables and its ranges of rows in
+the metadata. A reader joins ranges, so that any number of servers may continue a run.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
 from shoal.storage.run_folder import shard_files
 from shoal.tables.custom.calls import elements
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
-SINCE_CRC = "since_crc32"  # ... and that file's checksum
-SINCE = "since"  # in a file's metadata: the folder with that of which it has the changes
-
-
-PLACES = "places"  # ... the view, and of each shard its place in its chain, from the tail
+# In a file's metadata:
+SINCE = "since"  # the folder with the file whose changes this one has
+SINCE_CRC = "since_crc32"  # that file's checksum
+PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
 
 
 def save_shards(
     folder: Path, rank: int, placed: Sequence[tuple[int, ShardStore]], view: ViewId = NO_VIEW
 ) -> None:
-    """Write a server's shards, each with its place from the tail of its chain, whole or not at all.
+    """Write a server's shards, each with its place from the tail of its chain.
 
-    All replicas do: one of them may die before the others know that the run is over.
+    All replicas write theirs: one may fail before the others know that the run is over.
     """
     tensors: dict[str, Tensor] = {}
     tables: Tables = []
@@ -49,21 +48,18 @@ def save_shards(
         for name, tensor in shard.state().items():
             tensors[f"{number}.{name}"] = tensor
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"server-{rank}.new"
     places = [place for place, _ in placed]
-    save_file(
-        tensors,
-        fresh,
-        {
-            "tables": msgspec.json.encode(tables).decode(),
-            PLACES: msgspec.json.encode((view, places)).decode(),
-        },
-    )
-    fresh.rename(folder / f"server-{rank}.safetensors")
+    metadata = {
+        FORMAT_KEY: str(FORMAT),
+        "tables": msgspec.json.encode(tables).decode(),
+        PLACES: msgspec.json.encode((view, places)).decode(),
+    }
+    path = folder / f"server-{rank}.safetensors"
+    write_whole(path, lambda fresh: save_file(tensors, fresh, metadata))
 
 
 class SavedShards:
-    """The shards that a run has left.
+    """The shards of a run that has ended, or of a checkpoint.
 
     folder: of the run, or of its shards
     """
@@ -80,11 +76,11 @@ class SavedShards:
         return {spec.name: spec for _, tables in self._files for spec, _ in tables}
 
     def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
-        """All parts of a table: ranges that servers held, and their state; of replicas the one that
-        was nearest to its tail, in the latest view.
+        """All parts of a table: ranges of rows and their state. Of several replicas it is the one
+        that was nearest to the tail of its chain, in the latest view.
 
         Raises:
-            DataCorrupt: some rows were left by nobody
+            DataCorrupt: no server has left some of the rows
         """
         found = [
             (place, KeyRange(*held), path, number)
@@ -100,9 +96,7 @@ class SavedShards:
                 chosen.append((rows, path, number))
         ranges = sorted((rows for rows, _, _ in chosen), key=lambda rows: rows.start)
         if not tiles(ranges, self.tables[table].keys.stop):
-            raise DataCorrupt(
-                f"{self.folder} has not all rows of table {table!r}: no server has left the rest"
-            )
+            raise DataCorrupt(f"{self.folder} does not have all rows of table {table!r}")
         for rows, path, number in chosen:
             yield rows, _read(path, number)
 
@@ -124,7 +118,8 @@ class SavedShards:
         return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
 
     def beginning(self, open_shard: OpenStore) -> OpenStore:
-        """Open tables with the rows that they had in this run; others are opened as ever."""
+        """A function that opens tables with the rows that they had in this run, and new tables as
+        `open_shard` does."""
 
         def opened(spec: TableSpec, held: KeyRange) -> ShardStore:
             shard = open_shard(spec, held)
@@ -153,16 +148,27 @@ class SavedShards:
 
 def _tables_of(path: Path) -> Tables:
     try:
-        with safe_open(path, "pt") as file:
-            return msgspec.json.decode((file.metadata() or {}).get("tables", ""), type=Tables)
+        metadata = metadata_of(path)
+        tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
+    check_format(path, metadata.get(FORMAT_KEY))
+    return tables
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """What a file says of its tensors.
+
+    Raises:
+        SafetensorError, OSError: it cannot be read
+    """
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
 
 
 def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
-    """For each shard how late it is asked: by its view, and its place in it."""
-    with safe_open(path, "pt") as file:
-        written = (file.metadata() or {}).get(PLACES)
+    """For each shard its order among replicas: latest view first, then nearest to the tail."""
+    written = metadata_of(path).get(PLACES)
     if not written:
         return [(0, 0, 0)] * count
     (term, number), places = msgspec.json.decode(written, type=tuple[ViewId, list[int]])
@@ -170,18 +176,17 @@ def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
 
 
 def with_earlier(path: Path) -> list[Path]:
-    """A file, and those that it goes on from, to the one with all rows; the last may be missing.
+    """A file, and the earlier files whose changes it has; the last has all rows, or is missing.
 
     Raises:
         SafetensorError, OSError: one cannot be read
-        ValueError: one is not the file that was gone on from
+        ValueError: an earlier file is not the one that the changes are of
     """
     found, crc = [path], ""
     while found[-1].exists():
-        with safe_open(found[-1], "pt") as file:
-            metadata = file.metadata() or {}
-        if crc and metadata.get("crc32") != crc:  # another server has written its own
-            raise ValueError(f"it goes on from another {found[-1].parent.name}/{path.name}")
+        metadata = metadata_of(found[-1])
+        if crc and metadata.get("crc32") != crc:  # another server has written it since
+            raise ValueError(f"its changes are of another {found[-1].parent.name}/{path.name}")
         since, crc = metadata.get(SINCE, ""), metadata.get(SINCE_CRC, "")
         earlier = path.parent.parent / since / path.name
         if not since.isdigit() or earlier in found:
@@ -191,7 +196,7 @@ def with_earlier(path: Path) -> list[Path]:
 
 
 def _read(path: Path, number: int) -> dict[str, Any]:
-    """What a file has, on top of what it goes on from."""
+    """The state in a file, on top of the earlier files that it has the changes of."""
     try:
         *later, whole = with_earlier(path)
     except (SafetensorError, OSError, ValueError) as error:

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, splitmix64
 from shoal.tables.spec import Init
+
+mixed = splitmix64(np.uint64)
 
 
 def fill(rows: Tensor, init: Init, held: KeyRange) -> None:
@@ -42,9 +44,6 @@ def stream_of(seed: int, number: int) -> np.uint64:
 def _uniform(counters: np.ndarray, seed: int, stream: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         z = counters + stream_of(seed, stream)
-        z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
+        z = mixed(z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15))
     uniform: np.ndarray = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return uniform

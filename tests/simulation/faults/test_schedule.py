@@ -35,13 +35,13 @@ def test_a_fault_with_a_rank_and_a_step_strikes_that_one_then(monkeypatch):
 
 def test_the_command_takes_a_menu_and_says_how_to_replay_it(monkeypatch):
     done = CliRunner().invoke(
-        main, ["simulate", "--seeds", "3", "--menu", "kill-server,stop-scheduler", "--json"]
+        main, ["simulate", "--seeds", "3", "--faults", "kill-server,stop-scheduler", "--json"]
     )
     report = json.loads(done.stdout.splitlines()[-1])
     assert done.exit_code == 0
     assert report["violations"] == []
     assert report["coverage"]["menu kill-server"] == 3
-    bad = CliRunner().invoke(main, ["simulate", "--menu", "kill-servers"])
+    bad = CliRunner().invoke(main, ["simulate", "--faults", "kill-servers"])
     assert bad.exit_code != 0
     assert "unknown fault 'kill-servers'" in bad.output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections import Counter
@@ -20,10 +19,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shoal.apps.chaos.faults import FaultInjector, Struck
+from shoal.apps.chaos.faults import FaultInjector, InjectedFault
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
-from shoal.apps.train.command import check_job, run_job, summarise, tasks_of
+from shoal.apps.train.checks import check_job
+from shoal.apps.train.command import run_job, summarise, tasks_of
 from shoal.apps.train.resume import resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
@@ -38,7 +38,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
-SECONDS_A_FAULT = 2.0  # the job is to last so long for each
+SECONDS_A_FAULT = 2.0  # the job lasts so long for each
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 DRAWN = [name for name in MENU if name.split("-")[0] not in ("slow", "partition")]  # without root
 
@@ -49,38 +49,39 @@ UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
 def run_chaos(
     job: JobSpec,
     faults: int,
-    menu: Sequence[str],
+    schedule: Sequence[str],
     data_dirs: Sequence[Path],
     console: Console,
     early: bool = False,
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
-    faults: how many, but where the menu says at which step each is
-    menu:   what is done, by turns: `fault_of` reads them; or "random", drawn from the job's seed
-    early:  do not wait until all rows have all their replicas again: the last one of some may be
-            killed. Then the job ends with RangeLost, and is resumed from its last checkpoint
+    faults:    their number; not used if each fault of the schedule names a step
+    schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed
+    early:     inject the next fault before all rows have all their replicas again: the last
+               replica of some may be killed. Then the job ends with RangeLost, and is resumed from
+               its last checkpoint
 
     Raises:
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
-            are to be disturbed where that cannot be done
-        UnknownName: a fault that there is not
+            cannot be disturbed here
+        UnknownName: a fault of no known kind
     """
-    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(menu) == ["random"] else menu
+    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(schedule) == ["random"] else schedule
     chosen = [fault_of(name) for name in drawn]
     if all(each.step >= 0 for each in chosen):
         faults = len(chosen)
     if job.replicas < 2:
-        raise InvalidValue("rows with one replica die with their server: add --replicas 2")
+        raise InvalidValue("rows with one replica are lost with their server: add --replicas 2")
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
         undisturbed = run_job(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
-    folder.job.write_text(dump_job(job))
+    folder.write_job(dump_job(job))
     if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
-    write_log = folder.path / "marks"
+    write_log = folder.path / "writes"
     write_log.mkdir()
     started_at = time.time()
     with ExitStack() as stack:
@@ -114,12 +115,12 @@ def run_chaos(
     probes = list(PROBE.iter_unpack((write_log / PROBES).read_bytes()))
     report = _report(injector.injected, verdict, probes, summary, undisturbed)
     report["detection"] = _tuning(hosts is not None)
-    folder.summary.write_text(json.dumps({**summary, "chaos": report}, indent=2) + "\n")
+    folder.write_summary({**summary, "chaos": report})
     return report
 
 
 def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
-    """How often each key was counted, of the table of marks."""
+    """How often each key was counted, of the table of writes."""
     if shards is None:
         return {}
     held = zip(shards["keys"].tolist(), shards["rows"].view(-1).tolist(), strict=True)
@@ -127,11 +128,11 @@ def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
 
 
 def _tuning(several_hosts: bool) -> dict[str, float]:
-    """After how many seconds somebody is taken for dead: silent, cut off, seen to end."""
+    """Seconds until a member counts as failed: silent, disconnected, or seen to exit."""
     options = SchedulerOptions(0, 1)
     if several_hosts:
-        return {"silence_s": options.silence_s, "broken_s": options.broken_s}
-    return {"silence_s": options.silence_s, "broken_s": BROKEN_HERE_S, "seen_to_end_s": 0.0}
+        return {"failure_timeout_s": options.silence_s, "broken_s": options.broken_s}
+    return {"failure_timeout_s": options.silence_s, "broken_s": BROKEN_HERE_S, "exit_s": 0.0}
 
 
 def _resumed(
@@ -139,17 +140,17 @@ def _resumed(
     folder: RunFolder,
     data_dirs: Sequence[Path],
     lost: RangeLost,
-    injected: Sequence[Struck],
+    injected: Sequence[InjectedFault],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
-    """All replicas of some rows were killed at once: go on from the last checkpoint."""
+    """Resume from the last checkpoint after all replicas of some rows were killed at once."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
     try:
         passed = resumed_at(goes_on.resume, goes_on.resume_at)
     except DataMissing:  # it had not come to its first one
         goes_on, passed = job, 0
     held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
-    verdict = judge(folder.path / "marks", _times(held))
+    verdict = judge(folder.path / "writes", _times(held))
     summary = run_job(goes_on, data_dirs)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
@@ -175,13 +176,13 @@ def _tasks(
     write_log: Path,
     seconds: float,
 ) -> Iterable[Task]:
-    """The job's, but that workers leave marks, and with a prober."""
+    """The job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
             task = replace(task, preload=SPARSE, args={**task.args, **token})
         elif task.name.startswith("worker"):
-            arguments = {**task.args, **token, "marks": where, "seconds": seconds}
+            arguments = {**task.args, **token, "write_log": where, "seconds": seconds}
             task = Task(task.name, "shoal.apps.chaos.processes:run_worker", arguments)
         else:
             task = replace(task, args={**task.args, **token})
@@ -192,7 +193,7 @@ def _tasks(
         {
             "scheduler": engine.address("scheduler"),
             "rank": job.workers,
-            "marks": where,
+            "write_log": where,
             "prefix": StrategyOptions().prefix,
             **token,
         },
@@ -205,12 +206,12 @@ def _names(job: JobSpec) -> list[str]:
     return ["scheduler", *servers, *(f"worker-{rank}" for rank in range(job.workers)), "prober"]
 
 
-def _need_hosts(menu: Sequence[Fault]) -> bool:
-    return any(each.what in ("slow", "partition") for each in menu)
+def _need_hosts(schedule: Sequence[Fault]) -> bool:
+    return any(each.what in ("slow", "partition") for each in schedule)
 
 
 def _report(
-    injected: Sequence[Struck],
+    injected: Sequence[InjectedFault],
     verdict: Verdict,
     probes: Sequence[tuple[float, ...]],
     summary: dict[str, Any],
@@ -227,7 +228,7 @@ def _report(
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "faults": dict(counts),
-        "struck": [
+        "injected": [
             {"what": each.fault.what, "name": each.name, "step": each.step} for each in injected
         ],
         "intended": verdict.intended,
@@ -250,7 +251,7 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     """The figures as a table, and what they mean."""
     table = Table(show_header=False)
     for name, value in report.items():
-        if name == "struck":
+        if name == "injected":
             continue
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
@@ -259,6 +260,4 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         console.print("all replicas of some rows were killed at once, and the job resumed")
     else:
         safe = not any(report[each] for each in UNLAWFUL)
-        console.print(
-            "nothing that was acknowledged is lost" if safe else "[red]updates were lost[/]"
-        )
+        console.print("no acknowledged update was lost" if safe else "[red]updates were lost[/]")

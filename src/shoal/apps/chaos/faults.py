@@ -1,8 +1,7 @@
-"""Faults: what is done to which process of a run, and when."""
+"""The fault injector of `shoal chaos`: signals to processes, and disturbed links."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,16 +14,17 @@ import msgspec
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import JobSpec
+from shoal.reports.events import NewEvents
 from shoal.simulation.faults.schedule import Fault
 
-LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # then it is taken back
-SETTLE_S = 60.0  # a cluster that is not whole again after this never will be
-EARLY_S = 0.1  # ... and it is not waited for, where what must not be lost may be
+LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # after that it is undone
+RECOVERY_S = 60.0  # a cluster that is not whole after this will not recover
+EARLY_S = 0.1  # with --early the next fault does not wait for recovery
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
 
 
-class Struck(msgspec.Struct):
-    """A fault, and when it was: by both clocks, and by the step of the worker furthest on."""
+class InjectedFault(msgspec.Struct):
+    """A fault, with its time by both clocks and the step of the fastest worker."""
 
     fault: Fault
     name: str
@@ -35,39 +35,39 @@ class Struck(msgspec.Struct):
 
 
 class FaultInjector:
-    """Strikes when the cluster is whole, and has come to the step. `tick` is called all the time.
+    """Injects the next fault when the cluster is whole and has reached the fault's step.
 
-    hosts: whose links may be disturbed
+    hosts:  the namespaces whose links may be disturbed
     """
 
     def __init__(
         self,
         engine: LocalEngine,
         job: JobSpec,
-        menu: Sequence[Fault],
+        schedule: Sequence[Fault],
         faults: int,
         early: bool,
         hosts: Hosts | None = None,
     ) -> None:
-        self.injected: list[Struck] = []
+        self.injected: list[InjectedFault] = []
         self._engine = engine
         self._hosts = hosts
         self._sizes = {"servers": job.servers, "workers": job.workers + 1}
-        self._menu = menu
+        self._schedule = schedule
         self._faults = faults
-        self._patience_s = EARLY_S if early else SETTLE_S
+        self._patience_s = EARLY_S if early else RECOVERY_S
         self._random = Random(job.seed)
         self._next_at = float("inf")
-        self._taken_back: tuple[float, Callable[[], None]] | None = None  # when, and how
+        self._undo: tuple[float, Callable[[], None]] | None = None  # when, and how
         self._leaving: set[str] = set()
-        self._offset = 0
-        self._step = 0  # of the worker that is furthest
+        self._new_events = NewEvents(engine.folder.events)
+        self._step = 0  # of the fastest worker
         self._whole = False
 
     @property
     def over(self) -> bool:
-        """Whether all have struck, and the cluster is whole again."""
-        undone = self._taken_back is not None or self._leaving or not self._whole
+        """Whether all faults are injected, and the cluster is whole again."""
+        undone = self._undo is not None or self._leaving or not self._whole
         return len(self.injected) == self._faults and not undone
 
     def tick(self) -> None:
@@ -76,15 +76,15 @@ class FaultInjector:
         for name in self._leaving - self._engine.running.keys():
             self._leaving.remove(name)
             self._engine.start_again(name)
-        if self._taken_back is not None:
-            if now >= self._taken_back[0]:
-                self._taken_back[1]()
-                self._taken_back = None
+        if self._undo is not None:
+            if now >= self._undo[0]:
+                self._undo[1]()
+                self._undo = None
             return
         if len(self.injected) == self._faults:
             return
         last = self.injected[-1] if self.injected else None
-        fault = self._menu[len(self.injected) % len(self._menu)]
+        fault = self._schedule[len(self.injected) % len(self._schedule)]
         if self._next_at == float("inf"):
             if self._whole and not self._leaving and all(self._engine.running.values()):
                 self._next_at = now + (self._random.uniform(*PAUSE_S) if fault.step < 0 else 0)
@@ -92,10 +92,10 @@ class FaultInjector:
                 self._next_at = now
         elif now >= self._next_at and self._step >= fault.step:
             self._next_at = float("inf")
-            self._strike(fault)
+            self._inject(fault)
 
-    def _strike(self, fault: Fault) -> None:
-        """That one; or one of that role, and not the same as last where there is another."""
+    def _inject(self, fault: Fault) -> None:
+        """Inject a fault; without a rank, into another process than the last one."""
         running = self._engine.running.items()
         names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
         last = self.injected[-1].name if self.injected else ""
@@ -106,10 +106,10 @@ class FaultInjector:
         if not names:
             return
         name = self._random.choice(names)
-        self.injected.append(Struck(fault, name, time.time(), time.monotonic(), self._step))
+        self.injected.append(InjectedFault(fault, name, time.time(), time.monotonic(), self._step))
         undo = self._do(fault, name)
         if undo is not None:
-            self._taken_back = time.monotonic() + LASTS_S[fault.what], undo
+            self._undo = time.monotonic() + LASTS_S[fault.what], undo
 
     def _do(self, fault: Fault, name: str) -> Callable[[], None] | None:
         """Do it; returns how it is taken back, if it is."""
@@ -132,24 +132,15 @@ class FaultInjector:
         return None
 
     def _read(self) -> None:
-        """What has been noted since."""
-        path = self._engine.folder.events
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        *lines, rest = data.split(b"\n")
-        self._offset += len(data) - len(rest)
-        for line in lines:
-            event = json.loads(line)
+        """Follow the run's events."""
+        for event in self._new_events():
             if event["kind"] == "view":
                 self._seen(event)
             elif event["kind"] == "step":
                 self._step = max(self._step, event["step"])
 
     def _seen(self, view: dict[str, Any]) -> None:
-        """A view: the cluster is whole when all are in it again, and all rows on all replicas."""
+        """The cluster is whole when a view has all members and all replicas of all rows."""
         last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())
         if last is not None and last.back_s < 0 and last.fault.role == "scheduler":

@@ -1,4 +1,4 @@
-"""What the processes of `shoal chaos` do: workers that leave marks, and one that only probes."""
+"""The processes of `shoal chaos`: workers that log their writes, and a prober."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shoal.apps.chaos.write_log import Marks
+from shoal.apps.chaos.write_log import WriteLog
 from shoal.apps.train import worker as training
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
@@ -20,18 +20,18 @@ from shoal.tables.spec import Access, TableSpec, asp
 
 PROBE = Struct("<dd")  # a probe's beginning and end, monotonic seconds
 PROBES = "probes"
-OVER = "over"  # a file that is there once all faults have struck
+OVER = "over"  # a file that exists once all faults are injected
 PATIENCE_S, POLL_S = 60.0, 0.02
 FRAGMENTS = 24
 
 
-class Marked:
-    """The training loop's hooks, and a mark after every step.
+class LoggedWrites:
+    """The training loop's hooks, and a logged write after every step.
 
-    The job is to last while others are killed: there is a pause after each step, and the last one
-    waits until all faults have struck.
+    The job has to last while faults are injected: each step is followed by a pause, and the last
+    one waits until all faults are injected.
 
-    seconds, steps: that it is to last, at least
+    seconds, steps:  the job lasts so long, at least
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Marked:
         self._steps = steps
         self._pause_s = seconds / max(steps, 1)
         self._over = folder / OVER
-        self._marks = Marks(client, folder)
+        self._write_log = WriteLog(client, folder)
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._hooks.stepped(epoch, step, result)
-        self._marks.push()
+        self._write_log.push()
         time.sleep(self._pause_s)
         until = time.monotonic() + PATIENCE_S
         while step == self._steps and not self._over.exists():
@@ -58,19 +58,19 @@ class Marked:
 
 
 def run_worker(write_log: str, seconds: float, **arguments: Any) -> None:
-    """Train as `shoal train` does, and leave marks.
+    """Train as `shoal train` does, and log writes.
 
-    seconds: that the whole job is to last, at least
+    seconds:  the job lasts so long, at least
     """
 
-    def marked(client: Client, hooks: training.Progress, steps: int) -> Marked:
-        return Marked(client, hooks, Path(write_log), seconds, steps)
+    def logged(client: Client, hooks: training.Progress, steps: int) -> LoggedWrites:
+        return LoggedWrites(client, hooks, Path(write_log), seconds, steps)
 
-    training.run_worker(**arguments, watched=marked)
+    training.run_worker(**arguments, watched=logged)
 
 
 def run_prober(scheduler: str, rank: int, write_log: str, prefix: str, token: str) -> None:
-    """Push to all servers, time and again, until the others are done with their training."""
+    """Push to all servers again and again, until the workers have ended their training."""
     configure_log()
     options = ClientOptions(rank=rank, token=token)
     table = TableSpec(
@@ -82,7 +82,7 @@ def run_prober(scheduler: str, rank: int, write_log: str, prefix: str, token: st
         waiting = Thread(target=_wait_for_the_end, args=(client, prefix, done), daemon=True)
         client.advance(last=True).wait()  # nobody waits for this worker's clock
         waiting.start()
-        ones, own = torch.ones(FRAGMENTS), Marks(client, Path(write_log))
+        ones, own = torch.ones(FRAGMENTS), WriteLog(client, Path(write_log))
         with (Path(write_log) / PROBES).open("ab", buffering=0) as file:
             while not done.wait(0.002):
                 began = time.monotonic()
@@ -93,7 +93,7 @@ def run_prober(scheduler: str, rank: int, write_log: str, prefix: str, token: st
 
 
 def _wait_for_the_end(client: Client, prefix: str, done: Event) -> None:
-    """At the barriers of the training's beginning and end, with all others."""
+    """Enter the barriers at the beginning and the end of the training, as all workers do."""
     try:
         client.barrier(f"{prefix} written")
         client.barrier(f"{prefix} done")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,18 @@ from rich.table import Table
 
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.predicting import APPLICATION, spec_of
-from shoal.apps.ctr.readers import guess, opened, reader_of
+from shoal.apps.ctr.readers import check_readable, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train.command import cluster_tasks
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.run_folder import RunFolder, shard_files
 
 
 def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
@@ -36,21 +34,20 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
-    for path in (spec.train, spec.test):
-        if path and spec.format == "auto":
-            guess(Path(path))
-        elif path:
-            opened(Path(path)).close()
+    for path in filter(None, (spec.train, spec.test)):
+        check_readable(spec, path)
     passed = resumed_at(spec.resume, spec.resume_at)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
+    if spec.init:
+        shard_files(Path(spec.init))
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
-    folder.job.write_text(dump_job(spec, APPLICATION))
+    folder.write_job(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
         for task in _tasks(spec, engine, started_at, passed):
             engine.start(task)
@@ -60,12 +57,12 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         with watcher, resumable(folder, "train ctr", spec.replicas):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     return summary
 
 
 def _fields(spec: CtrSpec) -> int:
-    """As many as the run had that is gone on with, or as the first rows of the file have."""
+    """The fields of the run that this one begins with, or of the first rows of the file."""
     if spec.init:
         return spec_of(Path(spec.init)).fields
     reader = reader_of(spec, spec.train)
@@ -76,40 +73,22 @@ def _fields(spec: CtrSpec) -> int:
 
 
 def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -> list[Task]:
-    threads = max(1, (os.cpu_count() or 1) // spec.workers)
-    tasks = cluster_tasks(
-        engine,
-        spec.servers,
-        spec.workers,
-        spec.transport,
-        started_at,
-        init=spec.init,
-        preload=SPARSE,
-        replicas=spec.replicas,
-        checkpoint_every=spec.checkpoint_every,
-        checkpoint_every_s=spec.checkpoint_every_s,
-        keep_checkpoints=spec.keep_checkpoints,
-        passed=passed,
-    )
-    for rank in range(spec.workers):
-        arguments = {
-            "spec": msgspec.to_builtins(spec),
-            "scheduler": engine.address("scheduler"),
-            "rank": rank,
-            "folder": str(engine.folder.path.resolve()),
-            "started_at": started_at,
-            "threads": threads,
-            "passed": passed,
-        }
-        tasks.append(Task(f"worker-{rank}", "shoal.apps.ctr.worker:run_ctr_worker", arguments))
-    return tasks
+    return [
+        *run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE),
+        *worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.ctr.worker:run_ctr_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            threads=threads_of(spec.workers),
+            passed=passed,
+        ),
+    ]
 
 
 def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
-    results = [
-        json.loads((folder.worker(rank) / "result.json").read_text())
-        for rank in range(spec.workers)
-    ]
+    results = folder.results(spec.workers)
     rows = sum(result["rows"] for result in results)
     progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
     for result, path in zip(results, progressive, strict=True):

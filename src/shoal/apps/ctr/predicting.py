@@ -1,4 +1,4 @@
-"""`shoal predict`: what a run's model says of rows."""
+"""`shoal predict`: predictions of a run's model."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.ctr.readers import guess, opened
+from shoal.apps.ctr.readers import check_readable
 from shoal.apps.ctr.scores import TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train.command import cluster_tasks
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine
+from shoal.engines.options import RunOptions
 from shoal.errors import DataMissing, InvalidValue
-from shoal.jobs.spec import converted, load_job
-from shoal.storage.run_folder import RunFolder
+from shoal.jobs.spec import converted, load_run_job
+from shoal.storage.run_folder import RunFolder, shard_files
 
 APPLICATION = "ctr"
 
 
 def spec_of(run: Path) -> CtrSpec:
-    """What a run was asked.
+    """The specification of a run.
 
     Raises:
-        DataMissing: it is no run of `shoal train ctr`
+        DataMissing: it is not the folder of a run of `shoal train ctr`
     """
-    job = RunFolder(run).job
-    values = load_job(job) if job.is_file() else {}
+    values = load_run_job(run)
     if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{run} is no run of `shoal train ctr`: it has no {job.name} of one")
+        raise DataMissing(f"{run} is the folder of another run than one of `shoal train ctr`")
     return converted(values, CtrSpec)
 
 
 def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
-    """The same with all of the run's weights, however few servers have them now."""
+    """The same for reading all of the run's weights, on any number of servers."""
     replace, init = msgspec.structs.replace, str(run.resolve())
     return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
 
@@ -46,17 +46,15 @@ def predict(
 ) -> dict[str, Any]:
     """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
 
-    A key that the run has not seen has the weight that it would begin with.
+    A key that the run has not seen has its initial weight.
 
     Raises:
         DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
         InvalidValue: `out` cannot be written, or is `file`
     """
     spec = _read_only(spec_of(run), run)
-    if spec.format == "auto":
-        guess(file)
-    else:
-        opened(file).close()
+    shard_files(run)
+    check_readable(spec, str(file))
     if out.resolve() == file.resolve():
         raise InvalidValue(f"{out} is the file that is read; name another with --out")
     try:
@@ -86,9 +84,8 @@ def _score(
             "scores": str(scores.resolve()),
         }
         worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
-        cluster = cluster_tasks(
-            engine, servers, 1, "unix", 0.0, init=spec.init, save=False, preload=SPARSE
-        )
+        asked = RunOptions(workers=1, servers=servers)
+        cluster = run_tasks(engine, asked, 0.0, init=spec.init, save=False, preload=SPARSE)
         for task in (*cluster, worker):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does

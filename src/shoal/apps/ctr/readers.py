@@ -151,6 +151,15 @@ def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Read
     )
 
 
+def check_readable(spec: CtrSpec, path: str) -> None:
+    """Read the first rows of a file.
+
+    Raises:
+        DataMissing, DataCorrupt: as `Reader`
+    """
+    next(iter(reader_of(spec, path)))
+
+
 def hashed(keys: np.ndarray, bits: int) -> np.ndarray:
     """The upper bits of each key's hash."""
     found = np.empty_like(keys)

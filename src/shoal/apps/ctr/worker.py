@@ -1,8 +1,7 @@
-"""What a worker process of `shoal train ctr` does."""
+"""The worker process of `shoal train ctr`."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,7 +37,7 @@ def run_ctr_worker(
 ) -> None:
     """Join, train on this worker's batches, leave results in the run's folder.
 
-    passed: steps that are over, in the run that this one goes on with
+    passed:  clock of the checkpoint that the run continues from
     """
     configure_log()
     keep_memory()
@@ -46,17 +45,17 @@ def run_ctr_worker(
     options = msgspec.convert(spec, CtrSpec)
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
-    timeout = options.sync_timeout_ms / 1000
-    with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
+    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    with Client(scheduler, joining) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()
-        client.advance(last=True).wait()  # nobody waits for this worker any more
+        client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
         if rank == 0:
             trainer.test().save(paths.worker(rank) / TEST)
         client.barrier("evaluated")
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
-        (paths.worker(rank) / "result.json").write_text(json.dumps(trainer.result()))
+        paths.write_result(rank, trainer.result())
     log.write("end", rank=rank)
     log.close()
 
@@ -93,7 +92,7 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
 class Trainer:
     """One worker's rows, its model and its figures.
 
-    passed: steps to leave out
+    passed:  steps to leave out
     """
 
     def __init__(self, spec: CtrSpec, context: Context, log: EventLog, passed: int = 0) -> None:
@@ -108,7 +107,7 @@ class Trainer:
         self._seconds = 0.0
 
     def train(self) -> None:
-        """All epochs. What was read once is kept where it is needed again."""
+        """Train all epochs; batches stay in memory if there is more than one."""
         kept: list[Batch] = []
         batches: Iterable[Batch] = self._reader
         for epoch in range(self._spec.epochs):
@@ -148,7 +147,7 @@ class Trainer:
         }
 
     def test(self) -> Scores:
-        """Of the test file; empty where there is none."""
+        """Scores of the test file; empty if there is none."""
         scores = Scores()
         if self._spec.test:
             self._model.finish()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,17 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from shoal import factories as imports
+from shoal.apps.train.checks import check_inputs, check_job
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
-from shoal.data.catalogue import find_source
-from shoal.engines.base import DENSE, Task
-from shoal.engines.cluster import scheduler_task, server_task
+from shoal.engines.base import Task
+from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
-from shoal.protocol.scheduler.journal import SLOW_SHARE
-from shoal.protocol.scheduler.leases import as_of
+from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
 if TYPE_CHECKING:
@@ -74,9 +71,10 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
+    notes = check_inputs(job, data_dirs)
     passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
-    folder.job.write_text(dump_job(job))
+    folder.write_job(dump_job(job))
     with LocalEngine(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
             engine.start(task)
@@ -91,118 +89,22 @@ def run_job(
             with resumable(folder, "train", job.replicas):
                 engine.join(tick, spare=spare, given_up=given_up, returning=returning)
     write_tables(folder)
-    summary = summarise(job, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    summary = {**summarise(job, folder, started_at), "notes": notes}
+    folder.write_summary(summary)
     return summary
 
 
-def check_job(job: JobSpec) -> None:
-    """Refuse before anything starts what could only fail later. Imports no torch."""
-    traits = strategies[job.strategy]
-    if job.redundancy > 1 and not traits.takes_copies:
-        usable = ", ".join(name for name in strategies if strategies[name].takes_copies)
-        raise InvalidValue(
-            f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
-            f"{job.redundancy} (these can: {usable})"
-        )
-    if (job.saves or job.resume) and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} has no servers that could keep checkpoints")
-    if job.slow_workers != "wait" and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} sums over all workers, and can drop none")
-    if job.on_worker_loss != "stop" and not traits.uses_servers:
-        raise InvalidValue(
-            f"strategy {job.strategy!r} sums over all workers, and ends where one is lost"
-        )
-    if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
-        raise InvalidValue(
-            "slow_workers 'backup' has others do what a slow worker had: add --on-worker-loss "
-            "reassign"
-        )
-    if job.on_worker_loss == "reassign":
-        _check_leases(job)
-    if job.data_is_named:
-        find_source(job.data)
-    if job.init and not Path(job.init).exists():
-        raise InvalidValue(f"init: no file {job.init}")
-
-
-def _check_leases(job: JobSpec) -> None:
-    """Where workers are leased what they do, all of them can do all of it."""
-    for wrong, what in (
-        (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
-        (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
-    ):
-        if wrong:
-            raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
-
-
-def _ledger(job: JobSpec, clock: int) -> dict[str, Any] | None:
-    """What was done when the checkpoint was taken that a job goes on with."""
+def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
+    """The lease ledger as of the checkpoint that a job continues from."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
     events = read_events(RunFolder(Path(job.resume)).events)
     record = as_of(clock, events, job.epochs)
     if not record.batches:
         raise InvalidValue(
-            f"{job.resume} was trained without leases: resume it without on_worker_loss 'reassign'"
+            f"{job.resume} was trained without leases: resume it without --on-worker-loss reassign"
         )
-    found: dict[str, Any] = msgspec.to_builtins(record)
-    return found
-
-
-def cluster_tasks(
-    engine: LocalEngine,
-    servers: int,
-    workers: int,
-    transport: str,
-    started_at: float,
-    *,
-    init: str = "",
-    save: bool = True,
-    preload: tuple[str, ...] = DENSE,
-    replicas: int = 1,
-    elastic: bool = False,
-    slow_share: float = 0.0,
-    checkpoint_every: int = 0,
-    checkpoint_every_s: float = 0.0,
-    keep_checkpoints: int = 0,
-    passed: int = 0,
-    ledger: dict[str, Any] | None = None,
-    imports: Sequence[str] = (),
-) -> list[Task]:
-    """A run's processes but for its workers: a scheduler, and servers.
-
-    replicas: servers that have a copy of each row
-    elastic:  whether workers may join later
-    slow_share:  one is dropped that the others wait for in so much of the time; 0 for none
-    init:     the folder of a run whose rows their tables begin with
-    save:     whether servers leave their shards
-    ledger:   which of the data are done, where workers are leased them
-    preload:  modules that servers and workers share
-    imports:  ... of the user's, that servers import as well
-    """
-    if init:
-        shard_files(Path(init))  # or nothing is started
-    scheduler = engine.address("scheduler")
-    common = {"events": str(engine.folder.events), "started_at": started_at}
-    policy = {"elastic": elastic, "slow_share": slow_share, "ledger": ledger, "passed": passed}
-    policy["checkpoint_s"] = checkpoint_every_s
-    saves = checkpoint_every > 0 or checkpoint_every_s > 0
-    tasks = [scheduler_task(engine, scheduler, servers, workers, replicas, **policy, **common)]
-    more = {
-        "save": str(engine.folder.shards.resolve()) if save else "",
-        "init": init,
-        "checkpoints": str(engine.folder.checkpoints.resolve()) if saves else "",
-        "checkpoint_every": checkpoint_every,
-        "keep_checkpoints": keep_checkpoints,
-        "passed": passed,
-        "imports": list(imports),
-        **common,
-    }
-    listen = "" if transport == "unix" else "tcp://127.0.0.1:0"
-    for rank in range(servers):
-        tasks.append(server_task(engine, scheduler, rank, listen, preload, **more))
-    return tasks
+    return record
 
 
 def tasks_of(
@@ -213,53 +115,40 @@ def tasks_of(
     more_workers: int = 0,
     passed: int = 0,
 ) -> list[Task]:
-    """All processes of a job's run, but for `more_workers` that the caller starts.
+    """The tasks of a job's run, except for `more_workers` that the caller starts.
 
-    passed: clocks that are over, in the run that it goes on with
+    passed:  clock of the checkpoint that the run continues from
     """
-    servers = job.servers if strategies[job.strategy].uses_servers else 0
-    threads = max(1, (os.cpu_count() or 1) // job.workers)
-    tasks = cluster_tasks(
+    counts: dict[str, Any] = {"workers": job.workers + more_workers}
+    if not strategies[job.strategy].uses_servers:
+        counts |= {"servers": 0, "replicas": 1}
+    tasks = run_tasks(
         engine,
-        servers,
-        job.workers + more_workers,
-        job.transport,
+        job,
         started_at,
-        replicas=job.replicas if servers else 1,
-        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
-        slow_share=SLOW_SHARE[job.slow_workers],
         init=begun_with(job.resume, passed),
-        checkpoint_every=job.checkpoint_every,
-        checkpoint_every_s=job.checkpoint_every_s,
-        keep_checkpoints=job.keep_checkpoints,
         passed=passed,
+        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
+        slow_workers=job.slow_workers,
         ledger=_ledger(job, passed),
+        **counts,
     )
-    for rank in range(job.workers):
-        tasks.append(
-            Task(
-                f"worker-{rank}",
-                "shoal.apps.train.worker:run_worker",
-                {
-                    "job": msgspec.to_builtins(job),
-                    "scheduler": engine.address("scheduler"),
-                    "rank": rank,
-                    "folder": str(engine.folder.path.resolve()),
-                    "started_at": started_at,
-                    "data_dirs": [str(each) for each in data_dirs],
-                    "rendezvous": f"file://{engine.sockets}/rendezvous",
-                    "threads": threads,
-                    "passed": passed,
-                },
-            )
-        )
-    return tasks
+    return tasks + worker_tasks(
+        engine,
+        job.workers,
+        "shoal.apps.train.worker:run_worker",
+        job=msgspec.to_builtins(job),
+        started_at=started_at,
+        data_dirs=[str(each) for each in data_dirs],
+        rendezvous=f"file://{engine.sockets}/rendezvous",
+        threads=threads_of(job.workers),
+        passed=passed,
+    )
 
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
     """The run's figures, averaged over the workers; bytes and samples are sums."""
-    files = [folder.worker(rank) / "result.json" for rank in range(job.workers)]
-    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    results = folder.results(job.workers)
     events = list(read_events(folder.events))
 
     def names(kind: str) -> list[str]:
@@ -294,7 +183,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
 
 
 def closes(job: JobSpec) -> bool:
-    """Whether rounds close, so that what a worker does counts everywhere or nowhere."""
+    """Whether rounds close, so that a worker's push counts on all servers or on none."""
     return strategies[job.strategy].in_step or job.apply_at == "round_end"
 
 
@@ -334,6 +223,7 @@ def train(
     """
     from shoal.data.places import search_path
 
+    imports.refuse_while_importing("shoal.train()")
     values = {key: value for key, value in options.items() if value is not None}
     values["model"] = model if isinstance(model, str) else imports.name_of(model)
     values["data"] = data if isinstance(data, str) else imports.name_of(data)
@@ -347,17 +237,10 @@ def train(
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
     """The module with the parameters that a run ended with."""
-    import torch
     from safetensors.torch import load_file
 
-    from shoal.apps.train.worker import build_model, load_dataset
+    from shoal.apps.train.worker import load_dataset, untrained_model
 
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, job.dtype))
-    try:
-        with torch.random.fork_rng():
-            module = build_model(job, load_dataset(job, list(data_dirs)))
-    finally:
-        torch.set_default_dtype(before)
+    module = untrained_model(job, load_dataset(job, list(data_dirs)))
     module.load_state_dict(load_file(RunFolder(Path(summary["run_dir"])).model))
     return module

@@ -1,4 +1,4 @@
-"""Going on with a run from one of its checkpoints: which, with what, and how to say it."""
+"""Resuming a run: which checkpoint, its tables, and the command to type."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from shoal.storage.run_folder import RunFolder
 
 @contextmanager
 def resumable(folder: RunFolder, command: str, replicas: int, words: str = "") -> Iterator[None]:
-    """Where rows are lost, say how to go on: by this command, with these words behind it."""
+    """When rows are lost, say how to resume: by this command, with these words behind it."""
     try:
         yield
     except RangeLost as lost:
-        hint = "with --checkpoint-every another like it could go on"
+        hint = "a run with --checkpoint-every can be resumed"
         if replicas == 1:
-            hint = f"with --replicas 2 a run outlives a server, {hint}"
+            hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
         if folder.checkpoints.exists():
             try:
                 resumed_at(str(folder.path))
                 how = f"shoal {command} --resume {folder.path} {words}".rstrip()
-                hint = f"go on from the last checkpoint: {how}"
+                hint = f"resume from the last checkpoint: {how}"
             except (DataMissing, DataCorrupt) as error:
                 hint = error.message
         raise RangeLost(f"{lost.message}; {hint}") from None
 
 
 def resumed_at(resume: str, resume_at: int = -1) -> int:
-    """The clock of the checkpoint that a run goes on from; 0 where it begins.
+    """The clock of the checkpoint that a run continues from; 0 for a new run.
 
     Raises:
-        DataMissing, DataCorrupt: there is none, or it is damaged
+        DataMissing, DataCorrupt: there is no checkpoint, or it is damaged
+        UnknownFormat: another version of Shoal has written it
     """
     if not resume:
         if resume_at >= 0:
-            raise InvalidValue("--resume-at says which checkpoint of a run: add --resume RUN")
+            raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
         return 0
     from shoal.storage.checkpoints import Checkpoints
 
@@ -60,6 +61,6 @@ def tables_of(resume: str, passed: int) -> list[str]:
 
 
 def environment(resume: str, passed: int) -> Mapping[str, str]:
-    """What tells `shoal.init()` that the run goes on with another, from that clock on."""
+    """Variables that tell `shoal.init()` which checkpoint the run continues from."""
     tables = json.dumps(tables_of(resume, passed))
     return {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": tables}

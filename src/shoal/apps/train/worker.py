@@ -1,8 +1,7 @@
-"""What a worker process of `shoal train` does."""
+"""The worker process of `shoal train`."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from shoal.protocol.messages import Leased
 from shoal.pytorch.model import LossModel
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.storage.event_log import EventLog
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
 from shoal.strategies.loop import Hooks
@@ -58,9 +58,9 @@ def run_worker(
 ) -> None:
     """Join, train, leave results in the run's folder.
 
-    passed:  clocks that are over, in the run that this one goes on with
-    watched: what the training loop tells instead of this worker's progress, made of its client,
-             that, and the number of its steps
+    passed:   clock of the checkpoint that the run continues from
+    watched:  makes the hooks of the training loop from the client, this worker's progress and the
+              number of its steps
     """
     configure_log()
     keep_memory()
@@ -77,25 +77,28 @@ def run_worker(
     strategy = kind(
         StrategyOptions(access, spec.staleness, spec.apply_at, batch=float(spec.worker_batch))
     )
-    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_ms / 1000)
+    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_s)
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         batches = _Batches(spec, dataset, split, rank)
-        markers = CheckpointClocks(spec.checkpoint_every)
-        states = WorkerStates(paths.checkpoints, rank, markers, passed)
+        clocks = CheckpointClocks(spec.checkpoint_every)
+        states = WorkerStates(paths.checkpoints, rank, clocks, passed)
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
             if not WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module):
-                log_to.info("this worker left no random state at clock %d: it begins anew", passed)
+                log_to.info(
+                    "checkpoint %d has no random state of this worker: it begins with a new one",
+                    passed,
+                )
         progress = Progress(
             spec, client, learner, dataset, log, len(batches), strategy.in_step, states
         )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         steps = spec.epochs * len(batches)
         hooks = watched(client, progress, min(steps, spec.max_steps or steps))
-        first = rank if not passed else -1  # the parameters are there
+        first = rank if not passed else -1  # the servers have the parameters
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             everything = _Batches(spec, dataset, np.arange(len(dataset.train_y)), 0)
@@ -108,8 +111,8 @@ def run_worker(
         result = progress.finish(steps)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
-            save_file(state, paths.model)
-        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+            write_whole(paths.model, lambda fresh: save_file(state, fresh))
+        paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
 
@@ -241,6 +244,17 @@ def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
             f"{spec.data} has to return a Dataset or (train_x, train_y, test_x, test_y): {error}"
         ) from None
     return Dataset(spec.data, train_x, train_y, test_x, test_y, classes, Compose())
+
+
+def untrained_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
+    """`build_model`, which leaves this process's random state and default dtype as they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, spec.dtype))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build_model(spec, dataset)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:

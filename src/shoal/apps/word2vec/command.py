@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.apps.train.command import cluster_tasks
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
+from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.engines.base import SPARSE, Task
+from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.errors import DataMissing, InvalidValue
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder
@@ -37,9 +38,10 @@ def run_words(
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
-    for path in (spec.analogies, spec.similarities):
-        if path and not Path(path).is_file():
-            raise DataMissing(f"no file {path}")
+    if spec.analogies:
+        deque(questions_in(Path(spec.analogies)), maxlen=0)
+    if spec.similarities:
+        deque(pairs_in(Path(spec.similarities)), maxlen=0)
     if corpus is None:
         lines: Iterable[str] = read_lines(spec.texts) if spec.texts else sample_lines(spec.seed)
         with console.status("reading the text"):
@@ -50,7 +52,7 @@ def run_words(
             "use a longer one, or a lower --min-count"
         )
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
-    folder.job.write_text(dump_job(spec, "word2vec"))
+    folder.write_job(dump_job(spec, "word2vec"))
     (folder.path / "vocabulary.txt").write_text("\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
@@ -61,42 +63,28 @@ def run_words(
         with watcher:
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    folder.write_summary(summary)
     return summary
 
 
 def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
-    tasks = cluster_tasks(
-        engine,
-        spec.servers,
-        spec.workers,
-        spec.transport,
-        started_at,
-        preload=SPARSE,
-        replicas=spec.replicas,
-    )
-    for rank in range(spec.workers):
-        arguments = {
-            "spec": msgspec.to_builtins(spec),
-            "scheduler": engine.address("scheduler"),
-            "rank": rank,
-            "folder": str(engine.folder.path.resolve()),
-            "started_at": started_at,
-            "corpus": str(corpus),
-        }
-        tasks.append(
-            Task(f"worker-{rank}", "shoal.apps.word2vec.worker:run_words_worker", arguments)
-        )
-    return tasks
+    return [
+        *run_tasks(engine, spec, started_at, preload=SPARSE),
+        *worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.word2vec.worker:run_words_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            corpus=str(corpus),
+        ),
+    ]
 
 
 def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
-    results = [
-        json.loads((folder.worker(rank) / "result.json").read_text())
-        for rank in range(spec.workers)
-    ]
+    results = folder.results(spec.workers)
     return {
         "model": spec.model,
         "vocabulary": len(corpus.words),

@@ -1,42 +1,33 @@
-"""WordsSpec: what `shoal train word2vec` is asked. Importable without torch."""
+"""WordsSpec: the options of `shoal train word2vec`. Importable without torch."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta
-
-from shoal.jobs.spec import check_replicas
+from shoal.engines.options import RunOptions, need_servers, option
 
 
-class WordsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WordsSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
 
     # fmt: off
-    texts: Annotated[list[str], Meta(description="text files: plain, .gz, or .tar.gz of them")] = []
-    model: Annotated[Literal["skipgram", "cbow"], Meta(description="predict a word from each of its neighbours, or from their mean")] = "skipgram"
-    dim: Annotated[int, Meta(ge=1, le=4096, description="elements of a vector")] = 100
-    window: Annotated[int, Meta(ge=1, description="neighbours on each side, at most; drawn anew for each word")] = 5
-    negative: Annotated[int, Meta(ge=1, description="noise words for each true one")] = 5
-    sample: Annotated[float, Meta(ge=0.0, description="frequent words are left out above this share of all (0: none are)")] = 1e-3
-    min_count: Annotated[int, Meta(ge=1, description="rarer words are ignored")] = 5
-    lr: Annotated[float, Meta(gt=0.0, description="learning rate at the beginning; it falls to --min-lr")] = 0.025
-    min_lr: Annotated[float, Meta(ge=0.0, description="... at the end")] = 1e-4
-    epochs: Annotated[int, Meta(ge=1, description="passes over the text")] = 5
-    block_words: Annotated[int, Meta(ge=100, description="words that a worker trains on between a pull and a push")] = 20000
-    threads: Annotated[int, Meta(ge=1, description="lock-free (Hogwild) threads of a worker; 1 is reproducible")] = 1
-    workers: Annotated[int, Meta(ge=1, le=1024, description="worker processes")] = 2
-    servers: Annotated[int, Meta(ge=1, le=1024, description="server processes")] = 1
-    replicas: Annotated[int, Meta(ge=1, le=1024, description="servers that have a copy of each row: one more than may die")] = 1
-    seed: Annotated[int, Meta(ge=0, description="of first vectors, windows and noise")] = 1
-    analogies: Annotated[str, Meta(description="questions a : b = c : d to answer at the end (the form of questions-words.txt)")] = ""
-    similarities: Annotated[str, Meta(description="pairs of words with people's scores, to be compared at the end (the form of wordsim353.tsv)")] = ""
-    sync_timeout_ms: Annotated[int, Meta(ge=1, description="after this a wait asks for a resend, after twice this it fails")] = 10000
-    transport: Annotated[Literal["unix", "tcp"], Meta(description="between the processes of this machine")] = "unix"
-    title: Annotated[str, Meta(max_length=100, description="names the run's folder")] = ""
-    out: Annotated[str, Meta(description="where run folders go")] = "shoal-runs"
+    texts: Annotated[tuple[str, ...], option("Data", "text files: plain, .gz, or .tar.gz of them")] = ()
+    sample: Annotated[float, option("Data", "share of all words above which a frequent word is left out by chance; 0: none is", ge=0.0)] = 1e-3
+    min_count: Annotated[int, option("Data", "occurrences below which a word is ignored", ge=1)] = 5
+    analogies: Annotated[str, option("Data", "file of questions a : b = c : d to answer at the end, in the form of questions-words.txt")] = ""
+    similarities: Annotated[str, option("Data", "file of word pairs with people's scores to compare with at the end, in the form of wordsim353.tsv")] = ""
+    model: Annotated[Literal["skipgram", "cbow"], option("Model", "predict a word from each of its neighbours, or from their mean")] = "skipgram"
+    dim: Annotated[int, option("Model", "elements of a vector", ge=1, le=4096)] = 100
+    window: Annotated[int, option("Training", "neighbours on each side, at most; drawn for each word", ge=1)] = 5
+    negative: Annotated[int, option("Training", "noise words for each true one", ge=1)] = 5
+    lr: Annotated[float, option("Training", "learning rate at the beginning", gt=0.0)] = 0.025
+    min_lr: Annotated[float, option("Training", "learning rate at the end", ge=0.0)] = 1e-4
+    epochs: Annotated[int, option("Training", "passes over the text", ge=1)] = 5
+    block_words: Annotated[int, option("Training", "words that a worker trains on between a pull and a push", ge=100)] = 20000
+    threads: Annotated[int, option("Training", "lock-free (Hogwild) threads of a worker; 1 is reproducible", ge=1)] = 1
+    seed: Annotated[int, option("Training", "seed of first vectors, windows and noise", ge=0)] = 1
     # fmt: on
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.servers)
+        super().__post_init__()
+        need_servers(self.servers)

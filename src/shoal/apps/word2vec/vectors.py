@@ -47,7 +47,8 @@ class Vectors:
         the three (Mikolov et al. 2013, "Linguistic Regularities", section 5). Questions with a word
         that is not here are left out.
         """
-        questions = np.array(list(self._questions(path)), np.int64).reshape(-1, 4)
+        found = ([self.numbers.get(word, -1) for word in words] for words in questions_in(path))
+        questions = np.array([each for each in found if min(each) >= 0], np.int64).reshape(-1, 4)
         right = 0
         for start in range(0, len(questions), QUESTIONS_A_BLOCK):
             a, b, c, d = questions[start : start + QUESTIONS_A_BLOCK].T
@@ -59,40 +60,52 @@ class Vectors:
         accuracy = right / len(questions) if len(questions) else 0.0
         return {"accuracy": accuracy, "right": right, "questions": len(questions)}
 
-    def _questions(self, path: Path) -> Iterator[list[int]]:
-        for number, line in enumerate(_lines(path), 1):
-            words = line.lower().split()
-            if not words or words[0].startswith(":"):
-                continue
-            if len(words) != 4:
-                raise DataCorrupt(f"{path}, line {number}: expected four words, not {line!r}")
-            found = [self.numbers.get(word, -1) for word in words]
-            if min(found) >= 0:
-                yield found
-
     def similarities(self, path: Path) -> dict[str, float | int]:
         """Spearman's correlation of cosines with what people say of pairs of words."""
         from scipy.stats import spearmanr
 
         ours, theirs, pairs = [], [], 0
-        for number, line in enumerate(_lines(path), 1):
-            if not line.strip() or line.startswith("#"):
-                continue
-            fields = line.split("\t") if "\t" in line else line.split()
-            try:
-                one, other, score = fields[0].lower(), fields[1].lower(), float(fields[2])
-            except (IndexError, ValueError):
-                if number == 1:
-                    continue  # a heading
-                raise DataCorrupt(
-                    f"{path}, line {number}: expected two words and a score, not {line!r}"
-                ) from None
+        for one, other, score in pairs_in(path):
             pairs += 1
             if one in self.numbers and other in self.numbers:
                 ours.append(float(self._unit[self.numbers[one]] @ self._unit[self.numbers[other]]))
                 theirs.append(score)
         value = float(spearmanr(ours, theirs).statistic) if len(ours) > 1 else 0.0
         return {"spearman": value, "pairs": len(ours), "left_out": pairs - len(ours)}
+
+
+def questions_in(path: Path) -> Iterator[list[str]]:
+    """The four words of each question of a file.
+
+    Raises:
+        DataMissing, DataCorrupt: no such file, or a line that is no question
+    """
+    for number, line in enumerate(_lines(path), 1):
+        words = line.lower().split()
+        if not words or words[0].startswith(":"):
+            continue
+        if len(words) != 4:
+            raise DataCorrupt(f"{path}, line {number}: expected four words, not {line!r}")
+        yield words
+
+
+def pairs_in(path: Path) -> Iterator[tuple[str, str, float]]:
+    """The pairs of words of a file, with what people say of their similarity.
+
+    Raises:
+        DataMissing, DataCorrupt: no such file, or a line that is no pair
+    """
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = line.split("\t") if "\t" in line else line.split()
+        try:
+            yield fields[0].lower(), fields[1].lower(), float(fields[2])
+        except (IndexError, ValueError):
+            if number > 1:  # the first line may be a heading
+                raise DataCorrupt(
+                    f"{path}, line {number}: expected two words and a score, not {line!r}"
+                ) from None
 
 
 def _lines(path: Path) -> Iterator[str]:

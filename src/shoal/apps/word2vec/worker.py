@@ -1,4 +1,4 @@
-"""What a worker process of `shoal train word2vec` does.
+"""The worker process of `shoal train word2vec`.
 
 Block by block: pull the vectors of a piece of text and of a pool of noise words, train on the
 copies, push what has changed. Changes are added up on the servers (`sum`), as Downpour does, and
@@ -7,7 +7,6 @@ one message pushes a block's and pulls the next one's.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,8 +54,8 @@ def run_words_worker(
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     ids, counts = load_ids(Path(corpus))
-    timeout = options.sync_timeout_ms / 1000
-    with Client(scheduler, ClientOptions(rank=rank, sync_timeout_s=timeout)) as client:
+    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")
         trainer.train()
@@ -72,7 +71,7 @@ def run_words_worker(
             if options.similarities:
                 result["similarities"] = vectors.similarities(Path(options.similarities))
         client.barrier("written")
-        (paths.worker(rank) / "result.json").write_text(json.dumps(result))
+        paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
 

@@ -1,4 +1,4 @@
-"""What the scheduler is told at its start, and what it writes down for its successor."""
+"""The options of a scheduler, and the journal from which a restarted one continues."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from shoal.errors import InvalidValue
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.views import Member, NodeId, View
 
-# By what becomes of slow workers: the part of the time after which one is dropped, 0 for never.
+# By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
 SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
     """
-    servers, workers:  how many make the cluster complete
-    join_timeout_s:    how long to wait for them
-    silence_s:         a member that is silent for this long is taken for dead; after heartbeats
-                       that came late, for longer (`FailureDetector`), at most silence_most_s
-    broken_s:          ... or for this long after its connection broke
-    alone_s:           ... for this long where it has rows that nobody else has, and there is no
-                       proof of its death
-    same_host:         all members are on this host: a connection that broke is such a proof
-    resend_s:          between repetitions of an unanswered Freeze or End
-    drain_s:           how long servers are asked to drain for a view that moves rows; when that was
-                       in vain, a view without moves is made, and it is tried again after pause_s;
-                       sooner where something had only come in after they had drained
-    linger_s:          at the end, how long to wait for members to confirm it
-    replicas:          servers that have a copy of each row, where there are as many
-    slow_share:        a worker is dropped that others have waited for in so much of the last
-                       slow_s; 0 for nobody
-    checkpoint_s:      a view names a clock for a checkpoint as often as that; 0 for never
-    elastic:           workers may join and leave while the run goes on
-    run:               its name, if no scheduler before has given it one
+    servers, workers:  members that make the cluster complete
+    join_timeout_s:    time to wait for them
+    silence_s:         silence after which a member counts as failed (--failure-timeout-s); more
+                       after late heartbeats (`FailureDetector`), at most silence_most_s
+    broken_s:          silence after a broken connection, after which a member counts as failed
+    alone_s:           silence after which a server with the only copy of some rows counts as failed
+                       (--sole-replica-timeout-s), if its death is not proven
+    same_host:         all members are on this host, where a broken connection proves a death
+    resend_s:          time between repetitions of an unanswered Freeze or End
+    drain_s:           time for servers to drain before a view that moves rows; if it is too short,
+                       a view without moves is made, and the move is tried again after pause_s, or
+                       sooner if only late requests had prevented it
+    linger_s:          time at the end for members to confirm it
+    replicas:          servers that have a copy of each row, if there are as many
+    slow_share:        share of the last slow_s that others have waited for a worker, after which it
+                       is dropped; 0: never
+    checkpoint_s:      time between the checkpoints that views name; 0: none
+    elastic:           workers may join and leave during the run
+    run:               name of the run, unless an earlier scheduler has given it one
     """
 
     servers: int
@@ -66,15 +66,15 @@ def check_options(options: SchedulerOptions) -> None:
         )
     if not 1 <= options.replicas <= max(options.servers, 1):
         raise InvalidValue(
-            f"{options.replicas} replicas need as many servers, and at least one; there are "
-            f"{options.servers}"
+            f"--replicas {options.replicas} needs at least {options.replicas} servers (got "
+            f"{options.servers})"
         )
     if options.workers < 1:
         raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")
 
 
 class JournalRecord(msgspec.Struct, array_like=True):
-    """What survives a restart: written whole, before anything that rests on it is told."""
+    """The state that survives a restart: written whole, before any message depends on it."""
 
     term: int = 0
     view: View | None = None

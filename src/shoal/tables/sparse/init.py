@@ -14,10 +14,7 @@ KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}
 
 @kernel
 def _uniform(counter: Any, stream: Any) -> Any:
-    z = (counter + stream) * U(0x9E3779B97F4A7C15) + U(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> U(30))) * U(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> U(27))) * U(0x94D049BB133111EB)
-    z = z ^ (z >> U(31))
+    z = mixed((counter + stream) * U(0x9E3779B97F4A7C15) + U(0x9E3779B97F4A7C15))
     return np.float64(z >> U(11)) * 2.0**-53
 
 

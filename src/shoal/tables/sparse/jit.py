@@ -16,6 +16,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from shoal.keys import splitmix64
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 U = np.uint64
@@ -89,12 +91,7 @@ word: Any = intrinsic(_word)
 put: Any = intrinsic(_put)
 
 
-@kernel
-def mixed(key: Any) -> Any:
-    """`keys.hash_of`, compiled."""
-    key = (key ^ (key >> U(30))) * U(0xBF58476D1CE4E5B9)
-    key = (key ^ (key >> U(27))) * U(0x94D049BB133111EB)
-    return key ^ (key >> U(31))
+mixed = kernel(splitmix64(U))  # `keys.hash_of`, compiled
 
 
 def warm() -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,7 +28,7 @@ from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
-from shoal.engines.cluster import scheduler_task, server_task
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
@@ -38,7 +38,7 @@ from shoal.tables.spec import Access, TableSpec, bsp, ssp
 WORKERS, STEP_S, SLOW = 4, 0.02, 4
 STALENESS = (0, 1, 2, 4, 8, 16)
 STEPS = 200  # by turns
-LASTING_S, WINDOW_S, SHARE = 15.0, 1.0, 0.5
+LASTING_S, WINDOW_S = 15.0, 1.0
 BAR_SSP, BAR_DROP = 1.8, 2.5
 COUNT = len(STALENESS) + 3
 ROUNDS = 1
@@ -58,7 +58,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     yield quality("SSP(8) over BSP", rates[8] / rates[0], "x", best, bar=BAR_SSP)
     said: dict[str, Any] = {}
     waiting = _run(folder, 0, seconds=LASTING_S, said=said)
-    dropping = _run(folder, 0, seconds=LASTING_S, slow_share=SHARE)
+    dropping = _run(folder, 0, seconds=LASTING_S, slow_workers="drop")
     ratio = sum(r["steps"] for r in dropping) / sum(r["steps"] for r in waiting)
     yield quality("drop over wait", ratio, "x", WORKERS - 1.0, bar=BAR_DROP)
     yield quality("waited for it", said["slow"].get("worker-0", 0.0), "", 1 - 1 / SLOW)
@@ -88,7 +88,7 @@ def _run(
     *,
     steps: int = 0,
     seconds: float = 0.0,
-    slow_share: float = 0.0,
+    slow_workers: Literal["wait", "drop"] = "wait",
     said: dict[str, Any] | None = None,
 ) -> Sequence[dict[str, float]]:
     """What each worker says of `steps`, by turns; or of `seconds`, with a lasting straggler.
@@ -98,9 +98,8 @@ def _run(
     path = RunFolder.create(folder.path, "stragglers")
     with LocalEngine(path) as engine:
         scheduler = engine.address("scheduler")
-        policy = {"slow_share": slow_share, "slow_s": WINDOW_S}
-        engine.start(scheduler_task(engine, scheduler, 1, WORKERS, 1, **policy))
-        engine.start(server_task(engine, scheduler, 0))
+        policy: dict[str, Any] = {"slow_workers": slow_workers, "slow_window_s": WINDOW_S}
+        start_cluster(engine, 1, WORKERS, **policy)
         for rank in range(WORKERS):
             arguments = {
                 "scheduler": scheduler,

@@ -1,0 +1,87 @@
+"""What is wrong with a job, found before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal import factories
+from shoal.data.catalogue import find_source
+from shoal.engines.options import need_servers
+from shoal.errors import DataMissing, InvalidValue, UsageError
+from shoal.jobs.spec import JobSpec
+from shoal.strategies import strategies
+
+
+def check_job(job: JobSpec) -> None:
+    """Refuse options that contradict each other or the strategy. Imports no torch."""
+    traits = strategies[job.strategy]
+    if job.redundancy > 1 and not traits.takes_copies:
+        usable = ", ".join(name for name in strategies if strategies[name].takes_copies)
+        raise InvalidValue(
+            f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
+            f"{job.redundancy} (these can: {usable})"
+        )
+    if (job.saves or job.resume) and not traits.uses_servers:
+        raise InvalidValue(f"strategy {job.strategy!r} has no servers to write checkpoints")
+    if job.slow_workers != "wait" and not traits.uses_servers:
+        raise InvalidValue(f"strategy {job.strategy!r} sums over all workers and can drop none")
+    if job.on_worker_loss != "stop" and not traits.uses_servers:
+        raise InvalidValue(
+            f"strategy {job.strategy!r} sums over all workers and ends when one is lost"
+        )
+    if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
+        raise InvalidValue(
+            "slow_workers 'backup' has other workers do the batches of a slow one: add "
+            "--on-worker-loss reassign"
+        )
+    if job.on_worker_loss == "reassign":
+        _check_leases(job)
+    if traits.uses_servers:
+        need_servers(job.servers)
+    if job.data_is_named:
+        find_source(job.data)
+    if job.init and not Path(job.init).is_file():
+        raise DataMissing(f"no initial weights at {job.init}")
+
+
+def _check_leases(job: JobSpec) -> None:
+    """Where workers are leased what they do, all of them can do all of it."""
+    for wrong, what in (
+        (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
+        (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
+    ):
+        if wrong:
+            raise InvalidValue(f"on_worker_loss 'reassign' leases data to workers, and {what}")
+
+
+def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
+    """Load the data and build the model and the optimizer once, as the workers will.
+
+    A user's functions are imported, but only workers call them: they may take long, or have side
+    effects. Returns what a user should know of the data, such as rows that were left out.
+
+    Raises:
+        UnknownName, InvalidValue: of the optimizer, its options, the model or the split
+        DataMissing, DataCorrupt: the data set, or the file of initial weights
+        NotImportable: a function that is not there
+    """
+    from shoal.apps.train.worker import load_dataset, splits_of, untrained_model
+    from shoal.tables.methods import method_of
+    from shoal.tables.spec import Access, TableSpec
+
+    access = Access(job.optimizer, job.access_options(updates=1))
+    try:
+        method_of(TableSpec("parameters", 1, access=access, dtype=job.dtype))
+    except UsageError as error:
+        raise type(error)(f"optimizer: {error.message}") from None
+    for name in (job.model, "" if job.data_is_named else job.data):
+        if ":" in name:
+            factories.load(name)
+    if not job.data_is_named:
+        return ()
+    dataset = load_dataset(job, list(data_dirs))
+    splits_of(job, dataset)
+    if ":" not in job.model:
+        untrained_model(job, dataset)
+    return dataset.notes

@@ -1,0 +1,181 @@
+"""Options of runs and of their processes, each declared once: name, unit, default, bounds, help.
+
+A field with a help text is an option of the command line, under the heading of its section, and a
+key of a job's file. A field without one is passed between Shoal's own processes. Importable without
+torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shoal.errors import InvalidValue
+from shoal.protocol.scheduler.leases import LedgerRecord
+
+
+def option(section: str, text: str, env: str = "", **bounds: Any) -> Meta:
+    """What a field says of itself on the command line.
+
+    section:  the heading that --help lists it under
+    env:      the environment variable that gives it where no flag does
+    bounds:   those of `msgspec.Meta`: ge, le, gt, max_length
+    """
+    return Meta(description=text, extra={"section": section, "env": env}, **bounds)
+
+
+# fmt: off
+Workers = Annotated[int, option("Cluster", "worker processes", ge=1, le=1024)]
+Servers = Annotated[int, option("Cluster", "server processes; 0 if workers only use allreduce", ge=0, le=1024)]
+Replicas = Annotated[int, option("Cluster", "servers that have a copy of each row; one fewer of them may fail at once", ge=1, le=1024)]
+Token = Annotated[str, option("Network", "shared secret of the cluster", env="SHOAL_TOKEN")]
+Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated")]
+SlowWorkers = Annotated[Literal["wait", "drop", "backup"], option("Fault tolerance", "when the others wait for a worker more than half of the time: wait; drop the worker; or drop it, have the others do its batches and start it again (backup)")]
+CheckpointEvery = Annotated[int, option("Checkpoints", "clocks (steps) between checkpoints; 0: none", ge=0)]
+CheckpointEveryS = Annotated[float, option("Checkpoints", "seconds between checkpoints; 0: none", ge=0)]
+KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to keep, the last ones; 0: all", ge=0)]
+Resume = Annotated[str, option("Checkpoints", "folder of the run to continue, from a checkpoint")]
+ResumeAt = Annotated[int, option("Checkpoints", "clock of the checkpoint to continue from; the last complete one if not given", ge=-1)]
+Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT or unix:///PATH")]
+Rank = Annotated[int, option("Network", "rank to ask for; any free one if not given", ge=-1)]
+InitTimeoutS = Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)]
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run on this machine."""
+
+    workers: Workers = 2
+    servers: Servers = 1
+    replicas: Replicas = 1
+    transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
+    sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is sent again; it fails after twice as many", gt=0)] = 10.0
+    title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
+    out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.servers)
+
+
+class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run that writes checkpoints, and continues from those of another."""
+
+    checkpoint_every: CheckpointEvery = 0
+    checkpoint_every_s: CheckpointEveryS = 0.0
+    keep_checkpoints: KeepCheckpoints = 0
+    resume: Resume = ""
+    resume_at: ResumeAt = -1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resume_at >= 0 and not self.resume:
+            raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
+
+    @property
+    def saves(self) -> bool:
+        """Whether there are to be checkpoints."""
+        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
+
+
+class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run that may continue without some of its workers."""
+
+    on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
+    slow_workers: SlowWorkers = "wait"
+
+
+class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a scheduler's process is told.
+
+    events, started_at:    the run's event log, and when the run began
+    slow_window_s:         the time over which waits for slow workers are added up
+    ledger, passed:        which data are done, of a run that this one continues, after `passed` clocks
+    """
+
+    listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT or unix:///PATH")]
+    workers: Workers = 2
+    servers: Servers = 1
+    replicas: Replicas = 1
+    elastic: Annotated[bool, option("Cluster", "workers may join and leave during the run")] = False
+    slow_workers: SlowWorkers = "wait"
+    failure_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)] = 10.0
+    sole_replica_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a server counts as failed that has the only copy of some rows", ge=0.0)] = 15.0
+    state: Annotated[str, option("Fault tolerance", "file for the journal, which a scheduler that is started again continues from")] = ""
+    checkpoint_every_s: CheckpointEveryS = 0.0
+    join_timeout_s: Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)] = 120.0
+    token: Token = ""
+    events: str = ""
+    started_at: float = 0.0
+    slow_window_s: float = 5.0
+    ledger: LedgerRecord | None = None
+    passed: int = 0
+
+
+class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a server's process is told.
+
+    script:       the user's script and its arguments; imported when a table names a method or handler
+                  that this server does not know
+    save:         folder for its shards when the run has ended in order
+    init:         folder of the shards that tables begin with, after `passed` clocks
+    checkpoints:  folder for checkpoints, instead of that of the run in `out`
+    """
+
+    scheduler: Scheduler = ""
+    listen: Annotated[str, option("Network", "address to listen on; an address of this host that the scheduler can reach if not given")] = ""
+    advertise: Annotated[str, option("Network", "address that others use, if it differs; port 0: the port of --listen")] = ""
+    interface: Annotated[str, option("Network", "network interface to listen on")] = ""
+    rank: Rank = -1
+    host_label: Annotated[str, option("Fault tolerance", "name of what fails as a whole, such as a host or a rack: replicas are placed apart; this host's name if not given")] = ""
+    imports: Imports = ()
+    out: Annotated[str, option("Output", "folder for the run's folder with checkpoints, shared by all servers")] = ""
+    checkpoint_every: CheckpointEvery = 0
+    keep_checkpoints: KeepCheckpoints = 0
+    resume: Resume = ""
+    resume_at: ResumeAt = -1
+    init_timeout_s: InitTimeoutS = 60.0
+    token: Token = ""
+    events: str = ""
+    started_at: float = 0.0
+    threads: int = 1
+    script: tuple[str, ...] = ()
+    save: str = ""
+    init: str = ""
+    checkpoints: str = ""
+    passed: int = 0
+
+
+class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker's process is told, where it is started by hand."""
+
+    scheduler: Annotated[str, option("Network", "address of the scheduler, or the folder of a run on this machine")] = ""
+    rank: Rank = -1
+    group: Annotated[str, option("Worker group", "name of a worker group to join or begin, beside the one that the run was started for")] = ""
+    group_size: Annotated[int, option("Worker group", "workers that make the group complete", ge=1)] = 1
+    namespace: Annotated[str | None, option("Worker group", "namespace of the group's tables; the group's name if not given, '' for the tables of the first group")] = None
+    resume: Resume = ""
+    resume_at: ResumeAt = -1
+    init_timeout_s: InitTimeoutS = 60.0
+    token: Token = ""
+# fmt: on
+
+
+def check_replicas(replicas: int, servers: int) -> None:
+    """Each copy of a row is on a server of its own.
+
+    >>> check_replicas(3, 1)
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: --replicas 3 needs at least 3 servers (got 1)
+    """
+    if replicas > max(servers, 1):
+        raise InvalidValue(
+            f"--replicas {replicas} needs at least {replicas} servers (got {servers})"
+        )
+
+
+def need_servers(servers: int) -> None:
+    """A run whose tables are on servers."""
+    if servers < 1:
+        raise InvalidValue("--servers 0: the parameters of this run are on servers, give 1 or more")

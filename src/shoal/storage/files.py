@@ -1,0 +1,58 @@
+"""Files that a run leaves: each is written whole or not at all, and says its format's version."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.errors import UnknownFormat
+
+FORMAT = 1  # of all files that a run leaves; raise it when one of them changes
+FORMAT_KEY = "shoal_format"  # in a file's metadata
+
+
+def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
+    """Write a file that readers see as it was before, or whole; also after a power cut.
+
+    content:  what is in it; or a function that writes it to the path that it is given
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        if callable(content):
+            content(fresh)
+        else:
+            data = content.encode() if isinstance(content, str) else content
+            with fresh.open("xb") as file:
+                file.write(data)
+        _flush(fresh)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_format(path: Path, found: object) -> None:
+    """Refuse a file that another version of Shoal has written.
+
+    found:  the version that it says; None where it says none
+
+    Raises:
+        UnknownFormat: it is not this version's
+    """
+    if str(found) != str(FORMAT):
+        said = "does not say its format" if found is None else f"has format {found}"
+        raise UnknownFormat(
+            f"{path} {said}, and this version of Shoal reads format {FORMAT}: use the version that "
+            "wrote it"
+        )

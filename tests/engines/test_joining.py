@@ -1,0 +1,48 @@
+"""`shoal.init`: what arguments and the environment say of the connection."""
+
+import pytest
+
+from shoal.engines import joining
+from shoal.errors import InvalidValue
+
+
+class Joined(Exception):
+    """Raised instead of joining, with the options."""
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """The options of the client that `init` makes, with an environment."""
+
+    def client(address, options):
+        raise Joined(options)
+
+    monkeypatch.setattr(joining, "Client", client)
+
+    def made(env=(), **given):
+        for name, value in dict(env).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Joined) as found:
+            joining.init(scheduler="tcp://127.0.0.1:1", **given)
+        return found.value.args[0]
+
+    return made
+
+
+def test_the_sync_timeout_is_the_arguments_then_the_environments(options):
+    assert options().sync_timeout_s == 10.0
+    assert options({"SHOAL_SYNC_TIMEOUT_S": "2.5"}).sync_timeout_s == 2.5
+    assert options(sync_timeout_s=3.0).sync_timeout_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SHOAL_SYNC_TIMEOUT_S", "soon", "SHOAL_SYNC_TIMEOUT_S='soon' is not a number"),
+        ("SHOAL_RANK", "1.5", "SHOAL_RANK='1.5' is not a whole number"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named(name, value, told, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidValue, match=told):
+        joining.init(scheduler="tcp://127.0.0.1:1")

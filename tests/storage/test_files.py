@@ -1,0 +1,161 @@
+"""Files that are written whole, and that say their format's version."""
+
+import json
+import os
+import stat
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shoal.errors import UnknownFormat
+from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
+from shoal.node.node import Journal
+from shoal.reports.events import load_run, read_events
+from shoal.storage.checkpoints import Checkpoints, read_verified, write_verified
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
+from shoal.storage.run_folder import RunFolder
+from shoal.storage.shards import SavedShards
+
+
+def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "some.txt"
+    for content in ("first", b"second", lambda fresh: fresh.write_text("third")):
+        write_whole(path, content)
+    assert path.read_text() == "third"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_stays_as_it_was_where_writing_fails(tmp_path):
+    path = tmp_path / "some.txt"
+    write_whole(path, "before")
+
+    def fails(fresh):
+        fresh.write_text("a part")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, fails)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_temporary_file_is_in_the_same_folder_under_a_name_of_its_own(tmp_path):
+    seen = []
+    for _ in range(2):
+        write_whole(tmp_path / "a", lambda fresh: (seen.append(fresh), fresh.write_text("")))
+    assert {each.parent for each in seen} == {tmp_path}
+    assert len(set(seen)) == 2
+
+
+def test_the_file_is_on_disk_before_it_has_its_name_and_the_name_after(tmp_path, monkeypatch):
+    flushed = []
+
+    def fsync(descriptor):
+        mode = os.fstat(descriptor).st_mode
+        flushed.append((stat.S_ISDIR(mode), (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_whole(tmp_path / "a", "text")
+    assert flushed == [(False, False), (True, True)]
+
+
+def test_others_may_read_what_the_users_mask_lets_them(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [(None, "does not say its format"), (FORMAT + 1, f"has format {FORMAT + 1}")]
+)
+def test_another_format_is_refused_by_name(found, said, tmp_path):
+    with pytest.raises(UnknownFormat, match=rf"job\.toml {said}.* reads format {FORMAT}"):
+        check_format(tmp_path / "job.toml", found)
+    check_format(tmp_path / "job.toml", FORMAT)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder.create(tmp_path, "run")
+    folder.write_job(dump_job(JobSpec()))
+    folder.write_summary({"accuracy": 0.5})
+    return folder
+
+
+def test_a_run_reads_what_it_has_written(run):
+    assert load_run(run.path).summary == {"accuracy": 0.5}
+    assert load_run(run.path).events == []
+    assert msgspec.convert(load_run_job(run.path), JobSpec) == JobSpec()
+
+
+def replaced(path, new):
+    text = path.read_text()
+    assert f"{FORMAT}" in text
+    path.write_text(new(text))
+
+
+NEWER = {
+    "job": lambda text: text.replace(f"{FORMAT_KEY} = {FORMAT}", f"{FORMAT_KEY} = {FORMAT + 1}"),
+    "summary": lambda text: json.dumps({**json.loads(text), FORMAT_KEY: FORMAT + 1}),
+    "events": lambda text: json.dumps({**json.loads(text), FORMAT_KEY: FORMAT + 1}) + "\n",
+}
+OLDER = {
+    "job": lambda text: text.partition("\n")[2],
+    "summary": lambda text: json.dumps({"accuracy": 0.5}),
+    "events": lambda text: '{"t": 0.1, "kind": "begin", "node": "worker-0"}\n',
+}
+
+
+@pytest.mark.parametrize("changes", [NEWER, OLDER], ids=["newer", "older"])
+@pytest.mark.parametrize("what", ["job", "summary", "events"])
+def test_what_another_version_has_left_is_refused(run, what, changes):
+    path = getattr(run, what)
+    replaced(path, changes[what])
+    with pytest.raises(UnknownFormat, match=path.name):
+        load_run_job(run.path) if what == "job" else load_run(run.path)
+
+
+def test_a_job_file_that_a_person_wrote_needs_no_format(tmp_path):
+    (tmp_path / "job.toml").write_text("epochs = 2\n")
+    assert load_job(tmp_path / "job.toml") == {"epochs": 2}
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path):
+    journal = Journal(tmp_path / "state")
+    assert journal.read() is None
+    journal.write(b"a record\nof two lines")
+    assert journal.read() == b"a record\nof two lines"
+    for found in (b"shoal-journal %d\nrecord" % (FORMAT + 1), b"\x9b\x01", b""):
+        journal.path.write_bytes(found)
+        with pytest.raises(UnknownFormat, match="state"):
+            journal.read()
+
+
+def test_shards_of_another_version_are_refused(tmp_path):
+    (tmp_path / "shards").mkdir()
+    save_file(
+        {"0.rows": torch.ones(2)}, tmp_path / "shards" / "server-0.safetensors", {"tables": "[]"}
+    )
+    with pytest.raises(UnknownFormat, match=r"server-0\.safetensors does not say its format"):
+        SavedShards(tmp_path)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / f"{10:010d}" / "shard-0-0.safetensors"
+    monkeypatch.setattr("shoal.storage.checkpoints.FORMAT", FORMAT + 1)
+    write_verified(path, {"0.rows": torch.ones(2)}, {"tables": "[]", "all": "[]"})
+    with pytest.raises(UnknownFormat, match=f"has format {FORMAT + 1}"):
+        read_verified(path)
+    with pytest.raises(UnknownFormat, match=f"has format {FORMAT + 1}"):
+        Checkpoints(tmp_path).choose()
+
+
+def test_events_that_are_being_written_are_read_up_to_the_last_whole_line(run):
+    with run.events.open("a") as file:
+        file.write('{"t": 0.1, "kind": "begin", "node": "worker-0"}\n{"t": 0.')
+    assert [each["kind"] for each in read_events(run.events)] == ["begin"]

@@ -11,6 +11,8 @@ from shoal.engines import local
 from shoal.errors import NotImportable
 from shoal.jobs.spec import JobSpec
 
+pytestmark = pytest.mark.real  # it would start processes, were it not refused
+
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):

@@ -7,9 +7,8 @@
         def save(self) -> Pairs            its whole state, for checkpoints and migration
         def load(self, pairs: Pairs)       add a saved state
 
-A handler defines the methods that it needs. Each server has its own handler, for the keys in its
-hash slots. Each call is executed once, however often it is sent. If a method raises, its changes up
-to there remain: the table cannot undo them.
+A handler defines the methods that it needs. Each server has one, for the keys in its hash slots.
+Each call is executed once. If a method raises, its changes up to there remain.
 
 A handler with `save` and `load` can be replicated and migrated. Every replica then executes every
 call in the same order before it is answered, so that a handler has to be a function of its calls

@@ -1,0 +1,80 @@
+"""Which seed catches each planted bug, and by which checker.
+
+    python tests/simulation/planted_table.py [--write] [BUG ...]
+
+Tries the pinned seed of a bug, then all from 0 on, and prints a table; with --write it pins what it
+found in planted/pins.json, which the tests run.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from shoal.simulation.scenario import Report, simulate
+
+FOLDER = Path(__file__).parent / "planted"
+PINS = FOLDER / "pins.json"
+MODULES = ("requests", "replication", "groups", "failure_detection", "view_changes")
+SEEDS = 300
+
+
+def load(name: str) -> ModuleType:
+    """A module of planted bugs."""
+    spec = importlib.util.spec_from_file_location(f"planted_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def bugs() -> Iterator[tuple[str, str]]:
+    """(module, bug) of all that are planted."""
+    for name in MODULES:
+        yield from ((name, bug) for bug in load(name).BUGS)
+
+
+def pins() -> dict[str, dict[str, int | str]]:
+    """By bug: the seed and the checker that catch it."""
+    return json.loads(PINS.read_text()) if PINS.exists() else {}
+
+
+def run(module: str, bug: str, seed: int) -> Report:
+    """A seed with a bug planted."""
+    return simulate(seed, planted=getattr(load(module), bug))
+
+
+def find(module: str, bug: str) -> tuple[str, int, str, str]:
+    """(bug, seed, checker, violation); the seed is -1 where none of SEEDS catches it."""
+    torch.set_num_threads(1)
+    first = [int(pins()[bug]["seed"])] if bug in pins() else []
+    for seed in chain(first, range(SEEDS)):
+        report = run(module, bug, seed)
+        if report.violation:
+            return bug, seed, report.checker, report.violation
+    return bug, -1, "", ""
+
+
+def main(arguments: list[str]) -> None:
+    chosen = [each for each in arguments if each != "--write"]
+    todo = [each for each in bugs() if not chosen or each[1] in chosen]
+    found = pins()
+    with ProcessPoolExecutor() as pool:
+        for bug, seed, checker, violation in pool.map(find, *zip(*todo, strict=True)):
+            shown = f"{seed:4d}  {checker:14s} {violation[:90]}" if seed >= 0 else "not caught"
+            print(f"{bug:40s} {shown}", flush=True)
+            if seed >= 0:
+                found[bug] = {"seed": seed, "checker": checker}
+            if "--write" in arguments:
+                PINS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -16,8 +16,6 @@ from shoal.engines.roles import NOTED
 SOURCES = [ROOT / "src" / "shoal", ROOT]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml|svg|txt))(?:::(\w+))?`")
-# Options that the documentation has and the command line has not yet; to be emptied
-AWAITED = {"--faults", "--failure-timeout-s", "--sole-replica-timeout-s"}
 ANYWHERE = [*pages(), "CHANGELOG.md", "GLOSSARY.md"]
 
 
@@ -63,7 +61,7 @@ def test_options_of_the_command_line_exist(page):
             known = {name for param in command.params for name in param.opts}
             script = next((i for i, word in enumerate(rest) if word.endswith(".py")), len(rest))
             asked = {word.partition("=")[0] for word in rest[:script] if word.startswith("--")}
-            assert asked <= known | {"--help"} | AWAITED, f"{block}: {' '.join(words)}"
+            assert asked <= known | {"--help"}, f"{block}: {' '.join(words)}"
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -79,7 +77,7 @@ OTHERS = {"--help", "--rewrite-transcripts", "--fresh", "--list", "--nproc-per-n
 @pytest.mark.parametrize("page", [*pages(), "GLOSSARY.md"])
 def test_options_in_the_text_exist(page):
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b", prose(page)))
-    assert named <= options_of(main) | OTHERS | AWAITED
+    assert named <= options_of(main) | OTHERS
 
 
 def test_calls_are_found_in_scripts():

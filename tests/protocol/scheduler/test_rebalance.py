@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, place
-from shoal.protocol.scheduler.rebalance import Moves, next_arcs, unchanged
+from shoal.protocol.scheduler.rebalance import Moves, next_placements, unchanged
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.spec import Access, TableSpec
 
@@ -45,7 +45,7 @@ class Cluster:
         synced = learners_of(self.view.placements) if synced is None else synced
         moves = Moves(self.replicas, drained, self.leaving, synced)
         before, number = self.view.placements, self.view.number + 1
-        placements = next_arcs(self.view, self.servers, moves, number)
+        placements = next_placements(self.view, self.servers, moves, number)
         for spec, parts in zip(self.view.tables, placements, strict=True):
             assert tiles([placement.rows for placement in parts], spec.keys.stop)
         self.view = replace(

@@ -187,7 +187,7 @@ def zombie_accepted():
 @contextmanager
 def chain_not_cut():
     """The view after a death still has the dead server in its chains."""
-    with patch.object(membership_module, "next_arcs", lambda before, *_: before.placements):
+    with patch.object(membership_module, "next_placements", lambda before, *_: before.placements):
         yield
 
 

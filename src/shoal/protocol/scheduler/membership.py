@@ -11,7 +11,7 @@ from shoal.errors import RangeLost
 from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.placement import Placements, place
-from shoal.protocol.scheduler.rebalance import Moves, next_arcs
+from shoal.protocol.scheduler.rebalance import Moves, next_placements
 from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
 from shoal.tables.spec import TableSpec
 
@@ -211,7 +211,7 @@ def next_view(
     servers = tuple(m for m in present if m.role == "server")
     placements: tuple[Placements, ...] = ()
     if previous is not None:
-        placements = next_arcs(previous, servers, moves, number[1])
+        placements = next_placements(previous, servers, moves, number[1])
     staying = [m for m in servers if m.id not in moves.leaving] or servers
     placements += tuple(
         place(tables[at], staying, moves.replicas, at) for at in range(len(placements), len(tables))

@@ -38,7 +38,7 @@ class Moves(msgspec.Struct, frozen=True):
     synced: Collection[tuple[int, int, int]] = ()
 
 
-def next_arcs(
+def next_placements(
     before: View, servers: Sequence[Member], moves: Moves, number: int
 ) -> tuple[Placements, ...]:
     """The placements of a view's tables in view `number`, on these servers."""

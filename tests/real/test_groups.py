@@ -102,9 +102,9 @@ def test_a_group_may_not_push_to_anothers_synchronous_table(run):
         first.advance().wait()
     with pytest.raises(InvalidValue, match="letters, digits"):
         shoal.connect(str(folder.path), group="a/b")
-    with pytest.raises(InvalidValue, match="at least one worker"):
+    with pytest.raises(InvalidValue, match="group_size is at least 1"):
         shoal.connect(str(folder.path), group="a", group_size=0)
-    with pytest.raises(DataMissing, match="there is no run folder"):
+    with pytest.raises(DataMissing, match="there is no folder"):
         shoal.connect(str(folder.path / "absent"), group="eval")
 
 
@@ -340,7 +340,7 @@ def test_long_table_names_are_accepted_up_to_their_limit(run):
         assert guest.blocking.pull("/" + "n" * 200).tolist() == [0.0] * ROWS
         with pytest.raises(InvalidValue, match="1 to 200 characters"):
             guest.create_table(table("m" * 199))
-        with pytest.raises(InvalidValue, match="servers wait with no group but the first"):
+        with pytest.raises(InvalidValue, match="servers enter barriers of the first group only"):
             guest.barrier("all", ("workers", "servers"))
     with pytest.raises(InvalidValue, match="group 'eval' joins a run"):
         shoal.init(group="eval")

@@ -103,10 +103,10 @@ def test_a_resumed_script_with_parameters_missing_from_the_checkpoint_is_refused
     more = SCRIPT.replace("optimizer = ", "model.double()\n    optimizer = ")
     result, _, _ = run(more, "--resume", folder)
     assert result.exit_code != 0
-    assert "has no table params.float64 (it has: params.float32)" in result.output
+    assert "has no table params.float64 (known: params.float32)" in result.output
     summed = SCRIPT.replace("lr=0.05))", "lr=0.05), strategy='allreduce')")
     result, _, _ = run(summed, "--resume", folder)
-    assert "'allreduce' has its parameters on no server" in result.output
+    assert "strategy 'allreduce' keeps its parameters on workers" in result.output
     result, _, _ = run(SCRIPT, "--resume-at", 30)
     assert "add --resume RUN" in result.output
 

@@ -69,7 +69,7 @@ def test_a_distributed_checkpoint_restores_the_rows(clients, tmp_path):
 
 def test_table_state_of_a_sparse_table_is_refused(clients):
     clients[0].create_table(shoal.TableSpec("s", kind="sparse", access=shoal.Access("sum")))
-    with pytest.raises(InvalidValue, match="only servers know the rows of sparse table 's'"):
+    with pytest.raises(InvalidValue, match="table 's' is sparse: only its servers know its rows"):
         shoal.TableState("s", client=clients[0])
     with pytest.raises(InvalidValue, match="no table 'x'"):
         shoal.TableState("x", client=clients[0])

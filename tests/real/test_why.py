@@ -92,7 +92,7 @@ def test_why_names_the_worker_missing_at_a_barrier(run):
 
 
 def test_why_without_a_run_says_so(tmp_path):
-    with pytest.raises(DataMissing, match="no run folder"):
+    with pytest.raises(DataMissing, match="there is no folder"):
         explain(str(tmp_path / "nowhere"))
     with pytest.raises(JoinTimeout, match="no scheduler answers"):
         explain(f"unix://{tmp_path}/nobody.sock")

@@ -241,11 +241,11 @@ def frozen_server_acts():
 
     def forgetful(right):
         def asked(self, *args):
-            promised, self.promised = self.promised, self.view
+            frozen, self.frozen = self.frozen, False
             try:
                 return right(self, *args)
             finally:
-                self.promised = promised
+                self.frozen = frozen
 
         return asked
 

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 
 from shoal.simulation.scenario import Report, simulate
+from shoal.storage.files import write_whole
 
 FOLDER = Path(__file__).parent / "planted"
 PINS = FOLDER / "pins.json"
@@ -51,10 +52,12 @@ def run(module: str, bug: str, seed: int) -> Report:
     return simulate(seed, planted=getattr(load(module), bug))
 
 
-def find(module: str, bug: str) -> tuple[str, int, str, str]:
-    """(bug, seed, checker, violation); the seed is -1 where none of SEEDS catches it."""
+def find(module: str, bug: str, first: list[int]) -> tuple[str, int, str, str]:
+    """(bug, seed, checker, violation); the seed is -1 where none of SEEDS catches it.
+
+    first:  seeds to try before all others
+    """
     torch.set_num_threads(1)
-    first = [int(pins()[bug]["seed"])] if bug in pins() else []
     for seed in chain(first, range(SEEDS)):
         report = run(module, bug, seed)
         if report.violation:
@@ -67,13 +70,20 @@ def main(arguments: list[str]) -> None:
     todo = [each for each in bugs() if not chosen or each[1] in chosen]
     found = pins()
     with ProcessPoolExecutor() as pool:
-        for bug, seed, checker, violation in pool.map(find, *zip(*todo, strict=True)):
+        jobs = [
+            pool.submit(find, module, bug, [int(found[bug]["seed"])] if bug in found else [])
+            for module, bug in todo
+        ]
+        for job in as_completed(jobs):
+            bug, seed, checker, violation = job.result()
             shown = f"{seed:4d}  {checker:14s} {violation[:90]}" if seed >= 0 else "not caught"
             print(f"{bug:40s} {shown}", flush=True)
             if seed >= 0:
                 found[bug] = {"seed": seed, "checker": checker}
             if "--write" in arguments:
-                PINS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+                write_whole(
+                    PINS, json.dumps(dict(sorted(found.items())), indent=1).encode() + b"\n"
+                )
 
 
 if __name__ == "__main__":

@@ -158,13 +158,13 @@ def old_tail_reads():
     right = Admission.verdict
 
     def verdict(self, sender, request):
-        promised = self.promised
+        frozen = self.frozen
         if isinstance(request, Request) and request.pulls and not request.pushes:
-            self.promised = self.view
+            self.frozen = False
         try:
             return right(self, sender, request)
         finally:
-            self.promised = promised
+            self.frozen = frozen
 
     with patch.object(Admission, "verdict", verdict):
         yield

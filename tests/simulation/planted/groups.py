@@ -89,10 +89,10 @@ def rounds_of_all_groups():
     right_close = Rounds.close
 
     def below(self, group, clock):
-        return sorted(at for _, at in self._open if at < clock)
+        return sorted(at for _, at in self.open if at < clock)
 
     def close(self, group, clock):
-        groups = [of for of, at in self._open if at == clock]
+        groups = [of for of, at in self.open if at == clock]
         return right_close(self, groups[0], clock) if groups else []
 
     with patch.object(Rounds, "below", below), patch.object(Rounds, "close", close):

@@ -261,7 +261,7 @@ class Executor:
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
         request, buffers = admitted.request, self._staging.read(admitted)
         if self._admission.replicated:
-            out.append(Note("served", {"copies": [n for n, _, _ in admitted.footprint.pulls]}))
+            out.append(Note("served", {"replicas": [n for n, _, _ in admitted.footprint.pulls]}))
         admitted.log.record(request.seq, "applied")
         weight = self.rounds.weight(admitted.log.group, read_clock(request) - 1)
         self._replies.reply(out, admitted.sender, request, "applied", "", buffers, weight)

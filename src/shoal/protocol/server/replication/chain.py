@@ -163,7 +163,7 @@ class Replication:
     def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
         for to in {self._following(replica): None for replica in self._along(path, group)}:
             clock = self._clock_of(path, group, own, to) if to is not None else -1
-            if to is not None and self._link(to).told.get((path, group), -1) < clock:
+            if to is not None and self._link(to).announced.get((path, group), -1) < clock:
                 alone = Operation("round", path, clock, [], (), nothing, group=group)
                 self._link(to).say(alone, [], clock, self.time.now, out)
 

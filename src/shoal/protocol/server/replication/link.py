@@ -181,15 +181,15 @@ class Entry(msgspec.Struct, eq=False):
 class Link:
     """The sender's side of a link to the next server, in one view.
 
-    there:    the next server has handled all messages below this number
-    told:     the latest clock sent, by (path from the head, worker group)
-    backlog:  bytes that the next server has not acknowledged
+    there:      the next server has handled all messages below this number
+    announced:  the latest clock sent, by (path from the head, worker group)
+    backlog:    bytes that the next server has not acknowledged
     """
 
     def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
         self.to = to
         self.there = 0
-        self.told: dict[tuple[tuple[int, ...], str], int] = {}
+        self.announced: dict[tuple[tuple[int, ...], str], int] = {}
         self.again_at = inf
         self._view = view
         self._options = options
@@ -206,7 +206,7 @@ class Link:
         """Queue changes with the head's clock, or only the clock, and send what credit allows."""
         of = operation.path, operation.group
         if not isinstance(operation, StateTransferOperation):
-            clock = self.told[of] = max(clock, self.told.get(of, 0))
+            clock = self.announced[of] = max(clock, self.announced.get(of, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1

@@ -1,7 +1,8 @@
-"""Markers: the clocks that have a checkpoint. Every so many, or those that views name.
+"""Checkpoint clocks: the clocks that have a checkpoint; every n-th clock, or clocks named by views.
 
-A view that is made for a checkpoint names a clock beyond all that servers have seen pushed, so that
-servers and workers know of it in time. Seconds are the scheduler's: nobody else's clock counts.
+A view made for a checkpoint names a clock beyond every clock that servers have seen pushed, so that
+servers and workers know of it in time. If checkpoints are due by seconds, only the scheduler's time
+counts.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Sequence
 from shoal.protocol.messages import Frozen
 from shoal.protocol.views import FOREVER, View
 
-AHEAD = 4  # clocks, beyond what servers have seen: workers may be ahead of that
-KEPT = 16  # the latest ones, in a view
+AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
+KEPT = 16  # checkpoint clocks in a view: the latest
 
 
 class CheckpointClocks:
-    """Which clocks have one.
+    """The clocks that have a checkpoint.
 
-    every:  clocks from one to the next; 0 where views name them
+    every:  distance from one to the next; 0 if only views name them
 
     >>> clocks = CheckpointClocks(10)
     >>> clocks.latest(25), clocks.following(25), clocks.at(30)
@@ -30,36 +31,36 @@ class CheckpointClocks:
         self._named: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether any clock has a checkpoint."""
         return bool(self._every or self._named)
 
     def adopt(self, view: View) -> None:
-        """The clocks that it names."""
+        """Take the clocks that a view names."""
         self._named = view.checkpoint_clocks
 
     def at(self, clock: int) -> bool:
         return self.latest(clock) == clock > 0
 
     def latest(self, clock: int) -> int:
-        """The latest one that is passed at `clock`; 0 for none."""
+        """Return the latest checkpoint clock <= `clock`, or 0."""
         if clock >= FOREVER:
             return 0
         regular = clock // self._every * self._every if self._every else 0
         return max(regular, *(each for each in self._named if each <= clock), 0)
 
     def following(self, clock: int) -> int:
-        """The first after `clock`, of those that are known; FOREVER for none."""
+        """Return the first known checkpoint clock after `clock`, or FOREVER."""
         named = min((each for each in self._named if each > clock), default=FOREVER)
         return min(named, (clock // self._every + 1) * self._every) if self._every else named
 
 
 def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
-    """The clocks that a view names, and one more: beyond all that servers have seen or applied.
+    """Return the view's checkpoint clocks, and a new one beyond all that servers have seen.
 
-    The last one is to be behind the slowest worker first: it is taken then.
+    No clock is added before the slowest worker has passed the last one.
 
-    view:      the one that is being made
-    promises:  of servers, which do nothing until they have the new one
+    view:      the view that is being made
+    promises:  the promises of the servers, which are frozen until they have the view
     """
     clocks: dict[int, int] = {}
     known = {m.incarnation for m in (*view.workers, *view.departed) if not m.group}

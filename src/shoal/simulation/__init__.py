@@ -1,5 +1,6 @@
-"""The same cluster in one process, from a seed.
+"""The simulator: a cluster in one process, with faults, from a seed.
 
-Public: users test their own programs against the faults here. `world` runs machines in virtual
-time, `network` is what may go wrong between them, `checkers` says what must not.
+Public: users can test their own programs against these faults. `world` runs machines on virtual
+time, `network` delays and loses their messages, `faults` crashes and stops them, `checkers` checks
+the properties that must hold.
 """

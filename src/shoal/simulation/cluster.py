@@ -1,4 +1,4 @@
-"""Who is in a simulated cluster: members that start, go, come again, and what they are doing."""
+"""The members of a simulated cluster: start, leave, restart, and their state."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
 
-ALONE_S = 9.0  # no member that lives is kept away for as long
-DROPPING, SLOW_SHARE = 0.25, 0.6  # of the seeds; of the time that a worker is waited for
+ALONE_S = 9.0  # longer than any fault separates a living member
+DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
 
 
 class SimulatedCluster:
     """The members of a cluster.
 
-    servers:  all that there were
-    guests:   workers of another group: these always come again
-    lost:     members that the scheduler took for dead
+    servers:  all servers that were ever started
+    guests:   workers of a second group, which are always restarted
+    lost:     members that the scheduler declared dead
     """
 
     def __init__(self, world: World, plan: Plan, works: Mapping[str, Workload]) -> None:
@@ -41,8 +41,8 @@ class SimulatedCluster:
         self._world = world
         self._plan = plan
         self._works = works
-        self._guests_due = plan.guests  # who have to come, or to come again
-        self._workers_made = self._servers_made = 0
+        self._guests_due = plan.guests  # guests to be started or restarted
+        self._workers_started = self._servers_started = 0
         self._options = SchedulerOptions(
             servers=plan.servers,
             workers=plan.workers,
@@ -61,7 +61,7 @@ class SimulatedCluster:
         )
 
     def start(self) -> None:
-        """All of them, and guests a little later."""
+        """Start all members, and guests a little later."""
         self._world.add(SCHEDULER, SchedulerMachine(self._options))
         for _ in range(self._plan.servers):
             self.add_server()
@@ -74,55 +74,55 @@ class SimulatedCluster:
         self.add_worker()
 
     def add_worker(self) -> NodeId | None:
-        """Start another worker; None where the ledger has no keys for one more.
+        """Start another worker, or return None if the ledger has no keys for one more.
 
-        It is a guest where one is due, once the first group is there.
+        It is a guest if one is due and the first group has all its workers.
         """
         if self.full():
             return None
-        node = f"worker-{self._workers_made}"
-        self._workers_made += 1
+        node = f"worker-{self._workers_started}"
+        self._workers_started += 1
         group, options = "", SESSION
-        if self._guests_due and self._workers_made > self._plan.workers:
+        if self._guests_due and self._workers_started > self._plan.workers:
             self._guests_due -= 1
             self.guests[node] = None
             group, size = GUESTS, self._plan.guests
             options = replace(options, group=group, group_size=size, namespace=group)
-        session = Session(node, "worker", "", self._host(), options=options, process=self._made)
+        session = Session(node, "worker", "", self._host(), options=options, process=self._started)
         machine = WorkerMachine(session, WORKER)
         self._world.add(node, machine, self._works[group].program(node, machine))
         return node
 
     def add_server(self) -> NodeId | None:
-        """Start another server."""
+        """Start another server, or return None if no more members may start."""
         if self.full():
             return None
-        node = f"server-{self._servers_made}"
-        self._servers_made += 1
-        session = Session(node, "server", "", self._host(), options=SESSION, process=self._made)
+        node = f"server-{self._servers_started}"
+        self._servers_started += 1
+        session = Session(node, "server", "", self._host(), options=SESSION, process=self._started)
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         self.servers[node] = ServerMachine(session, open_shard, REPLICATION, checkpoint_clocks)
         self._world.add(node, self.servers[node])
         return node
 
     def _host(self) -> str:
-        """By turns, where members say on which they are."""
-        return f"host-{self._made % self._plan.hosts}" if self._plan.hosts else ""
+        """Return the host of the next member, in turn; empty if the plan has no hosts."""
+        return f"host-{self._started % self._plan.hosts}" if self._plan.hosts else ""
 
     @property
-    def _made(self) -> int:
-        return self._workers_made + self._servers_made
+    def _started(self) -> int:
+        return self._workers_started + self._servers_started
 
     def full(self) -> bool:
-        """Whether no more members may come."""
-        return self._made >= self._plan.incarnations - 4
+        """Return whether no more members may start."""
+        return self._started >= self._plan.incarnations - 4
 
     def send_away(self, server: NodeId) -> None:
-        """Somebody wants a server to go."""
+        """Ask a server to leave."""
         self._world.ask(server, GoAway())
 
     def repaired(self) -> bool:
-        """Whether all rows are on as many servers as they are to be."""
+        """Return whether all shards have as many in-sync replicas as they should."""
         view = self.view
         living = [n for n in self.servers if self.lives(n)]
         wanted = min(self._plan.replicas, len(living))
@@ -137,19 +137,19 @@ class SimulatedCluster:
         )
 
     def whole(self) -> bool:
-        """... and whether all workers of the first group are there, or have finished."""
+        """Return whether the cluster is repaired and the first group has all its workers."""
         nodes = self._world.nodes.items()
         there = [n for n, sim in nodes if n.startswith("worker") and sim.alive]
         workers = [node for node in there if node not in self.guests]
         return self.repaired() and len(workers) >= self._plan.workers
 
     def lives(self, server: NodeId) -> bool:
-        """Whether it serves, and the scheduler thinks so too."""
+        """Return whether a server runs and the scheduler has not declared it dead."""
         sim = self._world.nodes[server]
         return sim.alive and not sim.stopped and server not in self.lost
 
     def will_crash(self, worker: NodeId) -> None:
-        """Some of its pushes may be nowhere; a guest comes again."""
+        """Record that a worker's pushes may be lost; a guest is to be restarted."""
         machine = self._world.nodes[worker].machine
         assert isinstance(machine, WorkerMachine)
         for work in self._works.values():
@@ -159,14 +159,14 @@ class SimulatedCluster:
             self._guests_due += 1
 
     def needed(self, worker: NodeId) -> bool:
-        """Whether its group may not begin without another in its place."""
+        """Return whether a group may be unable to begin without a replacement."""
         return self._guests_due > 0
 
     def restart_scheduler(self) -> None:
-        """Another one, with what the one before has written down."""
+        """Start another scheduler from the journal of the former one."""
         disk = self._world.nodes[SCHEDULER].disk
         self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
-        for node in self.scheduler.members.by_id:  # whose loss may not have been written down
+        for node in self.scheduler.members.by_id:  # a loss may be missing in the journal
             self.lost.pop(node, None)
 
     @property
@@ -177,11 +177,11 @@ class SimulatedCluster:
 
     @property
     def view(self) -> View | None:
-        """The scheduler's."""
+        """The scheduler's view."""
         return self.scheduler.view
 
     def phase(self) -> str:
-        """What the cluster is doing."""
+        """Return the cluster's phase, one of `plan.PHASES`."""
         if self.view is None:
             return "joining"
         servers = self.servers.values()
@@ -192,11 +192,11 @@ class SimulatedCluster:
         return "open round" if any(machine.executor.rounds for machine in servers) else "quiet"
 
     def over(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return self._world.nodes[SCHEDULER].stopped
 
     def at_work(self) -> bool:
-        """Whether somebody still has to push."""
+        """Return whether any worker still has to push."""
         return any(
             isinstance(sim.machine, WorkerMachine)
             and not sim.stopped

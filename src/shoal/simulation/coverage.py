@@ -1,11 +1,11 @@
-"""What seeds have to have gone through, many of them, before they prove anything."""
+"""The events that many seeds together must have covered before their success means anything."""
 
 from __future__ import annotations
 
 from shoal.simulation.faults.injector import ONE_SIDED
 from shoal.simulation.plan import PHASES
 
-LEAST_SEEDS = 20  # ... of LEAST_SEEDS_OF that hit each counter of REQUIRED_COVERAGE
+LEAST_SEEDS = 20  # seeds of LEAST_SEEDS_OF that must hit each counter of REQUIRED_COVERAGE
 LEAST_SEEDS_OF = 200
 
 _CONVERSATIONS = {
@@ -54,10 +54,10 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "note replayed",
     "note installed",
     "checkpoint",
-    "marked checkpoint",
+    "checkpoint under ssp",
     "checkpoint by time",
     "slow worker",
-    "taken for dead alive",
+    "declared dead alive",
     "stop worker",
     "stop server",
     "stop server for long",
@@ -84,9 +84,9 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "stop worker for long",
     "sums around a ring",
     "end without all rows",
-    "visit",
+    "guest read",
     "note returned",
-    "copies made room",
+    "replicas evicted",
     "note compared",
     "declined out_of_order",
     "note late",

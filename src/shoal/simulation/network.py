@@ -1,7 +1,7 @@
 """The seeded network of the simulator: delay, loss, duplication, reordering, clogs, partitions.
 
-Links are bounded: what does not fit is dropped and counted, so that a seed can find back-pressure
-that the credits should have prevented.
+Links are bounded: a message that does not fit is dropped and counted. So a seed can find overflow
+that credits should have prevented.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from shoal.protocol.views import NodeId
 
 
 class NetworkOptions(msgspec.Struct, frozen=True):
-    """
+    """Options of the simulated network.
+
     delay_s, jitter_s:  a message takes delay + U(0, jitter)
     loss, duplicate:    probabilities, each message
     reorder:            probability that a message does not wait for the one before it
     stall:              probability that a payload stops half-way, for U(0, stall_s)
     payload_s:          the second half of a payload takes U(0, payload_s) otherwise
     bandwidth:          bytes a second of every link
-    link_bytes:         what a link holds before it drops
+    link_bytes:         bytes that a link holds before it drops messages
     """
 
     delay_s: float = 0.0005
@@ -39,7 +40,7 @@ class NetworkOptions(msgspec.Struct, frozen=True):
 
 
 class Network:
-    """When each copy of a message arrives. All randomness comes from the generator given."""
+    """Decides when each copy of a message arrives, by the given random generator."""
 
     def __init__(self, options: NetworkOptions, random: Random) -> None:
         self.options = options
@@ -51,15 +52,15 @@ class Network:
         self._cut: list[tuple[frozenset[NodeId], float]] = []
 
     def clog(self, source: NodeId, target: NodeId, until: float) -> None:
-        """Hold everything on one link back until then."""
+        """Delay all messages of one link until `until`."""
         self._clogged[source, target] = until
 
     def partition(self, island: frozenset[NodeId], until: float) -> None:
-        """Lose everything between `island` and the rest until then."""
+        """Lose all messages between `island` and the other nodes until `until`."""
         self._cut.append((island, until))
 
     def heal(self) -> None:
-        """No faults from here on."""
+        """End all faults."""
         calm = {"loss": 0.0, "duplicate": 0.0, "reorder": 0.0, "stall": 0.0}
         self.options = msgspec.structs.replace(self.options, **calm)
         self._clogged.clear()
@@ -68,7 +69,7 @@ class Network:
     def send(
         self, now: float, source: NodeId, target: NodeId, nbytes: int
     ) -> tuple[list[float], list[str]]:
-        """When a message sent now arrives (not at all, or twice), and which faults it met."""
+        """Return the arrival times of a message sent now (none, one or two), and its faults."""
         options, random = self.options, self.random
         if self._cut and any(
             until > now and (source in island) != (target in island) for island, until in self._cut
@@ -100,7 +101,7 @@ class Network:
         return self._fate(arrivals, faults)
 
     def second_half(self) -> tuple[float, list[str]]:
-        """How long after the first half of a payload the rest of it comes, and why."""
+        """Return the delay of the second half of a payload, and its faults."""
         if self.random.random() < self.options.stall:
             return self.random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
         return self.random.random() * self.options.payload_s, []
@@ -111,9 +112,11 @@ class Network:
 
 
 class Envelope(msgspec.Struct, eq=False):
-    """A message under way. `breaks`: how often its connection had broken when it left.
+    """A message in flight.
 
-    What is lent is read as late as it may be: when it lands, or is recalled.
+    Guarded buffers are read as late as possible: on arrival, or when the guard recalls them.
+
+    breaks:  how often the connection had broken when the message was sent
     """
 
     source: NodeId

@@ -1,4 +1,4 @@
-"""A node of a world: a machine, its disk, and the program that asks it."""
+"""A simulated node: a machine, its disk, and the program that uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.protocol.views import NodeId
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """A program computes for this long."""
+    """Let a program compute for this long."""
 
     seconds: float
 
@@ -27,7 +27,7 @@ class Crash(Exception):
 
 
 class SimNode:
-    """A machine, its disk, and the program that asks it."""
+    """A machine, its disk, and the program that uses it."""
 
     def __init__(self, node: NodeId, machine: Machine, program: Program | None = None) -> None:
         self.node = node

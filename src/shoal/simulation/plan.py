@@ -1,4 +1,4 @@
-"""What a seed stands for: how many of whom, under which rules, and on what a network."""
+"""The plan of a seed: cluster size, consistency rules, network and faults."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shoal.simulation.network import NetworkOptions
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
 PHASES = ("joining", "view change", "open round", "waiting", "quiet")
-BOUNDED, VISITS_BYTES = 0.25, 200  # of the seeds; what their requests are longer by
-SAVE_EVERY = 3  # clocks; under ssp, where pushes wait for it, twice that
+BOUNDED, VISITS_BYTES = 0.25, 200  # share of the seeds; extra bytes of their requests
+SAVE_EVERY = 3  # clocks; twice that under ssp, where pushes wait for it
 CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
-PROVEN = 0.3  # in which deaths are seen by who started the process
-LEASED, BATCH_BYTES = 0.25, 60
-MODEL_BYTES = 200  # what requests are longer by where there is a table with an optimizer
+PROVEN = 0.3  # share of the seeds with death reports
+LEASED, BATCH_BYTES = 0.25, 60  # share of the seeds; extra bytes of their requests
+MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
 GUESTS = "guests"  # a second group of workers, in some seeds
-VISITED = 0.4
-LARGE, RIGID, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # of the seeds
-INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # of members, in all
+VISITED = 0.4  # share of the seeds with guests
+LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
+INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
 HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
 SESSION = SessionOptions(
     join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
@@ -43,14 +43,14 @@ REPLICATION = ReplicationOptions(
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a seed stands for.
+    """The plan of a seed.
 
-    incarnations:  members that there may be, in all
-    hosts:         how many the members are on; 0 where nobody says
-    elastic:       whether workers may come while the run goes on
-    heal_at_s:     until then things go wrong
-    relentless:    faults go on for as long, overlap, and are longer than silence
-    sums:          whether workers that sum around a ring are simulated as well
+    incarnations:  members started in the run, at most
+    hosts:         number of hosts; 0 if members name none
+    elastic:       whether workers may join during the run
+    heal_at_s:     when faults end
+    relentless:    whether faults continue until then, overlap, and exceed the failure time-out
+    sums:          whether all-reduce around a ring is simulated as well
     """
 
     seed: int
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(seed: int) -> Plan:
-        """The plan of a seed: a pure function."""
+        """Return the plan of a seed, as a pure function."""
         random = Random(seed * 7919 + 17)
         rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
         bounded = Random(seed * 19 + 7).random() < BOUNDED
         by_time = seed % 4 == 0
         leased = Random(seed * 37 + 5).random() < LEASED
-        aside = Random(seed * 43 + 11)  # what draws from it shifts nothing else
+        aside = Random(seed * 43 + 11)  # a separate generator: draws shift no other
         guests = aside.randint(1, 2) * (aside.random() < VISITED)
         plan = Plan(
             seed,
@@ -122,12 +122,12 @@ class Plan(msgspec.Struct, frozen=True):
         return plan._varied(Random(seed * 61 + 29))
 
     def _varied(self, random: Random) -> Plan:
-        """Larger clusters, on several hosts, of a fixed size, and with faults to the end."""
+        """Return the plan with variations: large, on several hosts, of fixed size, relentless."""
         more: dict[str, Any] = {"hosts": random.choice([0, 0, 2, 3])}
         more["sums"] = random.random() < SUMMING
         if random.random() < RELENTLESS:
             more |= {"relentless": True, "heal_at_s": HEAL_LATE_S}
-        if random.random() < RIGID:
+        if random.random() < FIXED:
             more |= {"elastic": False, "guests": 0}
         if random.random() < LARGE:
             servers = random.randint(4, 8)
@@ -140,15 +140,15 @@ class Plan(msgspec.Struct, frozen=True):
             }
         return msgspec.structs.replace(self, **more)
 
-    def for_menu(self) -> Plan:
-        """The same, where nothing else goes wrong and one server may die without a loss."""
+    def for_fault_schedule(self) -> Plan:
+        """Return the plan without other faults, and with replicas to survive one server's death."""
         more: dict[str, Any] = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
         more |= {"relentless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
 
     def phases(self) -> tuple[str, ...]:
-        """The phases that this cluster goes through."""
+        """Return the phases that this cluster goes through."""
         if self.consistency.apply_at == "round_end":
-            return (*PHASES, "open round", "open round")  # it is short
+            return (*PHASES, "open round", "open round")  # short phases
         absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "waiting")
         return tuple(phase for phase in PHASES if phase not in absent)

@@ -1,4 +1,4 @@
-"""One seeded run of a faulty cluster, with every checker watching: what `shoal simulate` runs."""
+"""A scenario: one seeded run of a cluster with faults and all checkers (`shoal simulate`)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shoal.simulation.checkers.history import (
     Durability,
     Views,
     Violation,
-    check_parked,
     check_served,
+    check_waiting,
     violated,
 )
-from shoal.simulation.checkers.replicas import check_holdings, check_remaining, made_room
+from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
 from shoal.simulation.cluster import SimulatedCluster
-from shoal.simulation.faults.injector import Faults
-from shoal.simulation.faults.schedule import Fault, Served
+from shoal.simulation.faults.injector import FaultInjector
+from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
 from shoal.simulation.workloads.all_reduce import RingScenario
@@ -41,11 +41,14 @@ from shoal.simulation.world import World
 LIMIT_S = 120.0
 REPAIR_S = 12.0  # after the last fault
 EVERY_WORKER_DIED = "every worker has died"
-MOST_EVENTS = 120_000  # of a seed; of a menu, whose faults come one after the other, more
+MOST_EVENTS = 120_000  # of a seed; more with a fault schedule
 
 
 class Report(msgspec.Struct):
-    """What happened: `violation` names the checker and the find, or is empty."""
+    """The result of a run.
+
+    checker, violation:  the checker that found a violation, and its message; else empty
+    """
 
     seed: int
     events: int
@@ -64,7 +67,7 @@ class Scenario:
     def __init__(
         self, seed: int, keep_lines: bool = False, fault_schedule: Sequence[Fault] = ()
     ) -> None:
-        self.plan = plan = Plan.of(seed).for_menu() if fault_schedule else Plan.of(seed)
+        self.plan = plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
         self.work = Workload(
@@ -104,7 +107,7 @@ class Scenario:
         for work in self.works.values():
             work.may_end = self._may_end
         self.cluster = SimulatedCluster(self.world, plan, self.works)
-        self.faults = Faults(self.world, self.cluster, random)
+        self.faults = FaultInjector(self.world, self.cluster, random)
         self._views = Views()
         self._durability = Durability()
         self._cuts = Cuts()
@@ -114,7 +117,7 @@ class Scenario:
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
         self._fault_schedule = (
-            Served(fault_schedule, self.world, self.cluster, self.faults, random)
+            ScheduledFaults(fault_schedule, self.world, self.cluster, self.faults, random)
             if fault_schedule
             else None
         )
@@ -126,11 +129,11 @@ class Scenario:
             self.faults.go_on(plan.phases(), plan.heal_at_s)
         self.world.at(plan.heal_at_s, self.faults.heal)
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ hooks
 
     def _on_send(self, sim: SimNode, target: NodeId, message: Message) -> None:
         if sim.node == SCHEDULER:
-            self._durability.told(target, message, sim.disk)
+            self._durability.sent(target, message, sim.disk)
         else:
             self._views.sent(sim.node, message)
 
@@ -138,49 +141,49 @@ class Scenario:
         machine = self.world.nodes[node].machine
         if isinstance(machine, ServerMachine):
             if note.kind == "declined" and note.fields["kind"] == "misfit":
-                raise violated("misfit", f"{node} has not what it is asked: {note.fields}")
+                raise violated("misfit", f"{node} lacks the rows of a request: {note.fields}")
             if note.kind == "differs":
-                raise violated("replicas", f"{node} has not what the head has: {note.fields}")
+                raise violated("replicas", f"{node} differs from the head: {note.fields}")
             if note.kind == "served":
-                check_served(node, machine, note.fields["copies"])
+                check_served(node, machine, note.fields["replicas"])
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):
             if note.kind == "view" and machine.view:
                 self._views.made(machine.view)
-            elif note.kind == "joined":  # perhaps again
+            elif note.kind == "joined":  # may be a rejoin
                 self.cluster.lost.pop(note.fields["node"], None)
             elif note.kind == "lost":
-                self._took_for_dead(note.fields["node"], note.fields["how"])
+                self._on_declared_dead(note.fields["node"], note.fields["how"])
 
-    def _took_for_dead(self, node: NodeId, how: str) -> None:
+    def _on_declared_dead(self, node: NodeId, how: str) -> None:
         self.cluster.lost[node] = None
         stopped_until = self.world.nodes[SCHEDULER].paused_until
-        said_so = (
+        was_running = (
             self.world.nodes[node].alive and self.world.nodes[node].paused_until < stopped_until
         )
-        if said_so and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
-            raise violated("blamed", f"{node} is {how}, but it was the scheduler that stood still")
+        if was_running and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
+            raise violated("blamed", f"{node} is {how}, but it was the scheduler that was stopped")
         if node in self.cluster.servers:
             if self.world.nodes[node].alive:
-                self._gave_up(node)
+                self._check_given_up(node)
             return
         self.cluster.will_crash(node)
         if self.world.nodes[node].alive:
-            self.world.coverage["taken for dead alive"] += 1
+            self.world.coverage["declared dead alive"] += 1
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
 
-    def _gave_up(self, server: NodeId) -> None:
-        """A living one: others have its rows."""
-        self.world.coverage["server taken for dead alive"] += 1
+    def _check_given_up(self, server: NodeId) -> None:
+        """`given up`: a living server is declared dead only if others have its rows."""
+        self.world.coverage["server declared dead alive"] += 1
         view = self.cluster.view
         if view is not None and view.member(server) is not None:
             others = {m.rank for m in view.servers if m.id not in self.cluster.lost}
             if gone := lost(view.tables, view.placements, others):
-                raise violated("given up", f"{server} lives, and nobody else has {gone}")
+                raise violated("given up", f"{server} lives, and no other server has {gone}")
 
     def _on_crash(self, node: NodeId) -> None:
-        """In some seeds somebody has started it, who sees it end and says so."""
+        """Send a death report, in the seeds that have them."""
         machine = self.world.nodes[node].machine
         if self.plan.proves_death and isinstance(machine, ServerMachine | WorkerMachine):
             process = machine.session.process
@@ -191,7 +194,7 @@ class Scenario:
 
     def _on_event(self, sim: SimNode) -> None:
         if sim.node in self.cluster.servers:
-            check_parked(sim.node, self.cluster.servers[sim.node])
+            check_waiting(sim.node, self.cluster.servers[sim.node])
         else:
             for work in self.works.values():
                 work.check_buffers(sim.node)
@@ -200,7 +203,7 @@ class Scenario:
             self._fault_schedule.look()
 
     def _may_end(self) -> bool:
-        """`short`: once nothing goes wrong any more, chains grow back to what they are to be."""
+        """`short`: after the last fault, chains grow back to their full length."""
         if self.cluster.repaired():
             return True
         if self.world.now > self.plan.heal_at_s + REPAIR_S:
@@ -208,7 +211,7 @@ class Scenario:
         return False
 
     def check_end(self) -> None:
-        """Faults healed: everything resolved, and every push's own key as it should be."""
+        """Check the end of a run: all nodes have ended, and every push counts as it should."""
         living = [n for n, s in self.world.nodes.items() if s.alive and not s.stopped]
         if living:
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
@@ -222,7 +225,7 @@ class Scenario:
         view = self.cluster.view
         if view is None and gone and ended:
             self.world.coverage["end before the first view"] += 1
-            return  # it was never complete
+            return  # the cluster was never complete
         servers = {
             node: machine
             for node, machine in self.cluster.servers.items()
@@ -242,16 +245,16 @@ class Scenario:
             self._check_remaining(servers, "end without workers")
             return
         for node, sim in self.world.nodes.items():
-            expected = node in self.cluster.lost or self._never_in(sim)
+            expected = node in self.cluster.lost or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
         if len({machine.session.view_id for machine in servers.values()}) > 1:
             self._check_remaining(servers, "end in a view change")
             return
-        # what was accepted by a head dies with it; its worker sends it again, if it lives
+        # accepted pushes are lost with their head; living workers send them again
         whole = not (gone and self.work.ledger.crashed)
         self._check_cuts(self.plan.consistency.apply_at == "round_end", whole)
-        self.world.coverage["copies made room"] += made_room(servers)
+        self.world.coverage["replicas evicted"] += evicting(servers)
         for group, work in self.works.items():
             leases = self.cluster.scheduler.ledgers.of(group).record()
             check_holdings(servers, work, group, leases, self._views.departed, whole)
@@ -268,12 +271,12 @@ class Scenario:
         acknowledged = {key: ledger.intended[key] for key in ledger.acknowledged}
         atomic = whole and (closes or not ledger.crashed)
         found = self._cuts.check(self.plan.clocks, acknowledged, atomic)
-        self.world.coverage["checkpoint" if closes else "marked checkpoint"] += found
+        self.world.coverage["checkpoint" if closes else "checkpoint under ssp"] += found
         if self.plan.checkpoint_s:
             self.world.coverage["checkpoint by time"] += found
 
-    def _never_in(self, sim: SimNode) -> bool:
-        """Whether it came too late for any view."""
+    def _never_joined(self, sim: SimNode) -> bool:
+        """Return whether a node was in no view."""
         machine = sim.machine
         return isinstance(machine, WorkerMachine | ServerMachine) and machine.session.view is None
 
@@ -293,10 +296,10 @@ def simulate(
     fault_schedule: Sequence[Fault] = (),
     planted: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Report:
-    """Run one seed to its end and report; a violation is in the report, not raised.
+    """Run one seed to its end; a violation is reported, not raised.
 
-    fault_schedule:    what goes wrong, by turns, instead of what the seed draws
-    planted: a context in which a bug is planted, for the tests of the checkers.
+    fault_schedule:  faults to inject in turn, instead of those that the seed draws
+    planted:         a context in which a bug is planted, to test the checkers
     """
     checker = violation = ""
     with planted():
@@ -312,7 +315,7 @@ def simulate(
                 ring.run()
         except Violation as found:
             checker, violation = found.checker, found.message
-        except ShoalError as found:  # a machine has no business to raise one
+        except ShoalError as found:  # a machine must not raise one
             checker, violation = "invariant", str(found)
         except Exception as found:
             checker, violation = "crashed", f"{type(found).__name__}: {found}"

@@ -1,9 +1,9 @@
-"""World: all machines of a cluster in one process, on virtual time and a seeded network.
+"""The world: all machines of a cluster in one process, with virtual time and a seeded network.
 
 Each worker runs a *program*: a generator that yields the requests of `protocol.requests` (and
-`Sleep`) and is sent their outcomes, the same shape that `runtime.client` drives on a real
-cluster. Its node leaves when the program returns, as a process that exits does. Every message is
-serialised; payloads arrive in two pieces, so that a crash can fall between them.
+`Sleep`) and is sent their outcomes, as `shoal.client` drives it on a real cluster. When the program
+returns, its node leaves, like a process that exits. Every message is serialised. Payloads arrive in
+two halves, so that a crash can come between them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,25 @@ from shoal.simulation.network import Envelope, Network, NetworkOptions
 from shoal.simulation.node import Crash, Program, SimNode, Sleep
 from shoal.transport.wire import encode, message_of
 
-UNTOLD = ("node", "whole", "servers", "workers")  # of what a node notes
+UNTRACED = ("node", "whole", "servers", "workers")  # fields of notes that the trace omits
 
 
 class World:
-    """The other shell: a network, a clock and a disk for every machine at once.
+    """A network, a clock and a disk for all machines of a cluster.
 
-    Hooks for checkers, called as things happen: on_note(node, note), on_save(rows to be written
-    down), on_event(node) after an event and its effects, on_send(node, target, message) before the
-    network has a say. Hooks for faults: crash_at(node, effect) kills the node before that effect;
-    cut_short(source, message) kills the sender of a payload half-way; drop(source, target, message)
-    loses a message.
+    Hooks for checkers:
+
+    on_note:   called with (node, note)
+    on_save:   called with the rows of a checkpoint
+    on_crash:  called with the node that has crashed
+    on_event:  called with the node, after an event and its effects
+    on_send:   called with (node, target, message) before the network delivers or loses it
+
+    Hooks for faults, which return whether the fault happens:
+
+    crash_at:   (node, effect): crash the node before that effect
+    cut_short:  (source, message): crash the sender half-way through a payload
+    drop:       (source, target, message): lose the message
     """
 
     def __init__(
@@ -78,10 +86,10 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
-    # ------------------------------------------------------------------ the public side
+    # ------------------------------------------------------------------ public
 
     def add(self, node: NodeId, machine: Machine, program: Program | None = None) -> SimNode:
-        """Start a node now. A server of this world listens, whether it says so or not."""
+        """Start a node now. A server without an address gets one."""
         session = getattr(machine, "session", None)
         if isinstance(session, Session) and session.role == "server" and not session.address:
             session.announce(f"sim://{node}")
@@ -96,7 +104,7 @@ class World:
         return sim
 
     def crash(self, node: NodeId, tell: bool = True) -> None:
-        """Kill a node: what it holds in memory is gone, its disk stays."""
+        """Kill a node: its memory is lost, its disk stays."""
         sim = self.nodes[node]
         if not sim.alive:
             return
@@ -111,18 +119,18 @@ class World:
                 self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
 
     def pause(self, node: NodeId, until: float) -> None:
-        """Stop a node, as SIGSTOP does: what happens to it happens when it goes on."""
+        """Stop a node, as SIGSTOP does: its events are handled when it continues."""
         sim = self.nodes[node]
         sim.paused_until = max(until, sim.paused_until)
         self._trace(f"{node} is stopped until {until:.3f}")
 
     def ask(self, node: NodeId, request: object) -> None:
-        """Somebody asks a machine for something, and waits for no answer."""
+        """Hand a request to a machine without waiting for the answer."""
         sim = self.nodes[node]
         self._handle(sim, Asked(next(sim.tickets), request))
 
     def break_connection(self, one: NodeId, other: NodeId) -> None:
-        """Lose what is under way between two nodes, and tell both; the next message reconnects."""
+        """Lose the messages in flight between two nodes; the next message reconnects."""
         self._connections.broke(one, other)
         self._trace(f"connection of {one} and {other} breaks")
         for node, peer in ((one, other), (other, one)):
@@ -134,7 +142,7 @@ class World:
         heappush(self._heap, (when, next(self._order), action))
 
     def run(self, until: float = float("inf"), most_events: int = 1_000_000) -> None:
-        """Run until nothing is left to do, or the time or events are up."""
+        """Run until nothing is left to do, or a limit of time or events is reached."""
         while self._heap and self.events < most_events:
             when, _, action = heappop(self._heap)
             if when > until:
@@ -149,7 +157,7 @@ class World:
         return self._hash.hexdigest()
 
     def note_line(self, line: str) -> None:
-        """Write a line of the story: what a checker or a fault menu did."""
+        """Add a line of a checker or a fault injector to the event trace."""
         self._trace(line)
 
     # ------------------------------------------------------------------ messages
@@ -229,7 +237,7 @@ class World:
         start: int,
         stop: int,
     ) -> None:
-        """Copy bytes of a payload to where its sink wants them; a revoked sink wants nothing."""
+        """Copy bytes of a payload into its sink, unless the sink is revoked."""
         edge = 0
         for view in list(sink.views):
             first, last = max(start, edge), min(stop, edge + view.nbytes)
@@ -245,7 +253,7 @@ class World:
             self.coverage[f"{fault} of {type(message).__name__}"] += 1
 
     def _is_cut(self, envelope: Envelope) -> bool:
-        """Whether the connection broke while this was under way."""
+        """Return whether the connection broke while a message was in flight."""
         return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)
 
     # ------------------------------------------------------------------ machines
@@ -280,7 +288,7 @@ class World:
                     self.on_save(effect)
                 case Note(kind, fields):
                     if kind in ("view", "closed", "released", "lost", "refused", "joined"):
-                        shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTOLD)
+                        shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTRACED)
                         self._trace(f"{sim.node} notes {kind}: {shown}")
                     self.coverage[f"note {kind}"] += 1
                     if kind == "declined":
@@ -312,7 +320,7 @@ class World:
             self._schedule_tick(sim)
 
     def _is_paused(self, sim: SimNode, again: Callable[[], None]) -> bool:
-        """Whether it is, and does this when it goes on."""
+        """Return whether a node is paused; if so, do `again` when it continues."""
         if self.now >= sim.paused_until:
             return False
         self.at(sim.paused_until, again)
@@ -325,7 +333,7 @@ class World:
         self.at(at, lambda: self._advance(sim, turn))
 
     def _advance(self, sim: SimNode, turn: int) -> None:
-        """Drive a node's program until it has to wait."""
+        """Run a node's program until it has to wait."""
         if not sim.alive or sim.program is None or turn != sim.turn:
             return
         if self._is_paused(sim, lambda: self._advance(sim, turn)):

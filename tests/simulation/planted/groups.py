@@ -29,7 +29,7 @@ def clock_of_another_group():
 def told_once_for_all_groups():
     """What the next server was told of one group's clock is taken to be told of the others'."""
 
-    class Told(dict):
+    class Announced(dict):
         def get(self, key, default=None):
             return max((at for (path, _), at in self.items() if path == key[0]), default=default)
 
@@ -37,7 +37,7 @@ def told_once_for_all_groups():
 
     def init(self, *args):
         right(self, *args)
-        self.told = Told()
+        self.announced = Announced()
 
     with patch.object(Link, "__init__", init):
         yield

@@ -33,14 +33,15 @@ from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.reports.events import write_tables
-from shoal.simulation.faults.schedule import MENU, Fault, fault_of
+from shoal.simulation.faults.schedule import FAULT_NAMES, Fault, fault_of
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
 SECONDS_A_FAULT = 2.0  # the job lasts so long for each
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
-DRAWN = [name for name in MENU if name.split("-")[0] not in ("slow", "partition")]  # without root
+NEEDS_ROOT = ("slow", "partition")
+DRAWN = [name for name in FAULT_NAMES if name.split("-")[0] not in NEEDS_ROOT]
 
 
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")

@@ -1,1 +1,1 @@
-"""The server's machine."""
+"""The server: admission, rounds, the wait queue, checkpoints and replication."""

@@ -1,4 +1,4 @@
-"""The gate: which requests a server takes, asked on arrival and again when they are handled."""
+"""Admission: which requests a server takes, asked on arrival and again before execution."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
 
 
 class Footprint(msgspec.Struct, eq=False):
-    """What a request's parts name on this server, all of which is here.
+    """The shards, rows and payload size that a request's parts name on this server.
 
-    groups:     of workers, who alone may push like this
-    nbytes:     of the payload that its parts announce
-    streams:    whether such a push may be applied while it comes in, and that is worth it
+    groups:     the worker groups that may push to these shards
+    nbytes:     size of the payload
+    streams:    whether the push may be streamed, and has more than one fragment
     immediate:  whether its pushes wait for no clock
     """
 
@@ -53,14 +53,14 @@ class Footprint(msgspec.Struct, eq=False):
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """Whether the pushes of a shard come to this server, and its pulls."""
+    """Whether this server takes a shard's pushes, and whether it answers its pulls."""
 
     pushes: bool
     pulls: bool
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, eq=False):
-    """A worker that is gone, and counts in the rounds below its last clock."""
+    """A worker that has left; its pushes count in the rounds below its last clock."""
 
     node: NodeId
     log: RequestLog
@@ -68,15 +68,15 @@ class WorkerLeft(msgspec.Struct, frozen=True, eq=False):
 
 
 class Admission:
-    """What a server knows of views, workers and rows, as far as that decides who may come in.
+    """Decides which requests a server admits, by its view, workers and replicas.
 
-    view, promised:  the view that it is in, and the newest that it has promised to be in
-    frozen:          between the promise of a view and the view nothing is applied or answered
-    draining:        nothing new is let in before the next view, or until it takes too long
-    logs:         the view's workers, each with the requests of its that were seen
-    left:            workers that are gone, by incarnation, and may have pushes in open rounds
-    held:            for each table, the rows of each shard of it that is here, with its number
-    replicated:      whether other servers have any of these rows, or have had
+    view, promised:  the current view, and the newest view that was promised to the scheduler
+    frozen:          a view is promised and has not come: nothing is applied or answered
+    draining:        no new request is admitted before the next view or the end of the drain time
+    logs:            the request log of each worker of the view
+    left:            workers that have left and may have pushes in open rounds, by incarnation
+    held:            for each table, (rows, number) of each shard of it that is here
+    replicated:      whether any shard here has, or has had, more than one replica
     """
 
     def __init__(self) -> None:
@@ -88,15 +88,15 @@ class Admission:
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._specs: dict[int, TableSpec] = {}  # of each shard
-        self._hashed: list[bool] = []  # ranges are of hash slots: any number of keys is in one
+        self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
         self._ends: dict[int, Ends] = {}  # of each shard
-        self._owners: dict[int, str] = {}  # groups, of shards whose pushes go by clocks
+        self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
         self.replicated = False
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
     def closed(self) -> bool:
-        """Whether nothing new is let in at present."""
+        """Whether no new request is admitted at present."""
         return self.frozen or self.draining
 
     def place(
@@ -107,10 +107,10 @@ class Admission:
         changed: bool,
         unopened: Collection[int] = (),
     ) -> None:
-        """Which rows are here, and whose pushes and pulls come here.
+        """Record which rows are here, and which pushes and pulls this server takes.
 
-        changed:   others did in the view before
-        unopened:  tables that nobody can use
+        changed:   whether chains differ from the previous view's
+        unopened:  tables that could not be opened
         """
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
@@ -133,17 +133,17 @@ class Admission:
                 log.placements_changed()
 
     def recut(self, cut: Cut) -> None:
-        """Copies are in pieces: what was taken of pushes is in those that are still here."""
+        """Assign the parts of pushes to the pieces of replicas that were cut."""
         for log in self.logs.values():
             log.recut(cut)
 
     def counts(self, node: NodeId, log: RequestLog, clock: int) -> bool:
-        """Whether a worker's push counts in that round."""
+        """Return whether a worker's push counts in the round of that clock."""
         left = self.left.get(log.incarnation)
         return self.logs.get(node) is log or (left is not None and clock < left.last_clock)
 
     def log_of(self, incarnation: int) -> tuple[NodeId, RequestLog] | None:
-        """Of a worker that is here, or has left."""
+        """Return the node and log of a worker that is in the view or has left."""
         for node, log in self.logs.items():
             if log.incarnation == incarnation:
                 return node, log
@@ -152,24 +152,24 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Whether no push is half applied."""
+        """Whether no streamed push is half applied."""
         return not any(log.streamed for log in self.logs.values())
 
     def promise(self, view: ViewId) -> None:
-        """From now on nothing is done in an earlier view."""
+        """Promise a view: apply and answer nothing in an earlier view."""
         self.promised = max(self.promised, view)
         self.frozen = self.promised > self.view
 
     def drain(self, on: bool) -> None:
-        """Let in nothing new; or let it in again."""
+        """Begin or end draining."""
         self.draining = on
 
     def replicate(self) -> None:
-        """Other servers have some of these rows from now on, or have had them."""
+        """Record that a shard here has, or has had, more than one replica."""
         self.replicated = True
 
     def adopt(self, view: View) -> None:
-        """The view is here. Who is still in it keeps the window of its incarnation."""
+        """Adopt a view. A worker that is still in it keeps its request log."""
         self.view, self.draining = view.id, False
         self.promise(view.id)
         known = {log.incarnation: log for log in self.logs.values()}
@@ -188,7 +188,7 @@ class Admission:
         }
 
     def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
-        """Changes nothing: the payload may never come, or a copy of it may come first."""
+        """Decide about a request. Changes nothing: its payload may never come, or come twice."""
         if self.frozen:
             return "frozen"
         log = self.logs.get(sender)
@@ -199,13 +199,13 @@ class Admission:
             return "forgotten"
         if self.draining and seq not in log.streamed:
             return "frozen"
-        if self.replicated and (seq in log.recheck or _only_copied(log, seq)):
-            return self._looked_at_whole(log, request)
+        if self.replicated and (seq in log.recheck or _only_replicated(log, seq)):
+            return self._recheck(log, request)
         if seq in log.outcomes:
             if isinstance(request, Probe) or request.pushes or log.outcomes[seq] != "applied":
                 return "seen"
             if request.view == self.view:
-                return "again" if self._fits(request, log) else "misfit"  # its rows were lost
+                return "again" if self._fits(request, log) else "misfit"  # the answer was lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
@@ -217,8 +217,8 @@ class Admission:
                 return "misfit"
         return "fresh"
 
-    def _looked_at_whole(self, log: RequestLog, request: Request | Probe) -> Verdict:
-        """Some of it may be here and some not: it comes again, and what is here is left out."""
+    def _recheck(self, log: RequestLog, request: Request | Probe) -> Verdict:
+        """Decide about a request that may be applied in part; applied parts are left out."""
         if request.view != self.view:
             return "stale"
         if isinstance(request, Probe):
@@ -228,12 +228,12 @@ class Admission:
         return "again" if self._fits(request, log) else "misfit"
 
     def _fits(self, request: Request, log: RequestLog) -> bool:
-        """Whether all that it names is here, and its worker's to push to."""
+        """Return whether all that it names is here, and its worker's group may push to it."""
         footprint = self.footprint(request)
         return footprint is not None and footprint.groups <= {log.group}
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
-        """Whether what was fresh in `view` is so now: no new view, and no copy overtook it."""
+        """Return whether a request admitted in `view` still is: same view, no duplicate seen."""
         return (
             view == self.view
             and not self.frozen
@@ -243,7 +243,10 @@ class Admission:
         )
 
     def footprint(self, request: Request) -> Footprint | None:
-        """What it names; None where some of that is not here. Training names the same for ever."""
+        """Return a request's footprint, or None if some of it is not here.
+
+        Cached, because training names the same rows in every step.
+        """
         key = (request.pushes, request.pulls)
         found = self._footprints.get(key)
         if found is None:
@@ -273,8 +276,7 @@ class Admission:
         return nbytes
 
     def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:
-        """Where it is of several fragments, no row is named twice, and no other server is to have
-        its bytes as well."""
+        """Return whether to stream a push: several fragments, no row named twice, no replicas."""
         specs = [self._specs[shard] for shard, _, _ in pushes]
         plain = all(len(rows) and keys < 0 for _, rows, keys in pushes) and not self.replicated
         plain = plain and all(spec.consistency.apply_at == "arrival" for spec in specs)
@@ -285,7 +287,7 @@ class Admission:
         return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
-        """The shards that parts of a push are for, or of a pull beside what is `pushed`."""
+        """Return the shards of a push's parts, or of a pull's, whose request pushes `pushed`."""
         named = []
         for part in parts:
             counted = part if part.keys != SAME else _pushed_to(part, pushed or (), parts)
@@ -313,13 +315,13 @@ class Admission:
         return tuple(named)
 
 
-def _only_copied(log: RequestLog, seq: int) -> bool:
-    """Whether all that is known of a request has come from other servers."""
+def _only_replicated(log: RequestLog, seq: int) -> bool:
+    """Return whether a request is known only from other servers."""
     return seq in log.parts and seq not in log.outcomes
 
 
 def _lacks(log: RequestLog, follows: Sequence[int]) -> bool:
-    """Whether one of these has not been taken yet, in this view."""
+    """Return whether one of these requests has not been admitted yet in this view."""
     for seq in follows:
         if seq >= log.forget_below and (seq not in log.outcomes or seq in log.recheck):
             return True
@@ -327,7 +329,7 @@ def _lacks(log: RequestLog, follows: Sequence[int]) -> bool:
 
 
 def _pushed_to(pull: Part, pushed: Parts, pulled: Parts) -> Part | None:
-    """The push of the keys that a pull of SAME is of: to the same rows, and once."""
+    """Return the one push to the same rows whose keys a pull of SAME names, or None."""
     twins = [part for part in pulled if _rows(part) == _rows(pull)]
     there = [part for part in pushed if _rows(part) == _rows(pull)]
     alone = len(twins) == 1 and len(there) == 1 and there[0].keys >= 0

@@ -1,14 +1,16 @@
-"""Saving: when a server writes down which of its rows, so that all files of a clock are one cut.
+"""When a server saves the rows of a shard, so that all files of one clock are a consistent cut.
 
-A checkpoint of clock d has, of every arc, what is in its rows when all rounds below d are and no
-other. Its tail takes it, before it does a later round or when it hears that d is reached, whichever
-comes first. So nobody stops, and nobody has to agree on a moment.
+The checkpoint of clock d contains, for every shard, the rows after all rounds below d and before
+any later round. The tail of the shard's chain takes it: before it applies a later round, or when it
+hears that the head has reached d, whichever comes first. No worker stops for a checkpoint, and the
+servers need no agreement on a moment.
 
-Under `ssp` pushes reach the rows on arrival, so there d is a *marker*: a push of d or later waits
-at its head until every worker has reached d, and d's rows are taken before it is let in. Under
-`asp` nobody waits for anybody: of these a checkpoint has a prefix of each arc's updates, no cut.
+Under `ssp`, pushes are applied on arrival. There a push of clock d or later waits at the head until
+every worker has reached the checkpoint clock d; the rows are saved before that push is applied.
+Under `asp` no push waits: a checkpoint contains a prefix of each shard's updates, and is not a
+consistent cut.
 
-Checkpoints are the first group's, and have what goes by its clocks.
+Checkpoints belong to the first worker group, and contain the tables that use its clocks.
 """
 
 from __future__ import annotations
@@ -23,14 +25,13 @@ from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
-IN_A_ROW = 16  # a file with all rows, and those of what has changed since, one after the other
+CHAIN_MAX = 16  # a file with all rows, and the files of changed rows that build on it
 
 
 class Checkpointer:
-    """Which checkpoints have been taken of the copies here.
+    """Takes the checkpoints of a server's replicas.
 
-    checkpoint_clocks:  the clocks that have one
-    active:             whether there are any
+    active:  whether any clock has a checkpoint
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class Checkpointer:
         self.active = bool(checkpoint_clocks)
         self._tables: tuple[str, ...] = ()
         self._failures = 0
-        self._taken: dict[int, int] = {}  # by copy: the latest clock that was passed
-        self._latest: dict[int, tuple[int, int]] = {}  # ... that was taken here; since all was: n
+        self._taken: dict[int, int] = {}  # by replica: the latest checkpoint clock passed
+        self._latest: dict[int, tuple[int, int]] = {}  # by replica: (clock saved, files)
 
     def adopt(self, view: View) -> None:
-        """Copies that have come here go on where those before them stopped."""
+        """Adopt a view: a replica that is new here continues after its latest checkpoint clock."""
         self._tables = tuple(spec.name for spec in view.tables if not spec.group)
         self._checkpoint_clocks.adopt(view)
         self.active = bool(self._checkpoint_clocks)
@@ -65,7 +66,7 @@ class Checkpointer:
             }
 
     def checkpoint_clock(self, spec: TableSpec, clock: int) -> int:
-        """The latest marker that is passed at `clock`; 0 where the table has none."""
+        """Return the latest checkpoint clock <= `clock` that pushes to the table wait for, or 0."""
         rule = spec.consistency
         if (
             rule.name != "ssp"
@@ -77,24 +78,28 @@ class Checkpointer:
         return self._checkpoint_clocks.latest(clock)
 
     def latest(self, clock: int) -> int:
-        """The latest clock of a checkpoint that is passed at `clock`."""
+        """Return the latest checkpoint clock <= `clock`, or 0."""
         return self._checkpoint_clocks.latest(clock)
 
     def holds(self, spec: TableSpec, clock: int) -> bool:
-        """Whether a push of `clock` has to wait for a marker."""
+        """Return whether a push of `clock` has to wait for a checkpoint clock."""
         return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).minimum
 
     def past(self, number: int, clock: int) -> None:
-        """A push of `clock` is applied, which is to be in no checkpoint of that clock or an earlier
-        one; it may be named later."""
+        """Record that a push of `clock` is applied.
+
+        No checkpoint of that clock or of an earlier one may contain it, even if a later view
+        makes that clock a checkpoint clock.
+        """
         replica, rule = self._replication.replicas[number], self._shards[number].spec.consistency
         if rule.name == "ssp":
             replica.close(clock + 1)
 
     def before(self, number: int, clock: int, out: Effects) -> None:
-        """All rounds below `clock` are in a shard's rows, and it may be changed next.
+        """Save the rows of a shard whose rounds below `clock` are applied, if a checkpoint is due.
 
-        Where later ones are as well, the server that was the tail before has taken it, or nobody.
+        To be called before the shard changes. If later rounds are applied already, the former tail
+        has taken the checkpoint, or no server has.
         """
         replica = self._replication.replicas[number]
         if not self.active or replica.group or clock >= FOREVER:
@@ -102,29 +107,29 @@ class Checkpointer:
         while (due := self._checkpoint_clocks.following(self._taken.get(number, 0))) <= clock:
             self._taken[number] = due
             if replica.tail == self._replication.rank and replica.closed <= due:
-                out.append(self._taken_of(number, due))
+                out.append(self._save(number, due))
 
-    def _taken_of(self, number: int, clock: int) -> Save:
-        """Rows as they are now: all, or what has changed since they were taken last."""
+    def _save(self, number: int, clock: int) -> Save:
+        """Return the effect that saves the rows: all, or those changed since the last save."""
         shard, replica = self._shards[number], self._replication.replicas[number]
         failures = self._failures
-        since, in_a_row = self._latest.get(number, (-1, 0))
-        changes = shard.changes() if 0 < in_a_row < IN_A_ROW else None
+        since, files = self._latest.get(number, (-1, 0))
+        changes = shard.changes() if 0 < files < CHAIN_MAX else None
         if changes is None:
-            since, in_a_row = -1, 0
+            since, files = -1, 0
         state = shard.state(copied=True) if changes is None else changes
-        self._latest[number] = clock, in_a_row + 1
-        if self._failures != failures:  # perhaps of the file that this one goes on from
+        self._latest[number] = clock, files + 1
+        if self._failures != failures:  # perhaps the file that this one builds on
             self._latest.clear()
         return Save(clock, replica.table, shard.spec, replica.rows, state, self._tables, since)
 
     def begin_anew(self) -> None:
-        """A file was not written: the next ones have all rows. (Called from any thread.)"""
+        """Save all rows next, because a file was not written. Called from any thread."""
         self._failures += 1
         self._latest.clear()
 
     def reached(self, out: Effects) -> None:
-        """This server has come to another clock, as a head; others' rows to what it was told."""
+        """Take the checkpoints that are due, after the clock of a head has moved."""
         if self.active:
             clock = self._clocks.of("").minimum
             for replica in self._replication.of(""):

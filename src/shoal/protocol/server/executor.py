@@ -1,8 +1,8 @@
-"""Execution: what a server's requests do to its tables and clocks, and which of them wait.
+"""Execution of admitted requests on a server's shards and clocks.
 
-A request pushes, advances and pulls, in this order. A push reaches the rows at once or with its
-round; an advance may close rounds; a pull is answered, or parked until the slowest worker has
-reached what its tables' rules ask.
+A request pushes, advances and pulls, in this order. A push is applied at once or with its round. An
+advance may close rounds. A pull is answered, or put into the wait queue until the slowest worker
+has reached the clock that the consistency rules of its tables ask for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.protocol.views import FOREVER
 
 
 class Executor:
-    """Carries out what the gate has let in."""
+    """Carries out the requests that admission has taken."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Executor:
         )
 
     def carry_out(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Push, advance, pull: what of these it asks, or a refusal."""
+        """Carry out a request, or refuse it."""
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             log.forget(below)
@@ -79,12 +79,12 @@ class Executor:
             self._refuse(admitted, error.message, out)
 
     def drop_worker(self, worker: int, last_clock: int) -> None:
-        """It has left; it counts in the rounds below its last clock."""
+        """Remove a worker that has left; its pushes count in the rounds below its last clock."""
         self.rounds.drop(worker, last_clock)
         self.wait_queue.drop_worker(worker)
 
     def problems(self) -> Iterator[str]:
-        """No closed round is kept, and nobody waits for what has come."""
+        """Yield broken invariants: a closed round that is kept, a pull that waits for no reason."""
         yield from self.wait_queue.problems()
         for group in self._clocks.groups():
             minimum = self._clocks.of(group).minimum
@@ -98,11 +98,9 @@ class Executor:
         self._replies.reply(out, admitted.sender, admitted.request, "refused", reason)
 
     def _do(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Push, advance, pull: what of these it asks, in this order."""
+        """Push, advance and pull, in this order."""
         request, log, accepted = admitted.request, admitted.log, False
-        if (
-            self._admission.replicated
-        ):  # it may come again, and others than the last time wait for it
+        if self._admission.replicated:  # the request may come again, with other parts waiting
             log.admit_again(request.seq)
             self.wait_queue.leave((request.incarnation, request.seq))
         if request.pushes:
@@ -121,11 +119,11 @@ class Executor:
         elif not accepted:
             log.record(request.seq, "accepted")
             self.wait_queue.add_push(admitted)
-        elif log.outcomes[request.seq] == "accepted":  # and its own advance did not close it
+        elif log.outcomes[request.seq] == "accepted":  # and its own advance did not close the round
             self._replies.reply(out, admitted.sender, request, "accepted")
 
     def _close_out(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Refuse a push for a round that takes no more from this worker."""
+        """Refuse a push for a round that takes no more pushes from this worker."""
         request = admitted.request
         reached = self._clocks[request.incarnation]
         admitted.log.record(request.seq, "round_closed")
@@ -133,9 +131,9 @@ class Executor:
         self._replies.reply(out, admitted.sender, request, "round_closed", reason)
 
     def _push(self, admitted: AdmittedRequest, out: Effects) -> bool:
-        """Apply the push parts, or put them into their round: then True, *accepted*."""
+        """Apply the push parts, or put them into their round; return whether any part waits."""
         request, log = admitted.request, admitted.log
-        kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock that is to be reached
+        kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock they wait for
         builder = (
             OperationBuilder(self._replication, self._shards)
             if self._admission.replicated
@@ -194,10 +192,12 @@ class Executor:
         return accepted
 
     def _call(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Have handlers do what they are called for, here and on other servers; their answers are
-        remembered, and said when all have done it."""
+        """Carry out the calls of custom tables, here and on the other servers of their chains.
+
+        The handler's shard remembers the answer; it is sent when all replicas have done the call.
+        """
         if not self._admission.replicated:
-            return  # each is done when it is answered
+            return  # each call is carried out when it is answered
         request, log = admitted.request, admitted.log
         if all(self._shards[n].spec.kind != "custom" for n, _, _ in admitted.footprint.pulls):
             return
@@ -209,7 +209,7 @@ class Executor:
             if staged is None or shard.spec.kind != "custom" or log.covers(request.seq, part):
                 continue
             builder.about_to(number, staged)
-            with suppress(AccessFailed):  # which is its answer
+            with suppress(AccessFailed):  # the error is the answer
                 shard.read_keys(staged)
             builder.changed(number, part, None, tuple(staged.views))
         self._carry(admitted, builder, out, "call")
@@ -217,7 +217,7 @@ class Executor:
     def _carry(
         self, admitted: AdmittedRequest, builder: OperationBuilder, out: Effects, what: What
     ) -> None:
-        """What a push or a call has done here is to be done on other servers as well."""
+        """Replicate what a push or a call has changed here."""
         request, log = admitted.request, admitted.log
         log.add_parts(request.seq, builder.parts_of_push)
         if builder.changes:
@@ -230,7 +230,7 @@ class Executor:
             self._replication.carry(operation, out)
 
     def _comes_late(self, admitted: AdmittedRequest) -> bool:
-        """Whether it has a part for a round that is not in it already."""
+        """Return whether a part is for a round that this worker has passed, and is not in it."""
         request, log = admitted.request, admitted.log
         over = request.clock < self._clocks[request.incarnation]
         return (over and not request.assign) and any(
@@ -248,7 +248,7 @@ class Executor:
             self.look(out)
 
     def _pull(self, admitted: AdmittedRequest, accepted: bool, out: Effects) -> None:
-        """Answer with rows, now or when the slowest worker has reached what the rules ask."""
+        """Answer with rows, now or when the slowest worker has reached the clock that is needed."""
         request, pull = admitted.request, self.wait_queue.look(admitted, accepted)
         if self.wait_queue.ready(pull):
             self._serve(admitted, out)
@@ -261,7 +261,7 @@ class Executor:
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
         request, buffers = admitted.request, self._staging.read(admitted)
         if self._admission.replicated:
-            out.append(Note("served", {"copies": [n for n, _, _ in admitted.footprint.pulls]}))
+            out.append(Note("served", {"replicas": [n for n, _, _ in admitted.footprint.pulls]}))
         admitted.log.record(request.seq, "applied")
         weight = self.rounds.weight(admitted.log.group, read_clock(request) - 1)
         self._replies.reply(out, admitted.sender, request, "applied", "", buffers, weight)
@@ -269,7 +269,7 @@ class Executor:
     # ------------------------------------------------------------------ rounds
 
     def close_rounds(self, group: str, out: Effects) -> None:
-        """Close every round below a group's slowest clock. `look` is to be called after it."""
+        """Close every round below the group's slowest clock. The caller calls `look` after this."""
         minimum = self._clocks.of(group).minimum
         if minimum < FOREVER:
             self.rounds.reach(group, minimum)
@@ -281,7 +281,7 @@ class Executor:
             self._replication.tell(group, minimum, out)
 
     def look(self, out: Effects) -> None:
-        """Answer what waits no longer."""
+        """Answer the requests that no longer have to wait."""
         for key, pull in list(self.wait_queue.pulls.items()):
             if self.wait_queue.ready(pull):
                 self.wait_queue.leave(key)

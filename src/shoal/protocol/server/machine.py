@@ -1,7 +1,7 @@
-"""The server's machine: who is in, what comes in, and which of it is carried out.
+"""The server's machine: dispatches messages, and adopts views.
 
-Architecture invariant: absent here are tensors (a `ShardStore` does the arithmetic), the paths of
-chains (`Replication` knows them), and any clock but `now`.
+Architecture invariant: this module has no tensors (a `ShardStore` does the arithmetic), no chain
+order (`Replication` knows it), and no time but `now`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
 from shoal.tables.spec import TableSpec
 
-BEHIND_S = 0.01  # before sending again to a server whose connection broke
+RECONNECT_S = 0.01  # before sending again to a server whose connection broke
 
 
 class ServerMachine:
-    """Takes what the gate lets in, and has it carried out on its shards."""
+    """A server: admits requests, carries them out on its shards, and replicates the changes."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ServerMachine:
         )
         self.state_transfer = StateTransfer(self.admission, self.shards, rounds, self.replication)
         self._scrubber = Scrubber(self.shards, self.replication)
-        self._synced: tuple[tuple[int, int, int], ...] = ()  # as the scheduler was told
+        self._synced: tuple[tuple[int, int, int], ...] = ()  # as last reported to the scheduler
         self.waits = WaitReport(
             session, self._workers, self.clocks, self.admission, self.wait_queue
         )
@@ -145,9 +145,9 @@ class ServerMachine:
             self.drainer.tick(now)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
-        else:  # views say who is gone; a broken connection may come back
+        else:  # a broken connection may come back; only a view removes a member
             self.session.peer_lost(event.node, now)
-            self.replication.peer_lost(event.node, now + BEHIND_S)
+            self.replication.peer_lost(event.node, now + RECONNECT_S)
         if not self.frozen:
             self.state_transfer.go_on(now, out)
             self._scrubber.go_on(now, out)
@@ -156,7 +156,7 @@ class ServerMachine:
         return out
 
     def _after_request(self, now: float, out: Effects) -> None:
-        """Of what is done after other events, what a request or an operation may have made due."""
+        """Do the part of the follow-up work that a request or an operation can make due."""
         if not self.admission.frozen:
             if self.state_transfer.sending:
                 self.state_transfer.go_on(now, out)
@@ -166,7 +166,7 @@ class ServerMachine:
             self.waits.look(now, out)
 
     def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
-        """What the shell of this server wants: to go, or to wait at a barrier."""
+        """Handle a request of this server's own process: leave, or enter a barrier."""
         match request:
             case EnterBarrier(name, groups):
                 self.session.enter_barrier(request_id, name, groups, now, out)
@@ -197,7 +197,7 @@ class ServerMachine:
         elif isinstance(message, Freeze):
             self._freeze(message, out)
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
-            self.replies.count(out, "older view", sender, "NewView")  # its clocks are promised
+            self.replies.count(out, "older view", sender, "NewView")  # a newer one is promised
         else:
             view = self.session.handle(message, now, out)
             if view is not None:
@@ -206,7 +206,7 @@ class ServerMachine:
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
     ) -> None:
-        """A request has come whole: carry it out where it is still admitted."""
+        """Carry out a request that has come in whole, if it is still admitted."""
         admitted: AdmittedRequest | None = None
         if payload is not None and not payload.revoked:
             admitted = payload.context
@@ -228,13 +228,13 @@ class ServerMachine:
         return min(at, self.replication.wakes_at(), moving, self._scrubber.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:
-        """Of two servers the one of lower rank connects to the other."""
+        """Return where to connect: of two servers the one of lower rank connects to the other."""
         member = self.session.view.member(node) if self.session.view else None
         above = member is not None and member.role == "server" and member.rank > self.session.rank
         return member.address if member is not None and above else None
 
     def check(self) -> None:
-        """What `Executor.problems` finds is a bug."""
+        """Raise `InvariantBroken` if the executor has found a broken invariant."""
         if self.frozen:
             return
         for problem in self.executor.problems():
@@ -242,11 +242,11 @@ class ServerMachine:
 
     @property
     def frozen(self) -> bool:
-        """Between the promise of a view and the view itself, nothing is applied or answered."""
+        """Whether a view is promised and has not come: nothing is applied or answered."""
         return self.admission.frozen
 
     def replicas(self) -> list[tuple[int, ShardStore]]:
-        """All that this server has in full, each with its place from the tail."""
+        """Return (distance from the tail, shard) of each in-sync replica here."""
         rank = self.session.rank
         chains = [
             (n, replica.placement.in_sync[::-1]) for n, replica in self.replication.replicas.items()
@@ -254,12 +254,12 @@ class ServerMachine:
         return [(chain.index(rank), self.shards[n]) for n, chain in chains if rank in chain]
 
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
-        """What it is the tail of: its rows, and how many have made room for others."""
+        """Return the number of rows, and of evicted rows, of each shard it is the tail of."""
         tails = [shard for place, shard in self.replicas() if not place]
         return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in tails]
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(request, reason) of everything parked."""
+        """Return (request, reason) of every pull in the wait queue."""
         return [(describe(request), reason) for request, reason, _ in self.wait_queue.waiting()]
 
     # ------------------------------------------------------------------ views
@@ -269,12 +269,12 @@ class ServerMachine:
             return
         self.admission.promise(message.view)
         if message.view == self.admission.promised:
-            groups = tuple(map(self._standing, self.clocks.groups()))
+            groups = tuple(map(self._progress, self.clocks.groups()))
             drained = self.drainer.holds(message.view)
             promise = Frozen(message.view, tuple(self.clocks.items()), groups, drained)
             out.append(Send(SCHEDULER, promise))
 
-    def _standing(self, group: str) -> GroupProgress:
+    def _progress(self, group: str) -> GroupProgress:
         replicas = self.replication.of(group)
         replayed = max((replica.reached for replica in replicas), default=0)
         closed = max((replica.closed for replica in replicas), default=0)
@@ -290,7 +290,7 @@ class ServerMachine:
             self.takeover.begin_to_replicate()
         try:
             moved = self._replicas.adopt(view, rank)
-        except ShoalError as error:  # the client checks first; this is for one that did not
+        except ShoalError as error:  # a client that did not check the table
             self._request_handler.refuse_all(error.message)
             self.session.abort(error.message, out)
             return
@@ -302,8 +302,8 @@ class ServerMachine:
             self.staging.guard.recall()
             self.admission.recut(moved.cut)
             self.takeover.recut(moved.cut)
-        shut = self._replicas.unopened
-        self.admission.place(view.tables, self.replication.replicas, rank, moved.chains, shut)
+        unopened = self._replicas.unopened
+        self.admission.place(view.tables, self.replication.replicas, rank, moved.chains, unopened)
         self.replication.adopt(view, rank, out)
         self.state_transfer.adopt()
         self._scrubber.adopt(self._time.now)
@@ -313,7 +313,7 @@ class ServerMachine:
         self._admit(view)
         self.takeover.take_over()
         for group, clock in moved.begin.items():
-            self.clocks.of(group).reset(clock)  # they say where they are once I have what I lack
+            self.clocks.of(group).reset(clock)  # workers advance it when they send again
         self.checkpointer.adopt(view)
         for group in self.clocks.groups():
             self.executor.close_rounds(group, out)
@@ -321,7 +321,7 @@ class ServerMachine:
         self._say_synced(out)
 
     def _admit(self, view: View) -> None:
-        """The view's workers, and nobody else."""
+        """Enter the view's workers, and remove all others."""
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
@@ -355,7 +355,7 @@ class ServerMachine:
         payload: Sink | None,
         out: Effects,
     ) -> None:
-        """Another server has done something, or has done what it was told."""
+        """Handle an operation, an acknowledgement or a chunk from another server."""
         if self.frozen or message.view != self.session.view_id:
             self.replies.count(out, "between servers", sender, type(message).__name__)
             if message.view > self.session.view_id:

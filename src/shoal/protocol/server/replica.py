@@ -1,4 +1,4 @@
-"""A server's replica of a shard: its version, its place in the chain, and how far it has come."""
+"""A server's replica of a shard: its version, its place in the chain, and its clocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ NOT_BEGUN = -1
 
 
 class Replica(msgspec.Struct, eq=False):
-    """Invariant: `done <= version`, and `closed`, `reached` only grow within a view.
+    """The state of one replica, without its rows.
 
-    number:          of its store
-    group:           of workers, whose clocks its table goes by
-    version:         how often it has been changed here; NOT_BEGUN where it is syncing and has been
-                     sent nothing yet
-    done:            the version that all in-sync servers after this one have
-    synced_version:  the version that the syncing replica has, where that is next
+    Invariant: `done <= version`; `closed` and `reached` only grow within a view.
+
+    number:          the number of its shard store
+    group:           the worker group whose clocks its table goes by
+    version:         how often it has been changed here; NOT_BEGUN while it is syncing and has
+                     received nothing yet
+    done:            the version that all in-sync replicas after this one have
+    synced_version:  the version of the syncing replica, if that is next in the chain
     closed:          no push of this clock or a later one is in its rows
-    reached:         the clock of the chain's head, as far as it has come here
+    reached:         the clock of the chain's head, as known here
     ended:           all workers of this view have ended, or there are none
-    at:              of a syncing replica: the position of the chunk that is to come next
-    rows, chain, tail:  of its placement, where they are looked up at every push
+    at:              the position of the next chunk, if it is syncing
+    rows, chain, tail:  copied from its placement, because every push reads them
     """
 
     number: int
@@ -53,53 +55,53 @@ class Replica(msgspec.Struct, eq=False):
 
     @property
     def whole(self) -> Part:
-        """Any push to its rows is in this."""
+        """The part that covers all of its rows."""
         return Part(self.table, self.rows.start, self.rows.stop)
 
     @property
     def clock(self) -> int:
-        """How far its head has come, as known here."""
+        """The clock of the chain's head, as known here; FOREVER if all workers have ended."""
         return FOREVER if self.ended else self.reached
 
     def part(self, staged: Staged) -> Part:
-        """The part of a push that names its rows, as the next servers are told."""
+        """Return the part that names a staged push's rows, for the next server."""
         keys = -1 if staged.keys is None else len(staged.keys)
         return Part(self.table, staged.rows.start, staged.rows.stop, keys)
 
     def open_part(self, rows: KeyRange) -> AppliedPart:
-        """A part of a push that waits for its round."""
+        """Return the part of a push that waits for its round."""
         return AppliedPart(Part(self.table, rows.start, rows.stop), self, -1)
 
     def syncs_on(self, rank: int) -> bool:
-        """Whether it is the syncing replica, on the server of that rank."""
+        """Return whether it is the syncing replica, on the server of that rank."""
         return self.placement.syncing_since > 0 and self.chain[-1] == rank
 
     # ------------------------------------------------------------------ writing
 
     def change(self) -> int:
-        """Its rows have been changed; returns the version that this made."""
+        """Count a change of its rows; return the new version."""
         self.version += 1
         return self.version
 
     def close(self, clock: int) -> None:
-        """All pushes below `clock` that it will ever have are in its rows."""
+        """Record that its rows will get no further push of a clock below `clock`."""
         self.closed = max(self.closed, clock)
 
     def reach(self, clock: int) -> None:
-        """Its head has come to `clock`."""
+        """Record that the head has reached `clock`."""
         if clock < FOREVER:
             self.reached = max(self.reached, clock)
         else:
             self.ended = True
 
     def acknowledge(self, done: int, synced: int) -> bool:
-        """How far the servers after this one have come; whether that is news."""
+        """Record the versions of the servers after this one; return whether they have grown."""
         before = self.done, self.synced_version
         self.done, self.synced_version = max(self.done, done), max(self.synced_version, synced)
         return before != (self.done, self.synced_version)
 
     def move(self, placement: Placement, rank: int) -> None:
-        """A view says where its shard is now, of which this server has these rows already."""
+        """Adopt a new placement of the same rows."""
         before, self.placement, self.ended = self.placement, placement, False
         self.__post_init__()
         if placement.tail == rank or placement.chain[-1] == rank:
@@ -108,23 +110,23 @@ class Replica(msgspec.Struct, eq=False):
             self.synced_version = 0
 
     def begin_syncing(self) -> None:
-        """Its rows are to come from the tail."""
+        """Become a syncing replica, which receives its rows from the tail."""
         self.version, self.done = NOT_BEGUN, 0
 
     def sync_from(self, version: int, closed: int) -> None:
-        """The first chunk has come, of rows at that version."""
+        """Record the version of the rows in the first chunk."""
         self.version = self.done = version
         self.closed = closed
 
     def received_to(self, at: int) -> None:
-        """Its rows before position `at` have come."""
+        """Record that its rows before position `at` have come in."""
         self.at = at
 
 
 class AppliedPart(msgspec.Struct, eq=False):
-    """A part of a push that is here, and the version that it made of a replica.
+    """A part of a push that is here, and the version of the replica that contains it.
 
-    version: -1 while its round is open
+    version:  -1 while its round is open
     """
 
     part: Part
@@ -137,14 +139,14 @@ class AppliedPart(msgspec.Struct, eq=False):
         return 0 <= self.version <= self.replica.done
 
     def apply(self) -> None:
-        """It was in a round, which is in the replica's rows now."""
+        """Record that its round has been applied to the replica."""
         self.version = self.replica.version
 
     def cut(self, cut: Cut) -> list[AppliedPart]:
-        """The same in the pieces of its replica."""
+        """Return the same part for each piece of its replica."""
         return [
             AppliedPart(self.part, piece, self.version) for piece in cut[self.replica.number][1]
         ]
 
 
-Cut = Mapping[int, tuple[Replica, Sequence[Replica]]]  # by number: a replica, and its pieces
+Cut = Mapping[int, tuple[Replica, Sequence[Replica]]]  # by number: a replica and its pieces

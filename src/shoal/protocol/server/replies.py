@@ -1,4 +1,4 @@
-"""Answers: what a server says about a request, with the reason where it waits."""
+"""A server's replies to requests and probes, with the reason if a request waits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from shoal.protocol.views import Member, NodeId
 class Replies:
     """Writes a server's replies.
 
-    clocks, workers:  the server's; a wait is explained by who is behind
-    guard:             of the rows that a reply lends
-    counters:         of what was declined, by kind
+    counters:  how many messages were declined, by kind
     """
 
     def __init__(
@@ -65,9 +63,9 @@ class Replies:
         waits: int,
         reason: str,
     ) -> None:
-        """Say what became of a request; it waits for the clock `waits`, or for none (-1).
+        """Reply with the state of a request that waits for the clock `waits`, or for none (-1).
 
-        Where the question is urgent, the workers that it waits for are nudged.
+        If a probe is urgent, nudge the workers that the request waits for.
         """
         self.reply(out, to, request, code, reason)
         if isinstance(request, Probe) and request.urgent and waits >= 0:
@@ -77,15 +75,15 @@ class Replies:
     def acknowledge(
         self, out: Effects, to: NodeId, incarnation: int, seq: int, code: Code, reason: str
     ) -> None:
-        """How a push ended that its round has settled."""
+        """Reply with the outcome of a push whose round is closed."""
         out.append(Send(to, Reply(incarnation, seq, self._session.view_id, code, reason)))
 
     def _clocks_of(self, request: Request | Probe) -> VectorClock:
-        """Its worker's group's."""
+        """Return the clocks of the worker's group."""
         return self._clocks.of(self._clocks.group(request.incarnation))
 
     def absent(self, group: str, clock: int) -> str:
-        """Who keeps `clock` from being reached: every wait is explained by this line."""
+        """Return which workers are below `clock`, as the reason of a wait; empty if none is."""
         late = [
             f"{self._workers[worker].name} (at {self._clocks[worker]})"
             for worker in self._clocks.of(group).behind(clock)

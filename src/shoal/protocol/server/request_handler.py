@@ -1,4 +1,4 @@
-"""Requests that were not admitted when they arrived: admitted after all, or declined."""
+"""Requests that were not admitted on arrival, and probes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.protocol.views import NodeId
 
 
 class RequestHandler:
-    """Admits requests again, declines them, and answers probes."""
+    """Admits requests after all or declines them, and answers probes."""
 
     def __init__(
         self,
@@ -38,16 +38,15 @@ class RequestHandler:
         self._trace = trace
 
     def refuse_all(self, reason: str) -> None:
-        """A table could not be opened: what names it is refused for that reason."""
+        """Refuse requests that name a table that could not be opened, with that reason."""
         self._unopened = reason
 
     def admit_again(
         self, sender: NodeId, request: Request, admitted: AdmittedRequest | None, out: Effects
     ) -> AdmittedRequest | None:
-        """A request was not admitted when it arrived, or is not any more: admit it, or decline.
+        """Admit or decline a request that was not admitted on arrival, or no longer is.
 
-        Where its payload was discarded on arrival, for a reason that has passed since, it is asked
-        for again.
+        If its payload was discarded on arrival and it is admitted now, ask for it again.
         """
         verdict = self._admission.verdict(sender, request)
         footprint = self._admission.footprint(request) if verdict in TAKEN else None
@@ -62,7 +61,7 @@ class RequestHandler:
         return again if loads is None else msgspec.structs.replace(again, loads=loads)
 
     def end_stream(self, admitted: AdmittedRequest, payload: Sink, out: Effects) -> None:
-        """The last fragment of a streamed push has come in."""
+        """Apply the last fragment of a streamed push."""
         self._staging.land(payload)
         out.append(Note("landed", {"request": admitted.request}))
         if not self._staging.end_stream(admitted):
@@ -89,7 +88,7 @@ class RequestHandler:
             self._replies.reply(out, sender, request, "refused", reason)
 
     def probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
-        """A worker asks what became of a request."""
+        """Answer a worker that asks for the state of a request."""
         verdict = self._admission.verdict(sender, probe)
         if verdict == "fresh":
             self._replies.reply(out, sender, probe, "missing")

@@ -1,7 +1,4 @@
-"""Which requests of a worker a server has seen, and what became of each.
-
-`RequestLog` is the only writer of that: others say what happened.
-"""
+"""The request log: which requests of a worker a server has seen, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ FragmentId = tuple[int, int]  # table, first row
 class RequestLog:
     """The requests of one incarnation of a worker: a high-water mark, and entries above it.
 
-    outcomes:  what became of a request
-    parts:     where rows have replicas, the parts of pushes that are here
-    streamed:  of pushes that are applied while they come in, the fragments that are
-    recheck:   requests of a view in which other servers had these rows
-
-    `forget_below` only grows, and a request below it is forgotten, so there are never more than
+    `forget_below` only grows, and requests below it are forgotten. So the log never has more than
     the WINDOW requests that may be in flight.
+
+    outcomes:  the outcome of each request
+    parts:     if shards have replicas: the parts of each push that are here
+    streamed:  the applied fragments of each streamed push that is still coming in
+    recheck:   requests that were seen before the chains changed; admitted again in part
     """
 
     __slots__ = (
@@ -49,26 +46,26 @@ class RequestLog:
     # ------------------------------------------------------------------ what happened
 
     def record(self, seq: int, code: Code) -> None:
-        """What has become of a request, as its worker is told."""
+        """Record the outcome of a request, as its worker is told."""
         self.outcomes[seq] = code
 
     def admit_again(self, seq: int) -> None:
-        """A request of an earlier view has come again in this one."""
+        """Record that a request of an earlier view has come again in this one."""
         self.recheck.discard(seq)
 
     def add_parts(self, seq: int, parts: Sequence[AppliedPart]) -> None:
-        """Parts of a push are here: in rows, or in an open round."""
+        """Record parts of a push that are applied here or wait in an open round."""
         if parts:
             self.parts.setdefault(seq, []).extend(parts)
 
     def close_round(self, seq: int, replica: Replica) -> None:
-        """What waited of a push for its round is in a replica's rows."""
+        """Record that the parts of a push that waited for a replica's round are applied."""
         for part in self.parts.get(seq, ()):
             if part.replica is replica and part.version < 0:
                 part.apply()
 
     def stream(self, seq: int, fragment: FragmentId) -> bool:
-        """A fragment of a push has come in; whether it is to be applied, and was not before."""
+        """Record a fragment that has come in; return whether it still has to be applied."""
         done = self.streamed.setdefault(seq, set())
         if fragment in done:
             return False
@@ -76,11 +73,11 @@ class RequestLog:
         return True
 
     def end_stream(self, seq: int) -> int:
-        """All of a push has come in; returns how many fragments were applied."""
+        """End a streamed push; return how many of its fragments were applied."""
         return len(self.streamed.pop(seq))
 
     def forget(self, below: int) -> None:
-        """Forget every request below: its worker has resolved it, or given it up."""
+        """Forget every request below `below`: its worker has resolved it or given it up."""
         outcomes = self.outcomes
         if below - self.forget_below == 1:  # as in training, one request after the other
             outcomes.pop(self.forget_below, None)
@@ -97,11 +94,11 @@ class RequestLog:
     # ------------------------------------------------------------------ views
 
     def placements_changed(self) -> None:
-        """Others have some of the rows: whatever comes again is looked at whole."""
+        """Recheck every known request that comes again, because chains have changed."""
         self.recheck = {*self.outcomes, *self.parts}
 
     def recut(self, cut: Cut) -> None:
-        """Replicas are in pieces: the parts of pushes are in those that are still here."""
+        """Assign the parts of pushes to the pieces of replicas that were cut."""
         for seq, parts in self.parts.items():
             self.parts[seq] = [
                 piece
@@ -112,7 +109,7 @@ class RequestLog:
     # ------------------------------------------------------------------ reading
 
     def covers(self, seq: int, part: Part) -> AppliedPart | None:
-        """What came of a part of a push, where that part is here."""
+        """Return the applied part that covers a part of a push, or None."""
         for applied in self.parts.get(seq, ()):
             here = applied.part
             if here.table == part.table and here.start <= part.start and part.stop <= here.stop:
@@ -120,9 +117,9 @@ class RequestLog:
         return None
 
     def complete(self, seq: int) -> bool:
-        """Whether all that is here of a push is on all servers of its chains."""
+        """Return whether all parts of a push that are here are on all servers of their chains."""
         return all(part.done for part in self.parts.get(seq, ()))
 
     def is_open(self, seq: int) -> bool:
-        """Whether some of a push waits for its round."""
+        """Return whether a part of a push waits for its round."""
         return any(part.version < 0 for part in self.parts.get(seq, ()))

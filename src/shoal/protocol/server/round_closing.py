@@ -1,7 +1,7 @@
-"""Closing: what becomes of the pushes that wait for a clock, when every worker has reached it.
+"""Closing of rounds: merge and apply the pushes of a clock when every worker has passed it.
 
-Those of a round are merged in rank order and applied as one. Those that waited for a marker are
-applied after that, each by itself, once the marker's rows are taken.
+The pushes of a round are merged in rank order and applied as one update. Pushes that waited for a
+checkpoint clock are applied after that, one by one, once the rows of that checkpoint are saved.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from shoal.protocol.server.wait_queue import WaitQueue
 
 
 class RoundCloser:
-    """Closes the rounds of a server.
-
-    wait_queue: of requests that are answered by being refused
-    """
+    """Closes a server's rounds."""
 
     def __init__(
         self,
@@ -48,24 +45,24 @@ class RoundCloser:
         self._wait_queue = wait_queue
 
     def close(self, group: str, clock: int, out: Effects) -> None:
-        """Every worker of a group has passed that clock."""
+        """Close the round of a clock that every worker of the group has passed."""
         entries = self._rounds.close(group, clock)
         self._staging.guard.recall()
-        held = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
-        merged = [entry for entry in entries if entry not in held]
+        delayed = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
+        merged = [entry for entry in entries if entry not in delayed]
         failed: dict[int, str] = {}
         if merged:
-            # whoever reads goes by the clock, and has to find what waited for the marker as well
-            failed = self._merge(merged, group, clock, clock if held else clock + 1, out)
+            # a reader that sees the new clock must also find the delayed pushes in the rows
+            failed = self._merge(merged, group, clock, clock if delayed else clock + 1, out)
         for entry in merged:
             self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
-        for entry in held:
+        for entry in delayed:
             self._acknowledge(entry, self._apply(entry, out), out)
 
     def _is_single(self, number: int) -> bool:
         return self._shards[number].spec.consistency.apply_at == "arrival"
 
-    def _made(self) -> OperationBuilder | None:
+    def _builder(self) -> OperationBuilder | None:
         return (
             OperationBuilder(self._replication, self._shards)
             if self._admission.replicated
@@ -75,8 +72,8 @@ class RoundCloser:
     def _merge(
         self, entries: list[Contribution], group: str, clock: int, reached: int, out: Effects
     ) -> dict[int, str]:
-        """Merge the round's pushes, apply them once; which shards have refused to, and why."""
-        builder, failed = self._made(), {}
+        """Merge and apply a round's pushes; return the reason for each shard that refused."""
+        builder, failed = self._builder(), {}
         for shard in sorted({number for entry in entries for number, _ in entry.parts}):
             parts = [
                 (entry.weight, entry.lr, staged)
@@ -106,8 +103,8 @@ class RoundCloser:
         return failed
 
     def _apply(self, entry: Contribution, out: Effects) -> list[str]:
-        """A push that has waited for a marker; what its tables have against it."""
-        builder, problems = self._made(), []
+        """Apply a push that waited for a checkpoint clock; return the reasons of refusals."""
+        builder, problems = self._builder(), []
         for number, staged in entry.parts:
             self._checkpointer.before(number, entry.clock + 1, out)
             self._checkpointer.past(number, entry.pushed)
@@ -131,18 +128,18 @@ class RoundCloser:
         return problems
 
     def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
-        """Say of a push what became of it, where nothing else does."""
+        """Answer a push, unless something else answers it."""
         log, code = entry.log, entry.log.outcomes.get(entry.seq)
         if self._admission.logs.get(entry.sender) is not log:
-            return  # it has left
+            return  # its worker has left
         key = log.incarnation, entry.seq
         open_ = self._rounds.entries()
         if any(each.log is log and each.seq == entry.seq for each in open_) and not problems:
-            return  # other parts of it still wait
+            return  # other parts of the push still wait
         if problems:
             self._wait_queue.leave(key)
         elif code != "accepted" or self._admission.replicated:
-            return  # its pull in the same request answers for both; or others are to have it too
+            return  # its pull answers, or its replication is not finished
         code = "refused" if problems else "applied"
         log.record(entry.seq, code)
         self._replies.acknowledge(out, entry.sender, *key, code, "; ".join(problems))

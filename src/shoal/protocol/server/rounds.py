@@ -1,4 +1,4 @@
-"""Rounds: pushes that wait for every worker to finish a clock, and are then applied as one."""
+"""Rounds: the pushes of one clock, which are merged and applied when every worker has passed it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shoal.protocol.views import NodeId
 
 
 class Contribution(msgspec.Struct, eq=False):
-    """One push in a round's accumulator: accepted, not acknowledged.
+    """A push that is accepted into an open round, and not applied yet.
 
-    clock:   of the round; of a push that waits for a marker, of the one before that
-    weight:  in what the round comes to; 0 of one that is applied by itself
+    clock:   the round's; for a push that waits for a checkpoint clock, the clock before that
+    weight:  the push's weight in the merged update; 0 for a push that is applied by itself
     pushed:  the clock of the push
     """
 
@@ -30,13 +30,13 @@ class Contribution(msgspec.Struct, eq=False):
     pushed: int
 
 
-Round = tuple[str, int]  # of a group of workers, and its clock
+Round = tuple[str, int]  # worker group, clock
 
 
 class Rounds:
-    """The rounds that are open, and the weights of the latest that have closed.
+    """The open rounds, and the weights of the latest closed rounds.
 
-    open:  the pushes of each
+    open:  the pushes of each open round
     """
 
     def __init__(self) -> None:
@@ -48,15 +48,15 @@ class Rounds:
         return bool(self.open)
 
     def first_open(self, group: str) -> int:
-        """After every round of a group's that has closed, whoever took part."""
+        """Return the first clock of a group whose round has not closed."""
         return self._first_open.get(group, 0)
 
     def keep(self, groups: Collection[str]) -> None:
-        """There are these, and no other has any tables."""
+        """Forget all groups but these."""
         self._first_open = {g: at for g, at in self._first_open.items() if g in groups}
 
     def add(self, entry: Contribution) -> None:
-        """Another push; or more of one, of which some is here."""
+        """Add a push, or further parts of a push that is in the round already."""
         entries = self.open.setdefault((entry.log.group, entry.clock), [])
         for known in entries:
             if known.log is entry.log and known.seq == entry.seq:
@@ -66,49 +66,49 @@ class Rounds:
         entries.append(entry)
 
     def entries(self) -> list[Contribution]:
-        """Of all rounds that are open."""
+        """Return the pushes of all open rounds."""
         return [entry for entries in self.open.values() for entry in entries]
 
     def waits(self, group: str) -> bool:
-        """Whether any of a group's pushes do."""
+        """Return whether any push of a group waits in an open round."""
         return any(entries for (of, _), entries in self.open.items() if of == group)
 
     def weights(self, group: str) -> tuple[tuple[int, float], ...]:
-        """Of its rounds that have closed."""
+        """Return (clock, weight) of a group's closed rounds."""
         return tuple((clock, w) for (of, clock), w in self._weights.items() if of == group)
 
     def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
-        """Have every part cut into what of it is still here."""
+        """Cut every part to the shards that are still here."""
         for each, entries in list(self.open.items()):
             for entry in entries:
                 entry.parts = [piece for part in entry.parts for piece in cut(*part)]
             self.open[each] = [entry for entry in entries if entry.parts]
 
     def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
-        """What of a push was for these shards waits no longer."""
+        """Remove the parts of a push that are for these shards."""
         for entry in self.entries():
             if entry.log.incarnation == worker and entry.seq == seq:
                 entry.parts = [part for part in entry.parts if part[0] not in numbers]
 
     def take(self) -> list[Contribution]:
-        """All that is open: it is no longer here."""
+        """Remove and return the pushes of all open rounds."""
         admitted = self.entries()
         self.open.clear()
         return admitted
 
     def below(self, group: str, clock: int) -> list[int]:
-        """A group's open rounds that are to close when each of its workers has reached `clock`."""
+        """Return a group's open rounds that close when its slowest worker reaches `clock`."""
         return sorted(at for of, at in self.open if of == group and at < clock)
 
     def close(self, group: str, clock: int) -> list[Contribution]:
-        """The round's pushes, by rank: the order in which they are merged."""
+        """Close a round; return its pushes in the order of their merge: by rank."""
         entries = self.open.pop((group, clock))
         self.reach(group, clock + 1)
         self.weigh(group, clock, sum(entry.weight for entry in entries))
         return sorted(entries, key=lambda entry: (entry.log.rank, entry.seq))
 
     def weigh(self, group: str, clock: int, weight: float) -> None:
-        """A round that has closed had pushes of this weight: here, or at the head of an arc."""
+        """Record the weight of a closed round's pushes, here or at the head of a chain."""
         self._weights[group, clock] = max(weight, self.weight(group, clock))
         for old in [each for each in self._weights if each[0] == group]:
             if old[1] < clock - WINDOW:
@@ -118,11 +118,11 @@ class Rounds:
         self._first_open[group] = max(self.first_open(group), clock)
 
     def weight(self, group: str, clock: int) -> float:
-        """Total weight of the pushes that a closed round had."""
+        """Return the total weight of a closed round's pushes."""
         return self._weights.get((group, clock), 0.0)
 
     def drop(self, worker: int, last_clock: int) -> None:
-        """A dead worker counts in the rounds below its last clock and in no others (rule 5)."""
+        """Remove a dead worker's pushes from the rounds at or above its last clock."""
         for key in [each for each in self.open if each[1] >= last_clock]:
             kept = [each for each in self.open[key] if each.log.incarnation != worker]
             self.open[key] = kept

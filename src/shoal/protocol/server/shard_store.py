@@ -1,4 +1,4 @@
-"""What the server's machine asks of tables; `tables.opening.open_shard` makes what answers."""
+"""The interface of a server's tables; `tables.opening.open_shard` opens an implementation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoal.tables.spec import TableSpec
 class Staged(Protocol):
     """A push that has come in whole and is not applied yet, or the keys of a pull.
 
-    rows:     what it names
-    keys:     ... of them, or None for all
-    kept:     its keys are read once it is applied
-    retained: its memory is not released when it is applied: other servers are to have it as well
+    rows:      the range that it names
+    keys:      the keys in that range, or None for all rows
+    kept:      its keys are read after it is applied, by a pull of the same request
+    retained:  its memory is kept after it is applied, until all replicas have it
     """
 
     rows: KeyRange
@@ -28,7 +28,7 @@ class Staged(Protocol):
 
 
 class Update(Protocol):
-    """What a round came to, for some rows: all of them, or those of some keys."""
+    """The merged update of a round, for all rows of a range or for some keys of it."""
 
     rows: KeyRange
     lr: float | None
@@ -38,7 +38,7 @@ class Update(Protocol):
 
 
 class Piece(Protocol):
-    """A copy of some of a shard's rows, with the position of the next."""
+    """A part of a snapshot: some of a shard's rows, and the position of the next part."""
 
     rows: KeyRange
     keys: int
@@ -48,7 +48,11 @@ class Piece(Protocol):
 
 
 class Sampled(Protocol):
-    """Some of a shard's rows: all of these, or those of some keys; `after`: where others begin."""
+    """A sample of a shard's rows, for a checksum.
+
+    keys:   the keys in `rows`, or None for all rows
+    after:  the position of the next sample
+    """
 
     rows: KeyRange
     keys: Any
@@ -59,7 +63,7 @@ Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
 class ShardStore(Protocol):
-    """One server's part of a table; it stages what it applies."""
+    """The rows of a shard on one server, and the staging memory of its pushes."""
 
     spec: TableSpec
     held: KeyRange
@@ -88,9 +92,11 @@ class ShardStore(Protocol):
 
 
 class MovableStore(ShardStore, Protocol):
-    """One that can be in several copies, or go to other servers.
+    """A shard that can be replicated and moved to other servers.
 
-    syncing: it is still being sent its rows; `stage_told` is for what another copy has applied
+    syncing:  it still receives its rows
+
+    `stage_told` stages an operation that another replica has applied.
     """
 
     syncing: bool
@@ -107,7 +113,7 @@ class MovableStore(ShardStore, Protocol):
 
 
 class RowStore(MovableStore, Protocol):
-    """A dense table's, which has ranges of rows as well as keys."""
+    """A shard of a dense table, which also takes ranges of rows and streamed pushes."""
 
     def stream(self, rows: KeyRange) -> Any: ...
     def first_row(self, streamed: Any, number: int) -> int: ...

@@ -1,10 +1,10 @@
-"""Staging: where the payload of an admitted request goes.
+"""Staging memory for the payloads of admitted requests, and streamed pushes.
 
 Most payloads are staged whole and checked then. A push of many fragments that is applied on arrival
-is *streamed*: applied while it comes in, because a fragment is what is checked, applied and
-de-duplicated. So a sender that dies half-way has changed the fragments that came in whole and no
-other; and when the request comes again, under the same id, each fragment that is applied already is
-left out (DESIGN section 4, rule 1). It is acknowledged when all are applied.
+is *streamed*: each fragment is applied as soon as it has come in, because the fragment is the unit
+that is checked, applied and de-duplicated. If the sender dies half-way, the fragments that came in
+whole are changed and no others. When the request comes again under the same id, the fragments that
+are applied already are left out. The push is acknowledged when all fragments are applied.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shoal.protocol.views import NodeId, ViewId
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
-    """A request that the gate has let in, in `view`, and the staging that its payload goes to.
+    """A request that was admitted in `view`, and the staging memory of its payload.
 
-    streamed: it is applied while it comes in
+    streamed:  whether it is applied while it comes in
     """
 
     sender: NodeId
@@ -40,9 +40,9 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class RequestStaging:
-    """Takes requests in for a server's shards.
+    """Receives requests into the staging memory of a server's shards.
 
-    guard: of the rows in answers; recalled before any row changes
+    guard:  protects the rows in unsent answers; recalled before any row changes
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RequestStaging:
         self._checkpointer = checkpointer
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        """Where a payload goes. Changes nothing: the gate decides again once it is here."""
+        """Return where a payload goes. Changes nothing: admission decides again once it is here."""
         if not isinstance(message, Request):
             return Discard(f"a {type(message).__name__} has no payload")
         verdict = self._admission.verdict(sender, message)
         footprint = self._admission.footprint(message) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
-        if nbytes != footprint.nbytes:  # before there is memory for it
+        if nbytes != footprint.nbytes:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
         admitted = self.take(sender, message, footprint)
         loads = admitted.loads
@@ -88,7 +88,7 @@ class RequestStaging:
         )
 
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
-        """The rows that a request pulls: those of whole ranges are live, and on loan."""
+        """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
         for number, rows, keys in admitted.footprint.pulls:
@@ -106,14 +106,15 @@ class RequestStaging:
         return tuple(found)
 
     def _waits(self, request: Request, footprint: Footprint) -> bool:
-        """Whether its push is not to be applied yet."""
+        """Return whether its push waits for a checkpoint clock."""
         specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
         return any(self._checkpointer.holds(spec, request.clock) for spec in specs)
 
     def land(self, payload: Sink) -> bool:
-        """The last view that is full: apply its fragment, unless it was applied before.
+        """Apply the fragment that has just come in, unless it was applied before.
 
-        False where it may not be applied, because the view has changed or a copy came first.
+        Return False if it must not be applied: the view has changed, or a duplicate of the request
+        came first.
         """
         admitted: AdmittedRequest = payload.context
         request, log = admitted.request, admitted.log
@@ -134,7 +135,7 @@ class RequestStaging:
         return True
 
     def end_stream(self, admitted: AdmittedRequest) -> bool:
-        """The request is here whole; whether all of it is applied."""
+        """End a streamed push that has come in whole; return whether all of it is applied."""
         count = sum(len(load.views) for load in admitted.loads)
         for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
             cast(RowStore, self._shards[at]).end_stream(load)
@@ -142,6 +143,6 @@ class RequestStaging:
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:
-    """The push whose keys are pulled as well."""
+    """Return the staged push whose keys are pulled as well."""
     pushes = zip(footprint.pushes, loads, strict=False)
     return next(load for (at, named, _), load in pushes if at == shard and named == rows)

@@ -1,4 +1,4 @@
-"""Parking: requests that are answered later, which clock each waits for, and whom."""
+"""The wait queue: requests that are answered later, and what each waits for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from shoal.protocol.server.staging import AdmittedRequest
 
 
 class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
-    """A pull that waits until every worker has reached `clock`; or a push that others lack, at 0.
+    """A pull that waits for a clock, or a push that waits until all replicas have it.
 
-    since: when it came
+    clock:  the clock that every worker has to reach; 0 for a push
+    since:  when it came
     """
 
     admitted: AdmittedRequest
@@ -34,10 +35,10 @@ class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class WaitQueue:
-    """Who waits at a server.
+    """The requests that wait at a server, by (incarnation, sequence number).
 
-    pulls:   that wait for a clock, by request id
-    pushes:  that other servers are to have as well
+    pulls:   wait for a clock
+    pushes:  wait until all replicas have them
     """
 
     def __init__(
@@ -58,52 +59,52 @@ class WaitQueue:
         self._replication = replication
         self._checkpointer = checkpointer
 
-    # ------------------------------------------------------------------ who waits
+    # ------------------------------------------------------------------ entering and leaving
 
     def look(self, admitted: AdmittedRequest, accepted: bool) -> WaitingRequest:
-        """What a pull waits for, if it is to wait.
+        """Return what a pull waits for, should it have to wait.
 
-        The answer acknowledges the request's own push too, so it also waits for that round.
+        The answer also acknowledges the request's own push, so it waits for that push's round too.
 
-        accepted:  its push waits for one
+        accepted:  whether its push waits for a round
         """
         request = admitted.request
         clock = read_clock(request)
         need = self._applied_at(admitted) if accepted else 0
         for number in self._own_pulls(admitted):
-            spec = self._shards[number].spec  # its own pushes may wait for a marker
+            spec = self._shards[number].spec  # own pushes may wait
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
         return WaitingRequest(admitted, need, self._replication.time.now)
 
     def add_pull(self, pull: WaitingRequest) -> None:
-        """It is to wait."""
+        """Add a pull that waits for a clock."""
         self.pulls[pull.key] = pull
 
     def add_push(self, admitted: AdmittedRequest) -> None:
-        """A push that is not settled: it may be asked for, and is answered once it is."""
-        parked = WaitingRequest(admitted, 0, self._replication.time.now)
-        self.pushes[parked.key] = parked
+        """Add a push; it is answered when all replicas have it."""
+        waiting = WaitingRequest(admitted, 0, self._replication.time.now)
+        self.pushes[waiting.key] = waiting
 
     def leave(self, key: tuple[int, int]) -> None:
-        """Nobody waits for that request's answer any more."""
+        """Remove a request."""
         self.pulls.pop(key, None)
         self.pushes.pop(key, None)
 
     def drop_worker(self, worker: int) -> None:
-        """It has gone."""
+        """Remove the requests of a worker that has left."""
         self._drop([key for key in (*self.pulls, *self.pushes) if key[0] == worker])
 
     def forget(self, log: RequestLog) -> None:
-        """What its worker has given up is not answered any more."""
+        """Remove the requests that their worker has resolved or given up."""
         worker, below = log.incarnation, log.forget_below
         keys = (*self.pulls, *self.pushes)
         self._drop([key for key in keys if key[0] == worker and key[1] < below])
 
     def clear(self) -> None:
-        """Other servers have some of the rows now: whoever waits asks again, of the new ones."""
-        for (_, seq), parked in self.pulls.items():
-            parked.admitted.log.record(seq, "accepted")
+        """Remove everything, because chains have changed; workers send again to the new servers."""
+        for (_, seq), pull in self.pulls.items():
+            pull.admitted.log.record(seq, "accepted")
         self.pulls.clear()
         self.pushes.clear()
 
@@ -111,10 +112,10 @@ class WaitQueue:
         for key in keys:
             self.leave(key)
 
-    # ------------------------------------------------------------------ when it ends
+    # ------------------------------------------------------------------ conditions
 
     def due(self, number: int, request: Request) -> int:
-        """The clock that is to be reached before a push is in a shard's rows; 0 for at once."""
+        """Return the clock that a push to a shard waits for before it is applied; 0 for none."""
         if request.assign:
             return 0
         spec = self._shards[number].spec
@@ -123,13 +124,13 @@ class WaitQueue:
         )
 
     def ready(self, pull: WaitingRequest) -> bool:
-        """Whether it can be answered."""
+        """Return whether a pull can be answered."""
         if pull.clock > self._reached(pull.admitted):
             return False
         return pull.admitted.log.complete(pull.admitted.request.seq)
 
     def _reached(self, admitted: AdmittedRequest) -> int:
-        """The clock that the rows which a request pulls have come to."""
+        """Return the lowest clock of the rows that a request pulls."""
         minimum = self._clocks.of(admitted.log.group).minimum
         if not self._admission.replicated:
             return minimum
@@ -137,25 +138,27 @@ class WaitQueue:
         return min(reached, default=minimum)
 
     def _applied_at(self, admitted: AdmittedRequest) -> int:
-        """The clock that is to be reached before all of its push is in the rows."""
+        """Return the clock that is reached when all of a request's push is applied."""
         pushes = admitted.footprint.pushes
         return max((self.due(number, admitted.request) for number, _, _ in pushes), default=0)
 
     def _own_pulls(self, admitted: AdmittedRequest) -> list[int]:
-        """The shards that it pulls from which go by its worker's clocks: of others it takes what
-        there is."""
+        """Return the pulled shards that go by the clocks of the worker's own group.
+
+        Pulls from other groups' tables wait for no clock.
+        """
         pulls, replicas = admitted.footprint.pulls, self._replication.replicas
         return [n for n, _, _ in pulls if replicas[n].group == admitted.log.group]
 
-    # ------------------------------------------------------------------ for whom
+    # ------------------------------------------------------------------ reasons
 
     def waiting(self, pushes: bool = False) -> list[tuple[Request, str, float]]:
-        """(request, reason, since when) of everything parked; also of pushes, if asked for."""
+        """Return (request, reason, since) of every waiting pull, and of pushes if asked for."""
         waiting = {**self.pushes, **self.pulls} if pushes else self.pulls
         return [(each.admitted.request, self.reason(each), each.since) for each in waiting.values()]
 
     def waits_for(self, request: Request | Probe, code: Code) -> tuple[int, str]:
-        """The clock that a request of that code waits for, or -1, and whom it waits for."""
+        """Return the clock that a request with that outcome waits for, or -1, and the reason."""
         key = request.incarnation, request.seq
         pull = self.pulls.get(key)
         if pull is not None:
@@ -166,9 +169,9 @@ class WaitQueue:
         clock = self._clocks.of(group).minimum + 1
         return clock, self.reason(push) if push else self._replies.absent(group, clock)
 
-    def reason(self, parked: WaitingRequest) -> str:
-        """Who keeps it from being answered."""
-        admitted, clock = parked.admitted, parked.clock
+    def reason(self, waiting: WaitingRequest) -> str:
+        """Return which workers or servers keep a request from being answered."""
+        admitted, clock = waiting.admitted, waiting.clock
         own = [each for each in admitted.log.parts.get(admitted.request.seq, ()) if not each.done]
         if any(each.version < 0 for each in own):
             clock = max(clock, self._applied_at(admitted))
@@ -179,7 +182,7 @@ class WaitQueue:
         )
 
     def problems(self) -> Iterator[str]:
-        """Every parked pull has a reason that is still true."""
+        """Yield a problem for each waiting pull that could be answered."""
         for pull in self.pulls.values():
             if self.ready(pull):
                 yield (
@@ -189,5 +192,5 @@ class WaitQueue:
 
 
 def read_clock(request: Request) -> int:
-    """The clock that its pull is of: the one that it advances to."""
+    """Return the clock that a request pulls at: the one that it advances to, if it advances."""
     return request.advance if request.advance >= 0 else request.clock

@@ -1,4 +1,4 @@
-"""Waits: who waits at a server, for whom, and for how long they have waited."""
+"""Reports of which workers a server's requests wait for, and for how long."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member
 
-TELL_S = 0.25  # between two reports to the scheduler
+REPORT_S = 0.25  # between two reports to the scheduler
 
 
 class WaitReport:
-    """What one server has seen.
+    """Measures how long each worker has been waited for, and reports it to the scheduler.
 
-    A worker is waited for while a request of its group waits and it is one of those that are
-    furthest back, unless these are more than half of all, or nobody is let in at present.
+    A worker counts as waited for while a pull of its group is in the wait queue and its clock is
+    the lowest of the group. Time does not count if more than half of the group is at the lowest
+    clock, or if admission is closed.
 
-    active: whether there is something to look at after each event
+    active:  whether `look` has work to do after an event
     """
 
     def __init__(
@@ -43,20 +44,20 @@ class WaitReport:
         self._seconds: dict[int, float] = {}
         self._late: Sequence[int] = ()
         self._since = 0.0
-        self._tell_at = -inf
+        self._report_at = -inf
 
     def look(self, now: float, out: Effects) -> None:
-        """After each event."""
+        """Add up the time since the last event, and send a report when one is due."""
         for worker in self._late:
             self._seconds[worker] = self._seconds.get(worker, 0.0) + now - self._since
         self._since = now
         self._late = self._latest() if self._wait_queue.pulls and not self._admission.closed else ()
         self.active = bool(self._late or self._seconds)
-        if self._seconds and now >= self._tell_at and not self._session.ended:
-            self._tell_at = now + TELL_S
+        if self._seconds and now >= self._report_at and not self._session.ended:
+            self._report_at = now + REPORT_S
             self._seconds = {w: s for w, s in self._seconds.items() if w in self._workers}
-            told = WaitTimes(self._session.incarnation, tuple(self._seconds.items()))
-            out.append(Send(SCHEDULER, told))
+            report = WaitTimes(self._session.incarnation, tuple(self._seconds.items()))
+            out.append(Send(SCHEDULER, report))
 
     def _latest(self) -> Sequence[int]:
         found: list[int] = []
@@ -67,7 +68,7 @@ class WaitReport:
         return found
 
     def because(self, now: float) -> StatusReply:
-        """Who waits now."""
+        """Return the requests that wait now, each with the reason."""
         view = self._session.view
         names = [spec.name for spec in view.tables] if view is not None else []
         waits = [

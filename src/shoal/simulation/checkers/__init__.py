@@ -1,1 +1,1 @@
-"""What must never happen."""
+"""The checkers: properties that must hold in every simulated run."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated run: what was written down of a clock has to be one cut."""
+"""The checker of checkpoints: the files of a clock must be a consistent cut."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.tables.snapshots import overlaid
 
 
 class Cuts:
-    """What servers have written down, by clock and arc."""
+    """The rows that servers have saved, by clock and shard."""
 
     def __init__(self) -> None:
         self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
 
     def add(self, save: Save) -> None:
         if save.spec.group:
-            raise violated("cut", f"{save.spec.name} goes by other clocks than checkpoints do")
+            raise violated("cut", f"{save.spec.name} uses other clocks than checkpoints")
         key = save.spec.name, save.rows.start
         if save.since >= 0:
             state = overlaid(self._saved[save.since][key].state, save.state)
@@ -30,11 +30,13 @@ class Cuts:
         self._saved[save.clock][key] = save
 
     def check(self, clocks: int, acknowledged: Mapping[int, int], atomic: bool) -> int:
-        """`cut`: of a clock everything has all rounds below it and no other. How many there are.
+        """`cut`: every file of a clock has all rounds below it, and no later one.
 
-        clocks:        of a worker; a key of the ledger is incarnation * clocks + clock
-        acknowledged:  the clock of each push that was
-        atomic:        no push can be on some servers only
+        Return the number of complete checkpoints.
+
+        clocks:        clocks of a worker; a key of the ledger is incarnation * clocks + clock
+        acknowledged:  the clock of each acknowledged push
+        atomic:        whether no push can be on some servers only
         """
         found = 0
         for clock, saved in sorted(self._saved.items()):
@@ -61,12 +63,12 @@ class Cuts:
 
 
 def _place(save: Save, key: int) -> int:
-    """Where a key is, of all that the ledger's arcs are cut from."""
+    """Return the row or hash slot of a key of the ledger."""
     return slot_of(key) if save.spec.sparse else key
 
 
 def _pushed(save: Save) -> set[int]:
-    """The keys of pushes that are in some rows of the ledger."""
+    """Return the keys whose pushes are in saved rows of the ledger."""
     if save.spec.sparse:
         pushed = save.state["records"][:, 0] != 0
         return set(save.state["keys"][pushed].tolist())

@@ -1,7 +1,7 @@
-"""What must never happen, looked at while it could.
+"""Checkers of the history of a run, called while it runs.
 
-Each checker is named; `Violation` carries the name, so that a planted bug can be shown to be
-caught by the checker that it is for.
+Each checker has a name, and `Violation` carries it: so a test can show that a planted bug is found
+by the checker that it is for.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from shoal.tables.spec import Consistency
 
 
 class Violation(ShoalError):
-    """A checker's finding. `checker` is its name."""
+    """A property that does not hold.
 
-    def __init__(self, message: str = "", story: Sequence[str] = (), checker: str = "") -> None:
-        super().__init__(message, story)
+    checker:  the name of the checker
+    """
+
+    def __init__(self, message: str = "", trace: Sequence[str] = (), checker: str = "") -> None:
+        super().__init__(message, trace)
         self.checker = checker
 
 
@@ -47,7 +50,7 @@ def violated(checker: str, message: str) -> Violation:
 
 
 def check_tiling(view: View) -> None:
-    """`tiling`: arcs cover every table exactly once, fragments are whole, chains of members."""
+    """`tiling`: shards cover each table once, in whole fragments, on chains of members."""
     ranks = {member.rank for member in view.servers}
     for spec, placements in zip(view.tables, view.placements, strict=True):
         held = [placement.rows for placement in placements]
@@ -66,21 +69,23 @@ def check_tiling(view: View) -> None:
 
 
 class Ledger:
-    """Every push adds 1 to a key of its own; this knows what each key may read.
+    """Every push adds 1 to a key of its own; the ledger knows which values each key may have.
 
-    A push is *intended* when it is asked for, *acknowledged* when it resolved without an error,
-    *passed* when its worker has gone on to a later clock after it resolved or is still under way,
-    and *failed* when it resolved with an error: then its outcome is unknown.
+    intended:      the clock of each push that was requested, by key
+    acknowledged:  keys of pushes that resolved without an error
+    failed:        keys of pushes that resolved with an error: their outcome is unknown
+    crashed:       incarnations of workers that have crashed
+    seen:          keys that a worker has read as 1
     """
 
     def __init__(self, consistency: Consistency, clocks: int) -> None:
         self.consistency = consistency
         self.clocks = clocks
-        self.intended: dict[int, int] = {}  # key -> clock
+        self.intended: dict[int, int] = {}
         self.acknowledged: set[int] = set()
         self.failed: set[int] = set()
-        self.crashed: set[int] = set()  # incarnations
-        self.seen: set[int] = set()  # keys that somebody has read as 1
+        self.crashed: set[int] = set()
+        self.seen: set[int] = set()
 
     def key(self, incarnation: int, clock: int) -> int:
         return incarnation * self.clocks + clock
@@ -88,7 +93,7 @@ class Ledger:
     def check_read(self, incarnation: int, clock: int, values: np.ndarray) -> None:
         """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered.
 
-        values: what each key read as; negative where it was not asked for
+        values:  the value of each key; negative if it was not read
         """
         doubled = np.flatnonzero(values > 1)
         if len(doubled):
@@ -117,9 +122,9 @@ class Ledger:
                 )
 
     def check_visit(self, values: Mapping[int, float], known: Collection[int]) -> None:
-        """`freshness` and `exactly once` of a read that waits for nobody.
+        """`freshness` and `exactly once` of a read that waits for no clock.
 
-        known: pushes that were acknowledged before it was asked for
+        known:  pushes that were acknowledged before the read was requested
         """
         for key, value in values.items():
             if value not in (0, 1) or (value and key not in self.intended):
@@ -128,9 +133,9 @@ class Ledger:
                 raise violated("freshness", f"a visitor misses the acknowledged push {key}")
 
     def check_departed(self, values: np.ndarray, departed: Mapping[int, int]) -> None:
-        """`departed`: a worker that is gone counts in the rounds below its last clock only.
+        """`departed`: a worker that has left counts in the rounds below its last clock only.
 
-        departed: the last clock of each incarnation that views called departed
+        departed:  the last clock of each departed incarnation
         """
         for incarnation, last in departed.items():
             for key in range(self.key(incarnation, 0), self.key(incarnation + 1, 0)):
@@ -141,8 +146,8 @@ class Ledger:
     def check_end(self, values: np.ndarray) -> None:
         """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
 
-        `vanished`: what was read is there; but under `asp` a head answers alone. NaN: rows of
-        which no replica is left.
+        `vanished`: a value that was read is still there, except under `asp`, where the head
+        answers before its push is replicated. Rows that have no replica left are NaN.
         """
         for key, value in enumerate(values.tolist()):
             if value != value:
@@ -158,7 +163,7 @@ class Ledger:
 
 
 def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
-    """`torn`: every push adds the same number to a whole fragment, so it reads as one number."""
+    """`torn`: every push adds one number to a whole fragment, so all its rows are equal."""
     for start in range(0, len(values), fragment_rows):
         part = values[start : start + fragment_rows]
         if not (part == part[0]).all():
@@ -166,13 +171,13 @@ def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
 
 
 def check_canary(buffer: np.ndarray, canary: float) -> None:
-    """`late pull`: a buffer whose pull was given up is the caller's again."""
+    """`late pull`: no rows arrive in a buffer whose pull was given up."""
     if not (buffer == canary).all():
         raise violated("late pull", "rows landed in a buffer whose pull had timed out")
 
 
 def check_groups(before: View | None, view: View) -> None:
-    """`group`: it begins once as many of its workers are there as make it complete."""
+    """`group`: a worker group begins only when it is complete."""
     begun = {member.group for member in before.workers} if before is not None else set()
     for group in {m.group for m in view.workers if m.group} - begun:
         members = view.group(group)
@@ -182,9 +187,9 @@ def check_groups(before: View | None, view: View) -> None:
 
 
 class Views:
-    """`view` and `old view`: what servers do under which view, and what they have promised.
+    """`view` and `old view`: servers act under the current view and keep their promises.
 
-    departed: the last clock of each incarnation of a worker that was in a view and is gone
+    departed:  the last clock of each incarnation that was in a view and has left
     """
 
     def __init__(self) -> None:
@@ -194,7 +199,7 @@ class Views:
         self._acknowledged: dict[NodeId, ViewId] = {}
 
     def made(self, view: View) -> None:
-        """The scheduler has made one."""
+        """Check a new view of the scheduler."""
         check_tiling(view)
         check_groups(self._latest, view)
         self._latest = view
@@ -202,7 +207,7 @@ class Views:
             self.departed.setdefault(member.incarnation, member.last_clock)
 
     def sent(self, node: NodeId, message: Message) -> None:
-        """No server answers under an old view after it did under a newer one, or promised one."""
+        """Check that no server answers in a view older than one it answered in or promised."""
         if isinstance(message, Frozen):
             self._promised[node] = max(message.view, self._promised.get(node, NO_VIEW))
         elif isinstance(message, Reply) and message.code in ("applied", "accepted"):
@@ -214,7 +219,7 @@ class Views:
             self._acknowledged[node] = message.view
 
     def pushed(self, node: NodeId, request: Request, present: ViewId) -> None:
-        """A push is taken under the view that its sender meant, and not between two views."""
+        """Check that a push is taken in the view of its sender, and not while frozen."""
         if request.view != present:
             raise violated("view", f"{node} in view {present} took a push of {request.view}")
         if self._promised.get(node, NO_VIEW) > present:
@@ -222,13 +227,13 @@ class Views:
 
 
 class Durability:
-    """`durable`: the scheduler tells nobody what its disk could not tell its successor."""
+    """`durable`: the scheduler sends nothing that depends on state that is not on its disk."""
 
     def __init__(self) -> None:
         self._disk: bytes | None = None
         self._record = JournalRecord()
 
-    def told(self, target: NodeId, message: Message, disk: bytes | None) -> None:
+    def sent(self, target: NodeId, message: Message, disk: bytes | None) -> None:
         if disk is not self._disk:
             self._disk = disk
             self._record = (
@@ -241,7 +246,7 @@ class Durability:
             case Joined(incarnation):
                 written = record.next_incarnation > incarnation
             case BarrierReleased(name, generation):
-                # also who is no member any more may be told
+                # former members are answered too
                 groups = {m.group for m in record.members if m.id == target} or {"", GUESTS}
                 keys = [released_as(group, name) for group in groups]
                 written = any(record.released.get(key, -1) >= generation for key in keys)
@@ -257,35 +262,39 @@ class Durability:
             case _:
                 return
         if not written:
-            text = f"the scheduler told {describe(message)} before it was on its disk"
+            text = f"the scheduler sent {describe(message)} before it was on its disk"
             raise violated("durable", text)
 
 
-def check_parked(node: NodeId, machine: ServerMachine) -> None:
-    """`forgotten`: a pull that is said to be parked is parked, with a reason. `visitor`: where all
-    that it reads goes by other workers' clocks, it waits for nobody."""
+def check_waiting(node: NodeId, machine: ServerMachine) -> None:
+    """`forgotten`: a pull with the outcome "waiting" is in the wait queue, with a reason.
+
+    `visitor`: a pull that reads only tables of other groups does not wait.
+    """
     waiting = machine.waiting()
-    said = sum(list(w.outcomes.values()).count("waiting") for w in machine.admission.logs.values())
-    if said != len(waiting):
-        raise violated("forgotten", f"{node} has {said} waiting pulls and knows of {len(waiting)}")
+    logs = machine.admission.logs.values()
+    recorded = sum(list(log.outcomes.values()).count("waiting") for log in logs)
+    if recorded != len(waiting):
+        text = f"{node} recorded {recorded} waiting pulls and queues {len(waiting)}"
+        raise violated("forgotten", text)
     for request, reason in waiting:
         if not reason and not machine.frozen:
-            raise violated("forgotten", f"{node} parked {request} for no reason")
-    copies = machine.replication.replicas
-    for taken in (each.admitted for each in machine.wait_queue.pulls.values()):
-        groups = {copies[number].group for number, _, _ in taken.footprint.pulls}
-        waits = taken.request.pushes or not taken.log.complete(taken.request.seq)
-        if not waits and taken.log.group not in groups:
-            raise violated("visitor", f"{node} has a worker wait that reads others' tables")
+            raise violated("forgotten", f"{request} waits at {node} for no reason")
+    replicas = machine.replication.replicas
+    for admitted in (each.admitted for each in machine.wait_queue.pulls.values()):
+        groups = {replicas[number].group for number, _, _ in admitted.footprint.pulls}
+        waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)
+        if not waits and admitted.log.group not in groups:
+            raise violated("visitor", f"{node} lets a pull of another group's tables wait")
 
 
 def check_served(node: NodeId, machine: ServerMachine, numbers: Sequence[int]) -> None:
-    """`unreplicated`: nobody reads what not all replicas have; but under `asp` a head answers."""
+    """`unreplicated`: a pull returns only what all replicas have, except under `asp`."""
     for number in numbers:
-        copy, spec = machine.replication.replicas[number], machine.shards[number].spec
-        tail = copy.placement.tail == machine.session.rank
-        if not tail and copy.version > copy.done and spec.consistency.name != "asp":
-            text = f"{spec.name}{copy.rows} at version {copy.version}, done {copy.done}"
+        replica, spec = machine.replication.replicas[number], machine.shards[number].spec
+        tail = replica.placement.tail == machine.session.rank
+        if not tail and replica.version > replica.done and spec.consistency.name != "asp":
+            text = f"{spec.name}{replica.rows} at version {replica.version}, done {replica.done}"
             raise violated("unreplicated", f"{node} answers with {text}")
 
 

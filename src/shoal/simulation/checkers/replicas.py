@@ -1,4 +1,4 @@
-"""What the servers of a simulated run hold at its end: every push once, on every replica."""
+"""Checkers of the servers' rows at the end of a run: every push once, on every replica."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def check_holdings(
     departed: Mapping[int, int],
     whole: bool,
 ) -> None:
-    """`lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, `order`, `weights`
-    and `replicas`.
+    """Check the rows at the end of a complete run.
 
-    group:     of workers, whose work it is
-    departed:  last clocks of workers that are gone, by incarnation
-    whole:     whether all that was accepted is in the rows
+    `lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, `order`, `weights` and
+    `replicas`.
+
+    group:     the worker group that ran the workload
+    departed:  last clocks of workers that have left, by incarnation
+    whole:     whether all accepted pushes are in the rows
     """
     closes = work.ledger.consistency.apply_at == "round_end"
     stamps: list[np.ndarray] = []
@@ -43,7 +45,7 @@ def check_holdings(
     longest = max(
         len(c.placement.in_sync) for m in servers.values() for c in m.replication.replicas.values()
     )
-    # by the place in the chain; the tail stands in for chains that are shorter
+    # by position in the chain; a shorter chain counts its tail for the positions after it
     ledgers = [np.zeros(work.keys, np.float32) for _ in range(longest)]
     custom: list[list[CustomShard]] = [[] for _ in range(longest)]
     model: dict[int, tuple[np.ndarray, int]] = {}
@@ -86,10 +88,10 @@ def check_holdings(
 
 
 def check_remaining(servers: Mapping[NodeId, ServerMachine], work: Workload, group: str) -> None:
-    """`lost`, `exactly once` and `replicas`, of the rows that are left where a run ended in the
-    middle of a view change, or because others were lost.
+    """`lost`, `exactly once` and `replicas`, after a run that ended early.
 
-    Each row is read where it is newest: an acknowledged push is on every replica of its chain.
+    The run ended during a view change, or because rows were lost. Each remaining row is read from
+    its newest replica: an acknowledged push is on every replica of its chain.
     """
     check_replicas(servers)
     rows = np.full(work.keys, np.nan, np.float32)
@@ -112,21 +114,21 @@ def check_remaining(servers: Mapping[NodeId, ServerMachine], work: Workload, gro
 
 
 def _by_fragment(shard: DenseShard) -> dict[int, tuple[np.ndarray, int]]:
-    """Rows and number of updates of each fragment, by its first row."""
+    """Return the rows and the number of updates of each fragment, by its first row."""
     return {
         part.start: (np.frombuffer(shard.read(part), np.float64), updates)
         for part, updates in zip(shard.fragments, shard.updates, strict=True)
     }
 
 
-def made_room(servers: Mapping[NodeId, ServerMachine]) -> int:
-    """How many replicas have had to forget keys."""
+def evicting(servers: Mapping[NodeId, ServerMachine]) -> int:
+    """Return how many replicas have evicted keys."""
     held = [each for machine in servers.values() for each in _held(machine)]
     return sum(shard.evicted > 0 for replica, shard in held if len(replica.placement.in_sync) > 1)
 
 
 def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
-    """`replicas`: copies of an arc that have been changed as often are the same, bit for bit."""
+    """`replicas`: replicas of a shard with the same version are equal bit for bit."""
     seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
     for node, machine in servers.items():
         for replica, shard in _held(machine):
@@ -138,19 +140,19 @@ def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
 
 
 def _held(machine: ServerMachine) -> list[tuple[Replica, ShardStore]]:
-    """What a server has all of."""
-    copies, rank = machine.replication.replicas, machine.session.rank
+    """Return a server's in-sync replicas, each with its rows."""
+    replicas, rank = machine.replication.replicas, machine.session.rank
     return [
-        (copies[n], shard)
+        (replicas[n], shard)
         for n, shard in machine.shards.items()
-        if rank in copies[n].placement.in_sync
+        if rank in replicas[n].placement.in_sync
     ]
 
 
 def _content(shard: ShardStore) -> bytes:
     if isinstance(shard, CustomShard):
         return b"".join(each.numpy().tobytes() for each in shard.state().values())
-    if isinstance(shard, BoundedShard):  # the same keys at the same places, used last as long ago
+    if isinstance(shard, BoundedShard):  # same keys, same places, same order of use
         state = shard.state()
         parts = state["keys"], state["records"], state["uses"][:, 1]
         return b"".join(part.numpy().tobytes() for part in parts)
@@ -166,7 +168,7 @@ def _content(shard: ShardStore) -> bytes:
 
 
 def _add(ledger: np.ndarray, shard: ShardStore) -> None:
-    """The pushes that a shard of the ledger has."""
+    """Add the pushes in a shard of the ledger."""
     if isinstance(shard, SparseShard):
         rows = shard.records[: len(shard) * shard.stride]
         check_untorn(rows, shard.stride)

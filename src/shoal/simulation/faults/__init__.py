@@ -1,1 +1,1 @@
-"""What goes wrong in a simulated cluster."""
+"""Faults in a simulated cluster: schedules and injectors."""

@@ -1,7 +1,7 @@
-"""The fault menu of a simulated cluster: what goes wrong, in which phase, and how often it did.
+"""The fault injector of a simulated cluster: draws faults from the seed and injects them.
 
-A fault waits for its phase: crashes in the middle of a view change are what seeds are for, and
-hardly any would come by chance.
+A fault waits for its phase of the cluster, because faults in the middle of a view change are the
+most useful ones, and hardly any would come by chance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # each in any phase
-MENU = (
+ONE_SIDED = (
+    "crash worker",
+    "crash scheduler",
+    "partition",
+    "clog",
+    "break",
+)  # in any phase
+FAULTS = (
     *(3 * ONE_SIDED),
     "crash scheduler before persist",
     "crash scheduler after persist",
@@ -37,23 +43,27 @@ MENU = (
     "leave server",
 )
 LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
-EVERY_S = 1.2  # at most, from one fault to the next where they go on
-STOPS_APART_S = 9.0  # sole replicas are given up after as long
-UNANSWERED = 0.3  # of those that join or leave
-PATIENCE_S = 2.0  # how long a fault waits for its phase
-DEAD_S = 3.2  # for as long somebody is kept away who is to be taken for dead
+PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
+STOPS_APART_S = 9.0  # after this time sole replicas are given up
+UNANSWERED = 0.3  # share of joins and leaves
+PHASE_WAIT_S = 2.0  # how long a fault waits for its phase
+DEAD_S = 3.2  # a member that is separated for this long is declared dead
 
 
-class Armed(msgspec.Struct):
-    """A fault that waits for its phase, at most until `until`."""
+class PendingFault(msgspec.Struct):
+    """A fault that waits for its phase, until `until` at most."""
 
     what: str
     phase: str
     until: float
 
 
-class Faults:
-    """Plans the faults of one seed and strikes."""
+class FaultInjector:
+    """Draws and injects the faults of one seed.
+
+    counts:  how often each fault was injected
+    healed:  whether all faults have ended
+    """
 
     def __init__(self, world: World, cluster: SimulatedCluster, random: Random) -> None:
         self.counts: Counter[str] = Counter()
@@ -61,16 +71,16 @@ class Faults:
         self._world = world
         self._cluster = cluster
         self._random = random
-        self._aside = Random(str(random.getstate()))  # what draws from it shifts nothing else
+        self._aside = Random(str(random.getstate()))  # a separate generator: draws shift no other
         self._relentless = Random(str(self._aside.getstate()))
         self._replicated = False
-        self._stopped_at = -STOPS_APART_S  # when a server was last stopped for long
-        self._armed: list[Armed] = []
-        self._at_persist = ""  # "before" or "after" while the scheduler is to die at one
-        self._in_payload = False  # a worker is to die in the middle of a payload of its
-        self._in_advance = False  # ... when it has told one server of its clock and another not
+        self._stopped_at = -STOPS_APART_S  # the last long stop of a server
+        self._pending: list[PendingFault] = []
+        self._at_persist = ""  # "before" or "after": the scheduler is to crash there
+        self._in_payload = False  # a worker is to crash half-way through a payload
+        self._in_advance = False  # a worker is to crash between two sends of an advance
         self._deaths = ServerDeaths(world, cluster, random, self.count)
-        self._told: tuple[NodeId, int] | None = None  # the latest advance, by worker and request
+        self._advanced: tuple[NodeId, int] | None = None  # worker and request of the last advance
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
 
@@ -81,15 +91,15 @@ class Faults:
         kill_server: NodeId | None,
         replicated: bool,
     ) -> None:
-        """Schedule `number` faults, the phases drawn from those that this cluster has."""
+        """Draw `number` faults, each with one of the phases of this cluster."""
         random = self._random
         self._replicated = replicated
         for _ in range(number):
-            armed = Armed(random.choice(MENU), random.choice(phases), 0.0)
-            spread = 0.02 if armed.phase == "joining" else 1.5
+            fault = PendingFault(random.choice(FAULTS), random.choice(phases), 0.0)
+            spread = 0.02 if fault.phase == "joining" else 1.5
             self._world.at(
                 0.001 + spread * random.random() ** 2,
-                lambda armed=armed: self._arm(armed),  # type: ignore[misc]
+                lambda fault=fault: self._add(fault),  # type: ignore[misc]
             )
         if kill_server is not None:
             least = 500 + random.randrange(300)
@@ -97,42 +107,42 @@ class Faults:
             self._world.at(0.1, lambda: self._deaths.kill(kill_server, least, about_to))
 
     def go_on(self, phases: tuple[str, ...], until: float) -> None:
-        """Faults one after the other, which overlap, until then or until the run is over."""
+        """Draw overlapping faults, one after the other, until `until` or the end of the run."""
         random = self._relentless
         if self.healed or self._cluster.over():
             return
-        what = random.choice((*MENU, *LASTING))
-        self._arm(Armed(what, random.choice(phases), 0.0))
-        pause = EVERY_S * random.random()
+        what = random.choice((*FAULTS, *LASTING))
+        self._add(PendingFault(what, random.choice(phases), 0.0))
+        pause = PAUSE_S * random.random()
         if self._world.now + pause < until:
             self._world.at(self._world.now + pause, lambda: self.go_on(phases, until))
 
     def heal(self) -> None:
-        """No faults from here on."""
+        """End all faults."""
         self.healed = True
-        self._armed.clear()
+        self._pending.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
         self._deaths.heal()
         self._world.network.heal()
 
     def look(self) -> None:
-        """After an event: strike if an armed fault's phase has come."""
-        if not self._armed:
+        """After an event, inject the pending faults whose phase has come."""
+        if not self._pending:
             return
         now, phase = self._world.now, self._cluster.phase()
-        due = [each for each in self._armed if each.phase == phase or now >= each.until]
+        due = [each for each in self._pending if each.phase == phase or now >= each.until]
         for each in due:
-            self._armed.remove(each)
-            self._world.at(now, lambda what=each.what: self._strike(what))  # type: ignore[misc]
+            self._pending.remove(each)
+            self._world.at(now, lambda what=each.what: self._inject(what))  # type: ignore[misc]
 
-    # ------------------------------------------------------------------ strikes
+    # ------------------------------------------------------------------ injection
 
-    def _arm(self, armed: Armed) -> None:
+    def _add(self, fault: PendingFault) -> None:
         if not self.healed:
-            armed.until = self._world.now + PATIENCE_S
-            self._armed.append(armed)
+            fault.until = self._world.now + PHASE_WAIT_S
+            self._pending.append(fault)
 
-    def _strike(self, what: str) -> None:
+    def _inject(self, what: str) -> None:
         if self.healed or self._cluster.over():
             return
         if not any(sim.alive and not sim.stopped for sim in self._world.nodes.values()):
@@ -200,7 +210,7 @@ class Faults:
                     self._cluster.send_away(random.choice(servers))
 
     def _stop(self, what: str, names: list[NodeId]) -> None:
-        """SIGSTOP: it goes on soon; or so late that it might have been taken for dead."""
+        """Stop a node for a short time, or for so long that it may be declared dead."""
         seconds = 0.1 + self._aside.random() * 1.2
         if self._aside.random() < 0.5 and not what.endswith("worker"):
             seconds += DEAD_S
@@ -209,7 +219,7 @@ class Faults:
             self._world.pause(self._aside.choice(names), self._world.now + seconds)
 
     def _stop_for_long(self, what: str, names: list[NodeId]) -> None:
-        """SIGSTOP for longer than silence: a worker is taken for dead, and goes on as one."""
+        """Stop a node for so long that it is declared dead, and continues after that."""
         random, now = self._relentless, self._world.now
         if what == "stop server for long" and now < self._stopped_at + STOPS_APART_S:
             return
@@ -221,7 +231,7 @@ class Faults:
             self._world.pause(random.choice(names), now + DEAD_S + 3 * random.random())
 
     def _may_lose(self, worker: NodeId) -> bool:
-        """Whether its group goes on."""
+        """Return whether a worker's group can continue without it."""
         guests, nodes = self._cluster.guests, self._world.nodes.items()
         living = [n for n, s in nodes if n.startswith("worker") and s.alive and not s.stopped]
         return worker in guests or any(n != worker and n not in guests for n in living)
@@ -229,22 +239,22 @@ class Faults:
     def _crash_worker(self, node: NodeId) -> None:
         self._cluster.will_crash(node)
         self._world.crash(node, tell=self._random.random() < 0.5)
-        begins = self._cluster.phase() in ("joining", "view change")  # of which nothing may be left
+        begins = self._cluster.phase() in ("joining", "view change")  # a group may be empty
         replaced = self._random.random() < 0.7 or begins
         if replaced or self._cluster.needed(node):
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def kill(self, node: NodeId, role: str) -> None:
-        """SIGKILL; another takes its place, with what the one before has written down."""
+        """Crash a node and start a replacement; a scheduler restarts from its journal."""
         if role == "worker":
             self._cluster.will_crash(node)
         self._world.crash(node)
-        come = {"worker": self.replace_worker, "server": self._deaths.replace}
-        again = come.get(role, self._cluster.restart_scheduler)
+        restarts = {"worker": self.replace_worker, "server": self._deaths.replace}
+        again = restarts.get(role, self._cluster.restart_scheduler)
         self._world.at(self._world.now + 0.05 + self._random.random(), again)
 
     def replace_worker(self) -> None:
-        """Start a worker in the place of one that is gone."""
+        """Start a worker in the place of a crashed one."""
         if not self._cluster.over() and self._cluster.add_worker() is not None:
             self.count("restart worker")
 
@@ -253,15 +263,18 @@ class Faults:
         self._world.at(at, self._cluster.restart_scheduler)
 
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
-        """Kill the scheduler just before or just after a record is durable; or a worker half-way
-        through its advance."""
+        """Return whether a node crashes before an effect.
+
+        The scheduler crashes just before or after a record is durable, a worker half-way through
+        its advance, a server before it sends a given message.
+        """
         if isinstance(effect, Send):
             moves = isinstance(effect.message, Joined | Leave)
             if moves and "server" in sim.node + effect.to and self._cluster.at_work():
-                self._answers_come_late()
+                self._delay_answers()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
-            return self._deaths.struck_down(sim, effect)
+            return self._deaths.crashes_at(sim, effect)
         if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
             return False
         if self._at_persist == "after":
@@ -271,13 +284,13 @@ class Faults:
         self._restart_later()
         return True
 
-    def _answers_come_late(self) -> None:
-        """Rows are about to move: workers do not hear what is done, and send it again elsewhere."""
+    def _delay_answers(self) -> None:
+        """Delay answers while rows are about to move, so that workers resend to other servers."""
         if self.healed or self._aside.random() > UNANSWERED:
             return
         nodes, network, now = list(self._world.nodes), self._world.network, self._world.now
         for server in [node for node in nodes if node.startswith("server")]:
-            network.clog(SCHEDULER, server, now + 0.05)  # until they have done something
+            network.clog(SCHEDULER, server, now + 0.05)  # until servers have applied something
             for worker in [node for node in nodes if node.startswith("worker")]:
                 network.clog(server, worker, now + 0.4)
         self.count("answers late as rows move")
@@ -287,17 +300,17 @@ class Faults:
             return False
         if not self._may_lose(node):
             return False
-        before, self._told = self._told, (node, message.seq)
-        if before != self._told:
+        before, self._advanced = self._advanced, (node, message.seq)
+        if before != self._advanced:
             return False
-        self._in_advance, self._told = False, None
+        self._in_advance, self._advanced = False, None
         self.count("crash worker in mid-advance")
         self._cluster.will_crash(node)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
         return True
 
     def _cut_short(self, source: NodeId, message: Message) -> bool:
-        """Kill a worker while its payload is under way."""
+        """Return whether a worker crashes half-way through its payload."""
         workers = [n for n, s in self._world.nodes.items() if n.startswith("worker") and s.alive]
         if not self._in_payload or not isinstance(message, Request) or workers in ([], [source]):
             return False
@@ -310,7 +323,7 @@ class Faults:
         return True
 
     def count(self, fault: str) -> None:
-        """Count a fault, by its phase where it is one that may come in any."""
+        """Count a fault; one that may come in any phase is counted by phase."""
         name = f"{fault} ({self._cluster.phase()})" if fault in ONE_SIDED else fault
         self.counts[name] += 1
         self._world.coverage[name] += 1

@@ -1,4 +1,4 @@
-"""Menus: what somebody wants to go wrong, in the simulator or on a real cluster (`shoal chaos`)."""
+"""Fault schedules: chosen faults, for the simulator or a real cluster (`shoal chaos`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.registry import unknown
 from shoal.simulation.cluster import SimulatedCluster
-from shoal.simulation.faults.injector import Faults
+from shoal.simulation.faults.injector import FaultInjector
 from shoal.simulation.world import World
 
 What = Literal["kill", "stop", "restart", "slow", "partition"]
-MENU = tuple(
+FAULT_NAMES = tuple(
     f"{what}-{role}" for what in get_args(What) for role in ("server", "worker", "scheduler")
 )
 FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
-LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time, where a real cluster's last for one or two seconds
-PAUSE_S = 0.2  # at most, between being whole and the next fault
+LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time; on a real cluster, one or two seconds
+PAUSE_S = 0.2  # at most, from the end of a repair to the next fault
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is done to a process of a role: to that of a rank, or -1; at a step, or -1.
+    """A fault of one process.
 
-    kill: SIGKILL. stop: SIGSTOP, for a second. restart: SIGTERM; a server leaves in order, and
-    another comes. slow: 1 Mbit/s, for two seconds. partition: no link, for two seconds
+    what:  kill: SIGKILL. stop: SIGSTOP for a second. restart: SIGTERM, after which a server leaves
+           in order and another starts. slow: 1 Mbit/s for two seconds. partition: no link for two
+           seconds
+    role:  the role of the process
+    rank:  its rank, or -1 for any
+    step:  the training step at which it happens, or -1 for any time
     """
 
     what: What
@@ -44,70 +48,69 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def fault_of(text: str) -> Fault:
-    """`kill-server`, `kill-server-1`, `stop-worker@40`: the first of any rank, the last at a step.
+    """Parse a fault: `kill-server` of any rank, `kill-server-1`, `stop-worker@40` at a step.
 
     Raises:
-        UnknownName: it is none of these
+        UnknownName: the text names no known fault
 
     >>> fault_of("partition-server-1@40")
     Fault(what='partition', role='server', rank=1, step=40)
     """
     found = FORM.fullmatch(text.strip())
-    if found is None or found["name"] not in MENU:
-        raise unknown("fault", text, MENU)
+    if found is None or found["name"] not in FAULT_NAMES:
+        raise unknown("fault", text, FAULT_NAMES)
     what, role = found["name"].split("-")
     rank, step = (int(found[each] or -1) for each in ("rank", "step"))
     return msgspec.convert({"what": what, "role": role, "rank": rank, "step": step}, Fault)
 
 
-class Served:
-    """A menu's faults, by turns, on a simulated cluster: each when it is whole again."""
+class ScheduledFaults:
+    """Injects the faults of a schedule in turn, each when the cluster is whole again."""
 
     def __init__(
         self,
         fault_schedule: Sequence[Fault],
         world: World,
         cluster: SimulatedCluster,
-        faults: Faults,
+        injector: FaultInjector,
         random: Random,
     ) -> None:
         self._fault_schedule = fault_schedule
         self._world = world
         self._cluster = cluster
-        self._faults = faults
+        self._injector = injector
         self._random = random
-        self._served = 0
-        self._next_at = -1.0  # once the cluster is whole
+        self._injected = 0
+        self._next_at = -1.0  # set when the cluster is whole
 
     def look(self) -> None:
-        """After an event: strike if it is time."""
-        if self._faults.healed or not self._cluster.at_work() or not self._cluster.whole():
+        """After an event, inject the next fault if it is due."""
+        if self._injector.healed or not self._cluster.at_work() or not self._cluster.whole():
             self._next_at = -1.0
             return
-        fault, now = self._fault_schedule[self._served % len(self._fault_schedule)], self._world.now
-        if fault.step > self._step() or (
-            fault.step >= 0 and self._served >= len(self._fault_schedule)
-        ):
+        schedule, now = self._fault_schedule, self._world.now
+        fault = schedule[self._injected % len(schedule)]
+        if fault.step > self._step() or (fault.step >= 0 and self._injected >= len(schedule)):
             return
         if self._next_at < 0:
             self._next_at = now + self._random.random() * PAUSE_S
         elif now >= self._next_at:
             self._next_at = -1.0
-            self._served += 1
-            self._world.at(now, lambda: self._strike(fault))
+            self._injected += 1
+            self._world.at(now, lambda: self._inject(fault))
 
     def _step(self) -> int:
         machines = [sim.machine for sim in self._world.nodes.values() if sim.alive]
         return max((m.clock for m in machines if isinstance(m, WorkerMachine)), default=0)
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         living = [n for n, s in self._world.nodes.items() if s.alive and not s.stopped]
         nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
         if not nodes or (fault.what in ("kill", "restart") and self._cluster.full()):
             return
         node = self._random.choice(sorted(nodes))
         now, network = self._world.now, self._world.network
-        self._faults.count(f"menu {fault}")
+        self._injector.count(f"scheduled {fault}")
         match fault.what, fault.role:
             case "stop", _:
                 self._world.pause(node, now + LASTS_S)
@@ -121,7 +124,7 @@ class Served:
                 self._cluster.send_away(node)
                 self._cluster.add_server()
             case _, role:
-                self._faults.kill(node, role)
+                self._injector.kill(node, role)
 
     def _is(self, node: NodeId, rank: int) -> bool:
         if node == SCHEDULER or rank < 0:

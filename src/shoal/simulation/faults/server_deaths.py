@@ -1,4 +1,4 @@
-"""Deaths of servers: at the worst moment, unheard, one after the other, with replacements."""
+"""Crashes of servers: before a given message, after a silence, in a row, with replacements."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ABOUT_TO = ("", "replicate", "replicateack", "answer")  # what a server is, when it is killed
-UNHEARD = 0.5  # ... of those that are about to do nothing: no other server has heard of it lately
-REPAIRING = ("statechunk", "synced")  # ... when it sends rows, or has them
+ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which it crashes
+UNHEARD = 0.5  # share of the other crashes before which its messages to servers are delayed
+REPAIRING = ("statechunk", "synced")  # messages of state transfer
 
 
 class ServerDeaths:
-    """Kills the servers of one seed.
+    """Crashes the servers of one seed.
 
-    count:  called with each fault
+    healed:  whether all faults have ended
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class ServerDeaths:
         self._cluster = cluster
         self._random = random
         self._count = count
-        self._doomed: tuple[NodeId, str] | None = None  # a server, and what it is not to say
+        self._next: tuple[NodeId, str] | None = None  # the server, and before which message
 
     def heal(self) -> None:
-        """No deaths from here on."""
-        self.healed, self._doomed = True, None
+        """End all faults."""
+        self.healed, self._next = True, None
 
     def kill(self, victim: NodeId, least_events: int, about_to: str) -> None:
-        """Kill a server for good, once the seed has seen enough and while it is still needed."""
+        """Crash a server after `least_events` events, while workers still have to push."""
         if (
             self._cluster.over()
             or not self._cluster.at_work()
@@ -51,8 +51,8 @@ class ServerDeaths:
             return
         if self._world.events < least_events or about_to:
             if self._world.events >= least_events:
-                self._doomed, least_events = (victim, about_to), least_events + 200
-                about_to = ""  # where it does not come to that
+                self._next, least_events = (victim, about_to), least_events + 200
+                about_to = ""  # if it never sends that message
             again = self._world.now + 0.02
             self._world.at(again, lambda: self.kill(victim, least_events, about_to))
         elif self._random.random() < UNHEARD:
@@ -65,29 +65,29 @@ class ServerDeaths:
 
     def _crash(self, victim: NodeId) -> None:
         if self._world.nodes[victim].alive:
-            self._doomed = None
+            self._next = None
             self._count("crash server")
             self._world.crash(victim)
             self._after_death()
 
     def _silence(self, victim: NodeId) -> None:
-        """What it says to other servers comes too late, if ever."""
+        """Delay a server's messages to other servers until after its crash."""
         for other in list(self._world.nodes):
             if other.startswith("server"):
                 self._world.network.clog(victim, other, self._world.now + 1.0)
         self._count("server unheard")
 
     def _after_death(self) -> None:
-        """Another server comes, or not; and another dies, once the chains are whole again or not.
+        """After a crash, perhaps start a replacement, and crash another server.
 
-        What comes between is as random.
+        The other one crashes after the repair, or in the middle of it.
         """
         random = self._random
         self._meanwhile()
         if random.random() < 0.7:
             self._world.at(self._world.now + 2 * random.random() ** 2, self.replace)
-        if random.random() < 0.25 and self._doomed is None:
-            self._doomed = "", random.choice(REPAIRING)
+        if random.random() < 0.25 and self._next is None:
+            self._next = "", random.choice(REPAIRING)
         elif random.random() < 0.6:
             patient = random.random() < 0.85
             about_to = random.choice(ABOUT_TO)
@@ -110,7 +110,7 @@ class ServerDeaths:
             self.kill(self._random.choice(sorted(servers)), 0, about_to)
 
     def _meanwhile(self) -> None:
-        """While nobody has noticed a server's death a worker may come, or answers be late."""
+        """Before a crash is detected, perhaps start a worker or delay answers."""
         random, world = self._random, self._world
         living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
         what = random.choice(("", "join", "clog"))
@@ -123,19 +123,19 @@ class ServerDeaths:
                         world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
             self._count(what)
 
-    def struck_down(self, sim: SimNode, effect: Send) -> bool:
-        """Kill a server that is about to say something to the others, or to a worker."""
-        if self._doomed is None or not sim.node.startswith("server"):
+    def crashes_at(self, sim: SimNode, effect: Send) -> bool:
+        """Return whether a server crashes before it sends a message."""
+        if self._next is None or not sim.node.startswith("server"):
             return False
-        about_to, message = self._doomed[1], effect.message
-        if sim.node != self._doomed[0] and about_to not in REPAIRING:
+        about_to, message = self._next[1], effect.message
+        if sim.node != self._next[0] and about_to not in REPAIRING:
             return False
         final = isinstance(message, Reply) and message.code == "applied"
         if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
             return False
-        if self._random.random() < 0.5:  # the next one
+        if self._random.random() < 0.5:  # wait for the next message
             return False
-        self._doomed = None
+        self._next = None
         self._count(f"crash server about to {about_to}")
         self._world.at(self._world.now, self._after_death)
         return True

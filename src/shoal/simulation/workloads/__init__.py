@@ -1,1 +1,1 @@
-"""What the workers of a simulated cluster do."""
+"""The workloads of simulated workers."""

@@ -1,4 +1,4 @@
-"""Seeded faulty runs of workers that only sum tensors with each other: no servers."""
+"""The workload of all-reduce: workers sum tensors around a ring, without servers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from shoal.simulation.node import Program, Sleep
 from shoal.simulation.world import World
 
 SUMS = 12
-PIECE_BYTES, GATHERED_BYTES = 256, 60  # small, so that there are several, and both ways
+PIECE_BYTES, GATHERED_BYTES = 256, 60  # small: several pieces, and both algorithms
 LIMIT_S = 200.0
 BREAKS = 6
-KILLED = 0.25  # of the seeds: a worker dies in the middle
+KILLED = 0.25  # share of the seeds in which a worker crashes
 SIZES = (1, 3, 40, 200, 700)  # elements
 
 
 class RingScenario:
-    """Some workers, what they sum, and what goes wrong between them."""
+    """Workers around a ring, their tensors, and the faults between them."""
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
         random = Random(seed * 7919 + 3)
@@ -74,7 +74,7 @@ class RingScenario:
         self.world.break_connection(f"worker-{one}", f"worker-{other}")
 
     def values(self, worker: int, number: int) -> np.ndarray:
-        """What a worker adds: whole numbers, so that a sum is exact in any order."""
+        """Return a worker's tensor: whole numbers, so that a sum is exact in any order."""
         start = 1 + worker * 1000 + number
         return np.arange(start, start + self.sizes[number], dtype=np.float32)
 
@@ -91,18 +91,18 @@ class RingScenario:
                 self.failed[node] = outcome.error.message
                 return
             self.summed[number, node] = tensor.copy()
-            tensor.fill(-size)  # it is the caller's again
+            tensor.fill(-size)  # belongs to the caller again
             self._given_back.append(tensor)
         yield EnterBarrier("end")
         yield FinishWork()
 
     def run(self) -> None:
-        """To its end, which is checked."""
+        """Run to the end, and check it."""
         self.world.run(until=LIMIT_S, most_events=60_000)
         self.check_end()
 
     def check_end(self) -> None:
-        """Every sum that a worker has is the sum of all; nobody waits; a death is told."""
+        """Check that every sum is exact, no worker still waits, and failures name a reason."""
         for (number, node), found in self.summed.items():
             each = [self.values(worker, number) for worker in range(self.workers)]
             expected = np.sum(each, axis=0) / 2

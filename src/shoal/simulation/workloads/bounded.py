@@ -1,7 +1,8 @@
-"""Visits: a bounded table of a simulated run, in which keys make room for others all the time.
+"""The workload of a bounded table, which evicts keys all the time.
 
-Each clock a worker adds 1 to a few keys of many more than there is room for. A row that made room
-begins anew, so it reads anything up to the number of its pushes; copies are compared at the end.
+Each clock a worker adds 1 to a few keys, out of many more than the table has room for. An evicted
+row begins again at 0, so a key may have any value up to the number of its pushes. Replicas are
+compared at the end.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from shoal.simulation.checkers.history import violated
 from shoal.tables.spec import Access, Consistency, TableSpec
 
 KEYS, ROOM = 48, 16
-MOST = 4  # keys of a push
+MOST = 4  # keys in a push
 
 
 class BoundedWorkload:
-    """What was pushed to it."""
+    """Pushes to the bounded table, and checks what is read from it."""
 
     def __init__(self, consistency: Consistency, random: Random) -> None:
         self.spec = TableSpec(
@@ -48,10 +49,10 @@ class BoundedWorkload:
         return PullOp("visits", self.spec.keys, rows.view(np.uint8).data, keys.data), rows
 
     def check_read(self, pull: PullOp, rows: np.ndarray) -> None:
-        """`exactly once`: no key has been visited more often than it was."""
+        """`exactly once`: no key has a value above the number of its pushes."""
         for key, bounded in zip(np.asarray(pull.keys).tolist(), rows.tolist(), strict=True):
             if not 0 <= bounded <= self._pushed[key]:
-                text = f"key {key} reads {bounded:g} after {self._pushed[key]} visits"
+                text = f"key {key} reads {bounded:g} after {self._pushed[key]} pushes"
                 raise violated("exactly once", text)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a custom table in a simulated run: each adds 1 to keys of its own, once."""
+"""The workload of a custom table: each call adds 1 to keys of its own, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = TableSpec("calls", kind="custom", access=Access("lists"), saves=True)
 
 
 class Calls:
-    """What was called, and what each key may read."""
+    """Calls the handler, and checks its rows."""
 
     def __init__(self) -> None:
         self.intended: set[int] = set()
@@ -29,7 +29,7 @@ class Calls:
         self._numbers: dict[int, int] = {}  # of the last call, by incarnation
 
     def push(self, machine: WorkerMachine, key: int, timeout_s: float | None) -> Program:
-        """Add 1 to a key of every arc at once; where that is acknowledged, each reads 1."""
+        """Add 1 to a key of every shard at once; if that is acknowledged, check that each is 1."""
         keys = self._keys(machine, key)
         self.intended.update(keys.values())
         one: dict[str, Any] = {
@@ -53,7 +53,7 @@ class Calls:
     def check_end(self, shards: Iterable[CustomShard]) -> None:
         """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing.
 
-        shards:  of all servers at one place of their chains
+        shards:  all shards at one position of their chains
         """
         found = {key: row.tolist() for each in shards for key, row in each.handler.rows.items()}
         for key in sorted(self.acknowledged - found.keys()):
@@ -63,7 +63,7 @@ class Calls:
                 raise violated("called once", f"key {key} reads {row}")
 
     def _keys(self, machine: WorkerMachine, key: int) -> dict[KeyRange, int]:
-        """A key of each arc, which nobody else has."""
+        """Return a key of each shard that no other call uses."""
         view, table = machine.session.view, machine.number_of(SPEC.name)
         assert view is not None
         assert table is not None

@@ -1,6 +1,7 @@
-"""Harvest: leased batches of a simulated run, each of which adds 1 to a row of its own.
+"""The workload of leased batches: each batch adds 1 to a row of its own.
 
-What the scheduler's ledger calls done has to be in the table, once where rounds close together.
+Every batch that the scheduler's lease ledger calls done has to be in the table; if pushes are
+applied at the end of rounds, exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EPOCHS, BATCHES = 2, 16
 
 
 class LeaseWorkload:
-    """Who does which batch, and what the table may read."""
+    """Pushes leased batches, and checks the table at the end."""
 
     def __init__(self, consistency: Consistency) -> None:
         rows = EPOCHS * BATCHES
@@ -36,11 +37,11 @@ class LeaseWorkload:
         )
         self._exact = consistency.apply_at == "round_end"
         self.patient = consistency.name == "asp"
-        self._held: dict[int, list[int]] = {}  # rows that are still to be done, by incarnation
+        self._held: dict[int, list[int]] = {}  # rows of leased batches, by incarnation
         self._unsure: set[int] = set()
 
     def push(self, machine: WorkerMachine) -> Generator[Any, Any, PushOp | None]:
-        """The push of this clock's batch, if there is one."""
+        """Return the push of this clock's batch, or None if there is none."""
         held = self._held.setdefault(machine.session.incarnation, [])
         if not held:
             outcome: Outcome = yield TakeLease(EPOCHS, BATCHES, self.patient)
@@ -59,13 +60,15 @@ class LeaseWorkload:
             self._unsure.add(int(np.asarray(push.keys)[0]))
 
     def leave(self, incarnation: int) -> None:
-        """A worker's work is done, before it has done all that it had."""
+        """Record that a worker ends with leased batches that it has not pushed."""
         self._unsure.update(self._held.pop(incarnation, ()))
 
     def check_end(self, rows: np.ndarray, record: LedgerRecord, whole: bool) -> None:
-        """`leased`: what is done reads 1, what nobody has begun 0, in rounds that close together.
+        """`leased`: batches that are done read 1, and free ones 0.
 
-        whole: whether all that was accepted is in the rows
+        Without rounds a batch may count more than once.
+
+        whole:  whether all accepted pushes are in the rows
         """
         undone = {epoch * BATCHES + batch for epoch, batch in Leases(record).undone()}
         under_way = {

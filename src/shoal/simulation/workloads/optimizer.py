@@ -1,10 +1,10 @@
-"""A table with optimizer state: order, weights and learning rates of pushes matter.
+"""The workload of a table with optimizer state: order, weights and rates of pushes matter.
 
-Where pushes are applied at the end of a round, table `model` has momentum and merges by weighted
-mean, so each row is a function of which pushes were in which round, with which weight and rate; the
-reference below computes it from the pushes that the ledger holds. Where pushes are applied on
-arrival, it is gradient descent with a rate for each push, or a schedule: then each fragment is a
-sum of whole updates, whatever their order.
+If pushes are applied at the end of rounds, table `model` has momentum and merges by weighted mean.
+Then each row is a function of the pushes in each round, with their weights and rates; the reference
+below computes it from the pushes in the ledger. If pushes are applied on arrival, the table does
+gradient descent with a rate per push, or with a schedule. Then each fragment is a sum of whole
+updates in any order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shoal.tables.spec import Access, Consistency, TableSpec
 
 ROWS, FRAGMENT = 8, 2
 RATE, MOMENTUM = 0.5, 0.5
-STEP_CLOCKS, GAMMA = 8, 0.5  # of the schedule
-UNCERTAIN_MOST = 8  # pushes of crashed workers whose combinations are tried
+STEP_CLOCKS, GAMMA = 8, 0.5  # learning-rate schedule
+UNCERTAIN_MOST = 8  # pushes with unknown outcome whose combinations are tried
 TOLERANCE = 1e-9
 Shards = Mapping[int, tuple[np.ndarray, int]]  # by first row: rows, number of updates
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """A push: its worker's rank, and what it asks for."""
+    """A push with its worker's rank, weight and rate."""
 
     rank: int
     clock: int
@@ -42,7 +42,7 @@ class Pushed(msgspec.Struct, frozen=True):
 
 
 class OptimizerWorkload:
-    """What was pushed to the table, and what it has to read."""
+    """Pushes to the table, and checks its rows against the reference."""
 
     def __init__(self, consistency: Consistency, random: Random) -> None:
         self.exact = consistency.apply_at == "round_end"
@@ -66,11 +66,11 @@ class OptimizerWorkload:
         self._acknowledged: set[int] = set()
         self._reads: list[tuple[int, np.ndarray, bool]] = []
         self._weights: list[tuple[int, float]] = []
-        self._split: set[int] = set()  # clocks in which a worker sent two requests
-        self._unsure: set[int] = set()  # pushes that may have been given up before they were sent
+        self._split: set[int] = set()  # clocks with two requests of a worker
+        self._unsure: set[int] = set()  # pushes that may never have been sent
 
     def push(self, key: int, rank: int, clock: int, random: Random) -> tuple[PushOp, Pushed]:
-        """A push, with its weight and rate, which are those of its whole exchange."""
+        """Return a push, with the weight and rate of its whole exchange."""
         value = 1.0 if self.scheduled else float(random.randint(1, 4))
         lr = None if self.scheduled else random.choice([None, 0.25, 1.0])
         pushed = Pushed(rank, clock, random.choice([1.0, 2.0, 4.0]), lr, value)
@@ -79,11 +79,11 @@ class OptimizerWorkload:
         return PushOp("model", KeyRange(0, ROWS), values), pushed
 
     def split(self, clock: int) -> None:
-        """A worker's pushes of this clock are two requests: its weight may count twice."""
+        """Record that a worker sends two requests at a clock: its weight may count twice."""
         self._split.add(clock)
 
     def acknowledged(self, key: int, outcome: Outcome) -> None:
-        """How the request with a push ended."""
+        """Record the outcome of the request with a push."""
         if outcome.error is None:
             self._acknowledged.add(key)
         elif self.pushed[key].clock in self._split:
@@ -94,9 +94,9 @@ class OptimizerWorkload:
         return PullOp("model", KeyRange(0, ROWS), rows.view(np.uint8).data), rows
 
     def read(self, clock: int, rows: np.ndarray, round_weight: float, overlapped: bool) -> None:
-        """What a read at a clock has brought; checked at the end, when all is known.
+        """Record the rows of a read at a clock, which is checked at the end.
 
-        overlapped: its worker advanced before it was answered, so that it may see one round more
+        overlapped:  its worker advanced before the answer, so the read may see one round more
         """
         if np.isnan(rows).any():
             raise violated("order", f"a read at clock {clock} brought {rows.tolist()}")
@@ -108,10 +108,10 @@ class OptimizerWorkload:
     # ------------------------------------------------------------------ the end
 
     def check_end(self, shards: Shards, counted: Collection[int], whole: bool) -> None:
-        """`order`: rows are what the pushes come to. `weights`: so are weights of rounds.
+        """`order`: rows equal the reference. `weights`: so do the weights of rounds.
 
-        counted:  the keys of pushes that the ledger holds
-        whole:    whether all that was accepted is in the rows
+        counted:  keys of the pushes in the ledger
+        whole:    whether all accepted pushes are in the rows
         """
         if not self.exact:
             self._check_arrivals(shards)
@@ -176,7 +176,7 @@ def _step(pushed: Pushed) -> float:
 
 
 def _reference(rounds: Mapping[int, list[Pushed]]) -> list[tuple[int, float]]:
-    """(clock from which on a reader sees it, a row's value) after each round, from the start.
+    """Return (first clock of a reader that sees it, a row's value) after each round.
 
     The update of a round is sum(w v) / sum(w), at the rate of the push of the lowest rank.
     """

@@ -1,9 +1,9 @@
-"""What the workers of a simulated cluster do: a program that is made to be checkable.
+"""The programs of simulated workers, whose results can be checked.
 
-Table `ledger` has a key for each push, which adds 1 to it; in some seeds it is sparse. Table
-`stamp` gets the same number on every element, so that a torn or half-counted push shows. Some seeds
-have a custom table as well (workloads.custom), or one of bounded memory (workloads.bounded), or
-lease what they do (workloads.leases). Half of them have a table with optimizer state
+Table `ledger` has a key for each push, which adds 1 to it; in some seeds the table is sparse. A
+push to table `stamp` adds one number to every element, so that a torn or half-applied push shows.
+Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded) or
+leased batches (workloads.leases). Half of them have a table with optimizer state
 (workloads.optimizer).
 """
 
@@ -45,17 +45,19 @@ from shoal.tables.spec import Access, Consistency, TableSpec
 STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
-SPARSE, CUSTOM, OPTIMIZED = 0.25, 0.25, 0.5  # of the seeds
+SPARSE, CUSTOM, OPTIMIZED = 0.25, 0.25, 0.5  # shares of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
-PATIENCE_S = 0.3  # of an impatient request, twice
+TIMEOUT_S = 0.3  # of some requests
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
 
 
 class Extras:
-    """What is pushed and pulled beside the ledger and the stamp.
+    """The pushes and pulls of an exchange beside `ledger` and `stamp`.
 
-    how:  the weight and rate of the exchange
+    how:      weight and rate of the exchange
+    pushers:  called with the outcome of the pushes
+    readers:  called with the outcome of the pulls
     """
 
     def __init__(self) -> None:
@@ -66,12 +68,12 @@ class Extras:
         self.readers: list[Callable[[int, Outcome, bool], None]] = []
 
     def pushed(self, outcome: Outcome) -> None:
-        """How the request with the pushes ended."""
+        """Hand on the outcome of the pushes."""
         for each in self.pushers:
             each(outcome)
 
     def read(self, clock: int, outcome: Outcome, overlapped: bool) -> None:
-        """The pulls were answered, at that clock; or its worker advanced before that."""
+        """Hand on the outcome of the pulls, which were made at a clock."""
         for each in self.readers:
             each(clock, outcome, overlapped)
 
@@ -80,9 +82,9 @@ NO_EXTRAS = Extras()
 
 
 class Workload:
-    """The programs of all workers of a group, and what they have seen.
+    """The programs of a group's workers, and the record of their pushes and reads.
 
-    host:  of the first group, whose tables the workers of another one read as well
+    host:  the first group's workload, if another group also reads its tables
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Workload:
         random = Random(seed * 59 + 2)
         optimized = random.random() < OPTIMIZED
         self.optimizer = OptimizerWorkload(consistency, random) if optimized else None
-        self._fickle = 0.4 if seed % 4 == 0 else 0.1  # how often pulls are withdrawn
+        self._cancels = 0.4 if seed % 4 == 0 else 0.1  # share of pulls that are cancelled
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
@@ -130,14 +132,14 @@ class Workload:
         return [ledger, stamp, *custom, *bounded, *leased, *optimizer]
 
     def check_buffers(self, node: NodeId) -> None:
-        """Nothing has landed where a pull was given up."""
+        """Check that no rows have arrived in buffers of pulls that were given up."""
         for buffer in self._given_up.get(node, ()):
             check_canary(buffer, CANARY)
 
     # ------------------------------------------------------------------ programs
 
     def program(self, node: NodeId, machine: WorkerMachine) -> Program:
-        """One worker's life."""
+        """Run one worker from its first view to the end."""
         session = machine.session
         first = (AwaitView(), *map(DeclareTable, self.tables()), EnterBarrier("start"))
         for request in first:
@@ -161,7 +163,7 @@ class Workload:
         while not session.ended and not self.may_end():
             yield Sleep(0.1)
         if not session.ended and (self.leased is None or not self.leased.patient):
-            yield EnterBarrier("end")  # others may wait for what this worker has leased
+            yield EnterBarrier("end")  # others may wait for batches leased by this worker
         if not session.ended:
             yield FinishWork()
         self.done[node] = None
@@ -174,13 +176,13 @@ class Workload:
         pushes = self._pushes(key, clock, whole=random.random() < 0.5)
         keys = self._some_keys(random) if random.random() < 0.3 else self._all_keys(random)
         if pushes[0].keys is not None and random.random() < 0.3:
-            keys = pushes[0].keys  # they travel once
+            keys = pushes[0].keys  # sent once
         ledger = self._ledger_buffer(keys)
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
         pulls = self._pulls(ledger, stamp, keys)
         extras = yield from self._extras(machine, key, random)
         pushes, pulls = (*pushes, *extras.pushes), (*pulls, *extras.pulls)
-        how = {"timeout_s": random.choice([None, None, None, PATIENCE_S]), **extras.how}
+        how = {"timeout_s": random.choice([None, None, None, TIMEOUT_S]), **extras.how}
         style = random.choice(STYLES)
         if style != "push and pull":
             yield from self._call(machine, key, random)
@@ -204,9 +206,9 @@ class Workload:
             else:
                 ticket = yield Start(Exchange(pushes, **how))
             if style in ("apart", "two pushes"):
-                told = yield Start(Exchange((), True, pulls, timeout_s=how["timeout_s"]))
-                yield from self._perhaps_cancel(told, random)
-                outcome = yield Wait(told)
+                advanced = yield Start(Exchange((), True, pulls, timeout_s=how["timeout_s"]))
+                yield from self._perhaps_cancel(advanced, random)
+                outcome = yield Wait(advanced)
                 pushed = yield Wait(ticket)
                 self._pushed(key, pushed, NO_EXTRAS if others else extras)
                 if others:
@@ -222,7 +224,7 @@ class Workload:
         if machine.session.ended:
             return
         if outcome.error is not None:
-            _must_be_lawful(outcome)
+            _check_not_refused(outcome)
             self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
             for buffer in (ledger, stamp):
                 buffer.fill(CANARY)
@@ -235,12 +237,12 @@ class Workload:
         extras.read(read_at, outcome, style == "push and pull")
 
     def visit(self, machine: WorkerMachine, random: Random) -> Program:
-        """What a worker of another group does: it reads what there is, and waits for nobody.
+        """Read this group's tables from a worker of another group, without waiting for clocks.
 
-        `freshness`: what was acknowledged before is there. Under `asp` it pushes as well.
+        `freshness`: pushes that were acknowledged before are there. Under `asp` it also pushes.
         """
         if machine.number_of("/ledger") is None:
-            return  # nobody has declared it yet
+            return  # not declared yet
         incarnation, rule = machine.session.incarnation, self.ledger.consistency
         pushes: tuple[PushOp, ...] = ()
         key = self.ledger.key(incarnation, machine.clock % self.clocks)
@@ -253,28 +255,28 @@ class Workload:
         rows = self._ledger_buffer(keys)
         pulls = [PullOp("/ledger", self.tables()[0].keys, rows.view(np.uint8).data, keys)]
         stamp = np.full(STAMP_ROWS, CANARY, np.float32)
-        if keys is not None and random.random() < 0.5:  # and of its own, which may have to wait
+        if keys is not None and random.random() < 0.5:  # also of its own table, which may wait
             pulls.append(PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data))
         outcome = yield Exchange(pushes, pulls=tuple(pulls))
         if pushes:
             (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
         if outcome.error is not None:
-            _must_be_lawful(outcome)
+            _check_not_refused(outcome)
             return
         check_untorn(rows, self._width)
         named = np.arange(self.keys) if keys is None else np.asarray(keys)
         values = rows[:: self._width].tolist()
         self.ledger.check_visit(dict(zip(named.tolist(), values, strict=True)), known)
-        self._world.coverage["visit"] += 1
+        self._world.coverage["guest read"] += 1
 
     def _extras(
         self, machine: WorkerMachine, key: int, random: Random
     ) -> Generator[Any, Any, Extras]:
-        """What is pushed and pulled of tables that only some seeds have."""
+        """Return the pushes and pulls of tables that only some seeds have."""
         extras = Extras()
         if (bounded := self.bounded) is not None:
-            visit, (pull, rows) = bounded.push(random), bounded.pull(random)
-            extras.pushes.append(visit)
+            push, (pull, rows) = bounded.push(random), bounded.pull(random)
+            extras.pushes.append(push)
             extras.pulls.append(pull)
             extras.readers.append(lambda *_: bounded.check_read(pull, rows))
         if (leased := self.leased) is not None:
@@ -295,22 +297,22 @@ class Workload:
         return extras
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
-        if random.random() < self._fickle:
+        if random.random() < self._cancels:
             yield Sleep(0.004 * random.random())
             yield Cancel(ticket)
 
     def _call(self, machine: WorkerMachine, key: int, random: Random) -> Program:
         if self.calls is not None:
-            yield from self.calls.push(machine, key, random.choice([None, PATIENCE_S]))
+            yield from self.calls.push(machine, key, random.choice([None, TIMEOUT_S]))
 
     def _insist(self, machine: WorkerMachine) -> Program:
-        """Read until it is answered, as somebody does who cannot go on without."""
+        """Repeat a read until it is answered."""
         while not machine.session.ended:
             keys = self._all_keys(Random(machine.clock))
             ledger = self._ledger_buffer(keys)
             stamp = np.full(STAMP_ROWS, CANARY, np.float32)
             outcome = yield Exchange(pulls=self._pulls(ledger, stamp, keys))
-            _must_be_lawful(outcome)
+            _check_not_refused(outcome)
             if outcome.error is None:
                 self._world.coverage["insisted"] += 1
                 self._check_read(machine, machine.clock, ledger, stamp, keys)
@@ -347,7 +349,7 @@ class Workload:
         (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
 
     def _pushes(self, key: int, clock: int, whole: bool) -> tuple[PushOp, ...]:
-        """1 for a key of the ledger, alone or with zeros for all others; and the stamp."""
+        """Return a push of 1 to a key of the ledger, alone or with zeros, and one to the stamp."""
         keys = None
         if not whole:
             keys = self._ordered([key])
@@ -369,7 +371,7 @@ class Workload:
         return np.full(rows * self._width, CANARY, np.float32)
 
     def _all_keys(self, random: Random) -> memoryview | None:
-        """What names the whole ledger, or most of a sparse one."""
+        """Return the keys that name the whole ledger (None), or most of a sparse one."""
         return self._some_keys(random, PULLED_MOST) if self.sparse else None
 
     def _some_keys(self, random: Random, most: int = 8) -> memoryview:
@@ -382,7 +384,7 @@ class Workload:
         return np.array(sorted(keys), np.int64).data
 
 
-def _must_be_lawful(outcome: Outcome) -> None:
-    """`invariant`: what these programs ask for is never wrong; it may fail, and not be refused."""
+def _check_not_refused(outcome: Outcome) -> None:
+    """`invariant`: requests of these programs may fail, but are never refused as invalid."""
     if isinstance(outcome.error, InvalidValue):
-        raise violated("invariant", f"a right request is refused: {outcome.error.message}")
+        raise violated("invariant", f"a valid request is refused: {outcome.error.message}")

@@ -1,1 +1,1 @@
-"""A server's place in the chains of its shards."""
+"""Chain replication, state transfer and takeover on a server."""

@@ -1,4 +1,4 @@
-"""Replay: what other servers have done, done here as well."""
+"""Application of replicated operations: the replicas after the head repeat its changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.protocol.server.wait_queue import WaitQueue
 
 
 class OperationApplier:
-    """Does here what the heads of some arcs have done."""
+    """Applies the operations that come down the chains to this server's replicas."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class OperationApplier:
         self._takeover = takeover
 
     def stage(self, message: Replicate | StateChunk) -> Stage:
-        """What gives room for the parts of what another server says."""
+        """Return a function that makes staging memory for the parts of a message."""
 
         def room(number: int, rows: KeyRange, keys: int) -> Staged:
             shard = cast(MovableStore, self._shards[number])
@@ -66,7 +66,7 @@ class OperationApplier:
     def do(
         self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
     ) -> Operation:
-        """Do what the head of some arcs has done, where that is not done here already."""
+        """Apply an operation to the replicas that do not have its version yet."""
         if message.what == "check":
             return self._check(message, replicas, loads, out)
         if message.what == "round":
@@ -98,7 +98,7 @@ class OperationApplier:
             elif message.what == "write":
                 shard.write(staged)
             elif message.what == "call":
-                with suppress(AccessFailed):  # as at its head: the answer is remembered, if need be
+                with suppress(AccessFailed):  # as at the head; the shard remembers the answer
                     shard.read_keys(staged)
             else:
                 self._accept(message, replica, staged, lr)
@@ -111,7 +111,7 @@ class OperationApplier:
                     f"version {version} of {replica.rows} came at {replica.version}"
                 )
         if message.what == "push" and self._takeover.copied.open:
-            for incarnation, seq, _ in message.origins:  # it may have waited for a marker
+            for incarnation, seq, _ in message.origins:  # it may have waited here
                 self._takeover.copied.remove(
                     incarnation, seq, [replica.number for replica in replicas]
                 )
@@ -130,7 +130,7 @@ class OperationApplier:
     def _check(
         self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
     ) -> Operation:
-        """Say so where some rows are not what they are at their head."""
+        """Compare the checksum of some rows with the head's, and note the result."""
         changes: list[Change] = []
         for replica, part, version, staged in zip(
             replicas, message.parts, message.versions, loads, strict=True
@@ -142,7 +142,7 @@ class OperationApplier:
                 same = shard.digest(rows, keys) == message.digest
                 fields = {"table": shard.spec.name, "rows": rows, "version": version}
                 out.append(Note("compared" if same else "differs", fields))
-            if replica.chain[-1] != self._replication.rank:  # there are others after this one
+            if replica.chain[-1] != self._replication.rank:  # not the last of the chain
                 views = tuple(memoryview(bytes(view)) for view in staged.views)
                 changes.append(Check(replica, part, version, None, views))
             shard.release(staged)
@@ -152,20 +152,20 @@ class OperationApplier:
     def _accept(
         self, message: Replicate, replica: Replica, staged: Staged, lr: float | None
     ) -> None:
-        """Keep what the head has for a round, should this server become the head."""
+        """Keep a push that waits for a round at the head, in case this server takes over."""
         parts, clock, weight = [(replica.number, staged)], message.round, message.weight
-        for incarnation, seq, _ in message.origins:  # it is one
+        for incarnation, seq, _ in message.origins:  # exactly one
             found = self._admission.log_of(incarnation)
             if found is not None:
                 entry = Contribution(*found, seq, clock, weight, lr, parts, message.pushed)
                 self._takeover.copied.add(entry)
 
     def _remember(self, message: Replicate, builder: OperationBuilder) -> None:
-        """The pushes in it are here, should their workers send them again."""
+        """Record the pushes of an operation in the request logs, in case workers resend them."""
         if message.what == "accept":
             return
         parts_of_push = builder.parts_of_push
-        if message.what == "round":  # in which all of a push to an arc is
+        if message.what == "round":  # contains every part of a push to a shard
             latest = {part.replica.number: part for part in parts_of_push}
             parts_of_push = [
                 AppliedPart(part.replica.whole, part.replica, part.version)

@@ -1,13 +1,13 @@
-"""Replication: what is done to rows goes down their chain, and is acknowledged back up.
+"""Chain replication: operations go down the chain and are acknowledged back up.
 
-Chain replication (van Renesse and Schneider 2004): the head of an arc does what workers ask, and
-says so to the next server in the chain, which does the same and says so to the one after it. What
-the tail has done every server of the chain has: then it is *done*, and its worker is told.
+See van Renesse and Schneider (2004). The head of a chain applies what workers ask, and sends the
+operation to the next server, which applies it and passes it on. When the tail has applied it, every
+server of the chain has it: the operation is *done*, and its worker gets the acknowledgement.
 
-Each server counts the changes of its copy of an arc: its *version*. Whatever is sent says which
-version it makes, so that a new view may have it sent again, by another server and in other company,
-and a copy that has it already leaves it out. Between two servers messages have numbers as well, and
-are handled in their order; what is done is acknowledged for each arc by itself.
+Each server counts the changes of its replica: the *version*. Each change carries the version that
+it makes. So it can be sent again in a new view, by another server and in another operation, and a
+replica that has that version leaves it out. Messages between two servers are numbered and handled
+in that order; versions are acknowledged for each shard.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for 
 
 
 class Replication:
-    """One server's place in the chains of its arcs.
+    """Sends, receives and acknowledges the operations of one server's replicas.
 
-    replicas: by the number of their shard
-    rank:   of this server
+    replicas:  by number
+    rank:      this server's rank
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Replication:
         self.time = time or EventTime()
         self.rank = -1
         self._view: ViewId = NO_VIEW
-        self._ids: dict[int, NodeId] = {}  # of servers, by rank
-        self._silent: dict[NodeId, float] = {}  # not heard of since their connection was lost
+        self._ids: dict[int, NodeId] = {}  # of the servers, by rank
+        self._silent: dict[NodeId, float] = {}  # no connection yet: next attempt at
         self._links: dict[NodeId, Link] = {}
         self._incoming: dict[NodeId, Incoming] = {}
         self._log: dict[int, Operation] = {}
@@ -64,7 +64,7 @@ class Replication:
     # ------------------------------------------------------------------ views
 
     def adopt(self, view: View, rank: int, out: Effects) -> None:
-        """The chains of this view. What is not done goes to whoever is next now."""
+        """Adopt the chains of a view, and send what is not done to the next server of each."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
         self._links.clear()
@@ -75,7 +75,7 @@ class Replication:
         self._forget()
 
     def _holds(self, change: Change) -> bool:
-        """Whether its copy is still here; and who is sent it, if it is a chunk."""
+        """Return whether a change is still to be sent: its replica or transfer is still here."""
         replica = change.replica
         if self.replicas.get(replica.number) is not replica or isinstance(change, Check):
             return False
@@ -85,11 +85,11 @@ class Replication:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was done here is on the rest of the chains."""
+        """Whether all operations of this server are on the rest of the chains."""
         return all(isinstance(each, StateTransferOperation) for each in self._log.values())
 
     def greet(self, out: Effects) -> None:
-        """Make the connections that others wait for: of two servers the one of lower rank does."""
+        """Connect to neighbours of higher rank: of two servers the one of lower rank connects."""
         self._silent.clear()
         for replica in self.replicas.values():
             at = replica.chain.index(self.rank)
@@ -106,18 +106,18 @@ class Replication:
                 out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, number: int, clock: int) -> int:
-        """The clock that a shard's rows have come to, where this server's own is `clock`."""
+        """Return the clock of a shard's rows: `clock` at the head, else as the head announced."""
         replica = self.replicas[number]
         if replica.chain[0] == self.rank:
             return clock
         return replica.clock
 
     def of(self, group: str) -> list[Replica]:
-        """The copies of tables that go by a group's clocks."""
+        """Return the replicas whose tables go by a group's clocks."""
         return [replica for replica in self.replicas.values() if replica.group == group]
 
     def alone(self, number: int) -> bool:
-        """Whether a shard has no other copy."""
+        """Return whether a shard has no other replica."""
         return len(self.replicas[number].chain) == 1
 
     def _following(self, replica: Replica) -> NodeId | None:
@@ -131,15 +131,18 @@ class Replication:
     # ------------------------------------------------------------------ down the chain
 
     def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
-        """A shard has been changed by this."""
+        """Count a change of a replica, and return it."""
         replica = self.replicas[number]
         version = replica.change()
         self._acknowledge(replica)
         return Change(replica, part, version, lr, buffers)
 
     def _acknowledge(self, replica: Replica) -> None:
-        """At the tail, all is done that was done here: a learner is waited for when it is far
-        behind, or it would never catch up with what waits for it in this server's memory."""
+        """At the tail, acknowledge what was applied here.
+
+        While the syncing replica is more than `credit_bytes` behind, acknowledgements wait for it:
+        otherwise it might never catch up, and its backlog would fill this server's memory.
+        """
         to = self._following(replica)
         if to is None:
             replica.acknowledge(replica.version, replica.version)
@@ -147,40 +150,41 @@ class Replication:
             replica.acknowledge(replica.version, 0)
 
     def carry(self, operation: Operation, out: Effects) -> None:
-        """Have what was done here done on the rest of the chains."""
+        """Send an operation down the chains."""
         self._log[self._next] = operation
         self._next += 1
         self._send(operation, out)
         self._forget()
 
     def tell(self, group: str, clock: int, out: Effects) -> None:
-        """A group's clock at this head, for those who are next and were not told with a round."""
+        """Send a group's clock at this head to the next servers that have not heard it."""
         self._tell((self.rank,), group, clock, out)
 
     def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
         for to in {self._following(replica): None for replica in self._along(path, group)}:
             clock = self._clock_of(path, group, own, to) if to is not None else -1
-            if to is not None and self._link(to).told.get((path, group), -1) < clock:
+            if to is not None and self._link(to).announced.get((path, group), -1) < clock:
                 alone = Operation("round", path, clock, [], (), nothing, group=group)
                 self._link(to).say(alone, [], clock, self.time.now, out)
 
     def _along(self, path: tuple[int, ...], group: str) -> list[Replica]:
-        """A group's copies whose chains begin with these servers, of which this one is the last.
+        """Return a group's replicas whose chains begin with `path`, which ends at this server.
 
-        A clock goes along chains, and nowhere else: where one server waited until all arcs with the
-        next had come as far, by whatever ways, servers of several chains could wait in a circle.
+        A clock travels along chains only. If a server waited until all shards that it shares with
+        the next one had reached a clock, on whichever path, servers of several chains could wait in
+        a circle.
         """
         return [replica for replica in self.of(group) if replica.chain[: len(path)] == path]
 
     def _clock_of(self, path: tuple[int, ...], group: str, own: int, to: NodeId | None) -> int:
-        """What that server may be told of the head's clock."""
+        """Return the head's clock that may be announced to a server."""
         if path == (self.rank,):
             return own
-        told = [each for each in self._along(path, group) if self._following(each) == to]
-        return min((replica.clock for replica in told), default=0)
+        shared = [each for each in self._along(path, group) if self._following(each) == to]
+        return min((replica.clock for replica in shared), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
-        """To whoever is next for each of its changes."""
+        """Send each change to the next server of its chain."""
         by_server: dict[NodeId, list[Change]] = {}
         for each in operation.changes:
             to = self._following(each.replica)
@@ -199,10 +203,10 @@ class Replication:
     # ------------------------------------------------------------------ up the chain
 
     def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
-        """A server has everything below a number; whether that is news."""
+        """Handle an acknowledgement of the next server; return whether it is news."""
         self._silent.pop(sender, None)
         link = self._links.get(sender)
-        if not message.number:  # it has heard nothing: the connection is new
+        if not message.number:  # the connection is new
             if link is not None:
                 link.broken(self.time.now)
             if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
@@ -223,7 +227,7 @@ class Replication:
         return news
 
     def _heard_of(self, replica: Replica, version: int) -> bool:
-        """The next server has so much of a copy, and those after it; whether that is news."""
+        """Record the version that the servers after this one have; return whether it has grown."""
         if replica.tail != self.rank:
             # the tail keeps what its syncing replica lacks
             return replica.acknowledge(version, max(version, replica.done))
@@ -233,19 +237,19 @@ class Replication:
         return news or replica.done != before
 
     def _forget(self) -> None:
-        """Release what is done on all servers."""
+        """Release the operations that all servers have."""
         for number in [number for number, each in self._log.items() if each.done]:
             self._log.pop(number).release()
 
     def answer(self, out: Effects) -> None:
-        """Acknowledge what is done here and after this server."""
+        """Acknowledge what this server and those after it have, to the previous servers."""
         for sender, incoming in self._incoming.items():
-            says = self._standing(sender, incoming)
-            if says != incoming.said:
-                incoming.say(says)
-                out.append(Send(sender, says))
+            ack = self._ack(sender, incoming)
+            if ack != incoming.said:
+                incoming.say(ack)
+                out.append(Send(sender, ack))
 
-    def _standing(self, sender: NodeId, incoming: Incoming) -> ReplicateAck:
+    def _ack(self, sender: NodeId, incoming: Incoming) -> ReplicateAck:
         done = tuple(
             (replica.table, replica.rows.start, replica.done)
             for replica in self.replicas.values()
@@ -262,7 +266,7 @@ class Replication:
         nbytes: int,
         stage: Stage,
     ) -> Arrival:
-        """Where a payload goes. Changes nothing."""
+        """Return where a payload goes. Changes nothing."""
         found = self._found(sender, message)
         if found is None:
             return Discard("not from the server before this one in this view")
@@ -287,18 +291,18 @@ class Replication:
         stage: Stage,
         out: Effects,
     ) -> list[tuple[Replicate | StateChunk, list[Replica], Loads]]:
-        """What is to be done now, in this order: `handled` is to be called after each."""
+        """Return the messages that are due now, in order; the caller calls `handled` after each."""
         if self._found(sender, message) is None:
             return []
         self._silent.pop(sender, None)
         incoming = self._incoming.setdefault(sender, Incoming())
         if message.number < incoming.expected:
-            out.append(Send(sender, self._standing(sender, incoming)))
+            out.append(Send(sender, self._ack(sender, incoming)))
             return []
         if payload is None or payload.revoked:
             arrival = self.arriving(sender, message, 0, stage)
             if not isinstance(arrival, Sink):
-                return []  # its payload was not taken: it comes again
+                return []  # its payload was discarded: it is resent
             payload = arrival
         return [
             (each, self._found(sender, each) or [], loads)
@@ -306,7 +310,7 @@ class Replication:
         ]
 
     def handled(self, operation: Operation, out: Effects) -> None:
-        """It has been done here: pass it on, and the clock."""
+        """Pass on an operation that was applied here, and the head's clock."""
         clock = operation.clock
         for replica in self._along(operation.path, operation.group):
             replica.reach(clock)
@@ -314,7 +318,7 @@ class Replication:
         self._tell(operation.path, operation.group, clock, out)
 
     def _found(self, sender: NodeId, message: Replicate | StateChunk) -> list[Replica] | None:
-        """The copies that it is for; None where it is not for this server."""
+        """Return the replicas that a message changes; None if it is not for this server."""
         if message.view != self._view:
             return None
         found = []
@@ -340,14 +344,14 @@ class Replication:
         return min((*(each.again_at for each in self._links.values()), *self._silent.values(), inf))
 
     def tick(self, out: Effects) -> None:
-        """Send again what has waited too long for its acknowledgement."""
+        """Resend what is not acknowledged in time."""
         for link in self._links.values():
             if self.time.now >= link.again_at:
                 link.again(self.time.now, out)
         self._say_hello(out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
-        """Send again once the connection is back."""
+        """Resend once the connection is back."""
         if node in self._links:
             self._links[node].broken(again_at)
         chained = {
@@ -357,7 +361,7 @@ class Replication:
             self._silent[node] = again_at
 
     def behind(self, numbers: Sequence[int], clock: int) -> str:
-        """Which heads have not told that `clock` is reached, of those that shards wait for."""
+        """Return which heads have not announced `clock`, as the reason of a wait."""
         heads = {
             f"server-{replica.chain[0]} (at {replica.reached})"
             for replica in (self.replicas[number] for number in numbers)
@@ -366,7 +370,7 @@ class Replication:
         return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
 
     def waits_for(self, parts_of_push: Iterable[AppliedPart]) -> str:
-        """Who has to say that parts of a push are done."""
+        """Return which servers have to acknowledge parts of a push, as the reason of a wait."""
         names = {
             f"server-{each.replica.chain[each.replica.chain.index(self.rank) + 1]}"
             for each in parts_of_push
@@ -376,5 +380,5 @@ class Replication:
 
 
 def _agrees(message: Replicate) -> bool:
-    """Whether there is a version and a rate for each part."""
+    """Return whether there is a version and a rate for each part."""
     return len(message.parts) == len(message.versions) == len(message.rates)

@@ -1,4 +1,4 @@
-"""Draining: before rows move nobody is let in, until all that was done is on all replicas."""
+"""Draining: before rows move, admit no request until all operations are on all replicas."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.protocol.views import NO_VIEW, ViewId
 
 
 class Drainer:
-    """One server's.
+    """Drains one server when the scheduler asks for it.
 
-    until: when it lets requests in again, should nothing come of it
+    until:  when it admits requests again if no view comes
     """
 
     def __init__(self, admission: Admission, replication: Replication, takeover: Takeover) -> None:
@@ -23,14 +23,14 @@ class Drainer:
         self._admission = admission
         self._replication = replication
         self._takeover = takeover
-        self._asked: Drain | None = None  # what is not answered yet
+        self._asked: Drain | None = None  # not answered yet
         self._drained: ViewId = NO_VIEW
         self._given_up: ViewId = NO_VIEW
 
     def begin(self, message: Drain, now: float, out: Effects) -> None:
-        """The scheduler asks for it, perhaps once more."""
+        """Begin to drain; the scheduler may ask more than once."""
         if self._admission.frozen or message.view <= max(self._admission.promised, self._given_up):
-            return  # frozen: the view before this one is still to come, and it is asked again
+            return  # if frozen, an earlier view is still to come; the scheduler asks again
         if not self._admission.draining:
             self._admission.drain(True)
             self.until = now + self._replication.options.drain_s
@@ -38,7 +38,7 @@ class Drainer:
         self._asked = message
 
     def tick(self, now: float) -> None:
-        """Nobody waits for ever: what comes is let in again."""
+        """Give up and admit requests again when the time limit is over."""
         if now >= self.until:
             if self._asked is not None:
                 self._given_up = self._asked.view
@@ -46,7 +46,7 @@ class Drainer:
             self._admission.drain(False)
 
     def end(self) -> None:
-        """A view has come."""
+        """End draining: a view has come."""
         self.until, self._asked = inf, None
 
     @property
@@ -54,11 +54,11 @@ class Drainer:
         return self._admission.draining and self._admission.idle and self._replication.idle
 
     def say(self, out: Effects) -> None:
-        """That it is done."""
+        """Report to the scheduler once the server is drained."""
         if self._asked is not None and self._idle:
             self._drained, self._asked = self._asked.view, None
             out.append(Send(SCHEDULER, Drained(self._drained)))
 
     def holds(self, view: ViewId) -> bool:
-        """Whether nothing has come in since it was done, for that view."""
+        """Return whether the server is drained for that view and still idle."""
         return self._drained == view and self._idle

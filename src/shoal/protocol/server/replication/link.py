@@ -1,4 +1,4 @@
-"""Links: what a server has to say to the next one in its chains, and hears from the one before."""
+"""Links: the ordered, acknowledged messages between two neighbours in a chain."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ What = Literal["push", "write", "round", "accept", "call", "check"]
 
 
 class ReplicationOptions(msgspec.Struct, frozen=True):
-    """
-    credit_bytes:  payload that may be under way to a server (one operation may exceed it alone);
-                   and by which a learner may be behind before pushes wait for it
-    resend_s:      what is not acknowledged is sent again after this; doubles up to resend_max_s
-    chunk_bytes:   of a piece of rows for a server that learns them: requests wait behind one
-    state_bytes_per_s:  of such pieces, for each arc
-    drain_s:       how long nobody is let in while this server drains
-    compare_s:     between two checks of some rows of this head's, with the other replicas
-    compare_bytes:  of these rows
+    """Options of chain replication.
+
+    credit_bytes:       payload in flight to a server (a single operation may exceed it), and how
+                        far a syncing replica may be behind before pushes wait for it
+    resend_s:           time before an unacknowledged message is resent; doubles to resend_max_s
+    chunk_bytes:        size of a chunk for a syncing replica; requests wait behind one chunk
+    state_bytes_per_s:  rate of these chunks, for each shard
+    drain_s:            time limit of a drain
+    compare_s:          time between two comparisons of the scrubber
+    compare_bytes:      size of the rows in one comparison
     """
 
     credit_bytes: int = 256 << 20
@@ -42,7 +43,7 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, eq=False):
-    """One part of what was done, with the version that it made of its copy."""
+    """One part of an operation: a change of a replica, and the version that it made."""
 
     replica: Replica
     part: Part
@@ -52,7 +53,7 @@ class Change(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether all servers that are to acknowledge it have it, and a learner."""
+        """Whether all servers after this one have it, the syncing replica included."""
         replica = self.replica
         return replica.done >= self.version and (
             not replica.placement.syncing_since or replica.synced_version >= self.version
@@ -60,14 +61,14 @@ class Change(msgspec.Struct, eq=False):
 
 
 class Operation(msgspec.Struct, eq=False):
-    """What was done here at once, and is kept until it is done on all servers of its chains.
+    """Changes that were made at once; kept until all servers of their chains have them.
 
-    path:     the ranks of the servers that have done it, from its head to this one
-    clock:    of its head: all rounds below it are in this or in what was done before, of the arcs
-              whose chains begin with that path
-    release:  called when it is done
-    pushed:   the clock of the push in it
-    group:    of workers, whose clocks these are
+    path:     ranks of the servers that have applied it, from the head to this one
+    clock:    the head's clock: this operation and earlier ones contain all rounds below it, for
+              the shards whose chains begin with `path`
+    release:  called when all servers have it
+    pushed:   the clock of its push
+    group:    the worker group whose clocks these are
     """
 
     what: What
@@ -87,13 +88,13 @@ class Operation(msgspec.Struct, eq=False):
         return all(each.done for each in self.changes)
 
     def keep(self, changes: list[Change]) -> None:
-        """A new view: of these replicas are still here, and their head says their clock anew."""
+        """Keep only these changes in a new view; the head announces its clock again."""
         self.changes, self.clock = changes, 0
 
     def message(
         self, changes: list[Change], view: ViewId, number: int, clock: int
     ) -> Replicate | StateChunk:
-        """What is said of some of its changes."""
+        """Return the message that carries some of its changes."""
         return Replicate(
             view,
             number,
@@ -113,7 +114,7 @@ class Operation(msgspec.Struct, eq=False):
 
 
 class Delivery(Change, eq=False):
-    """What changes no rows, and is done when the next server has it: when it is `there`."""
+    """A message part that changes no rows, and is done when the next server has it."""
 
     there: bool = False
 
@@ -123,13 +124,13 @@ class Delivery(Change, eq=False):
 
 
 class Check(Delivery, eq=False):
-    """Some rows, as they are at this version."""
+    """The checksum of some rows at a version."""
 
 
 class Chunk(Delivery, eq=False):
-    """A piece of an arc's rows for the server that learns it.
+    """A part of a shard's snapshot for its syncing replica.
 
-    since:   the view in which that began
+    since:  the view in which the transfer began
     """
 
     since: int = 0
@@ -140,7 +141,7 @@ class Chunk(Delivery, eq=False):
 
 
 class StateTransferOperation(Operation, eq=False):
-    """The sending of a chunk: in one log with what is done to the rows, and in its order."""
+    """The transfer of a chunk, in one order with the operations on the same rows."""
 
     def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> StateChunk:
         [chunk] = changes
@@ -159,7 +160,7 @@ class StateTransferOperation(Operation, eq=False):
 
 
 class Entry(msgspec.Struct, eq=False):
-    """What one server is sent of an operation; without changes it is told a clock."""
+    """The part of an operation that goes to one server; without changes it carries only a clock."""
 
     message: Replicate | StateChunk
     changes: list[Change]
@@ -178,33 +179,34 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Link:
-    """What the next server has been sent, or is to be, in one view.
+    """The sender's side of a link to the next server, in one view.
 
-    there: all below this number has been done by that server
-    told:  the latest clock of each head, by the path that it has come and the group of workers
+    there:      the next server has handled all messages below this number
+    announced:  the latest clock sent, by (path from the head, worker group)
+    backlog:    bytes that the next server has not acknowledged
     """
 
     def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
         self.to = to
         self.there = 0
-        self.told: dict[tuple[tuple[int, ...], str], int] = {}
+        self.announced: dict[tuple[tuple[int, ...], str], int] = {}
         self.again_at = inf
         self._view = view
         self._options = options
         self._number = 0
-        self._entries: dict[int, Entry] = {}  # by number: what is not done on all servers
-        self._unsent: deque[Entry] = deque()  # ... and waits for credit
+        self._entries: dict[int, Entry] = {}  # by number: not on all servers yet
+        self._unsent: deque[Entry] = deque()  # entries that wait for credit
         self._under_way = 0
-        self.backlog = 0  # bytes that are not there
+        self.backlog = 0
         self._wait_s = options.resend_s
 
     def say(
         self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
     ) -> None:
-        """Have these changes done there; or only the head's clock told, which is told with them."""
+        """Queue changes with the head's clock, or only the clock, and send what credit allows."""
         of = operation.path, operation.group
         if not isinstance(operation, StateTransferOperation):
-            clock = self.told[of] = max(clock, self.told.get(of, 0))
+            clock = self.announced[of] = max(clock, self.announced.get(of, 0))
         entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
         self._entries[self._number] = entry
         self._number += 1
@@ -213,7 +215,7 @@ class Link:
         self._pump(now, out)
 
     def _pump(self, now: float, out: Effects) -> None:
-        """Send what the credit allows, in order."""
+        """Send what credit allows, in order."""
         while self._unsent:
             entry, before = self._unsent[0], self._under_way
             nbytes = entry.nbytes
@@ -225,7 +227,7 @@ class Link:
             out.append(Send(self.to, entry.message, entry.buffers))
 
     def heard(self, number: int) -> bool:
-        """That server has done all below a number; whether that is news."""
+        """Record that all messages below a number are handled; return whether that is new."""
         if not self.there < number <= self._number - len(self._unsent):
             return False
         for each in range(self.there, number):
@@ -239,7 +241,7 @@ class Link:
         return True
 
     def go_on(self, now: float, out: Effects) -> None:
-        """After news: forget what is done, send what there is credit for now."""
+        """Forget entries that all servers have, and send what credit now allows."""
         done = [n for n, each in self._entries.items() if n < self.there and each.done]
         for number in done:
             del self._entries[number]
@@ -248,27 +250,27 @@ class Link:
         self._pump(now, out)
 
     def again(self, now: float, out: Effects) -> None:
-        """Nothing was heard for too long: send again what has not come there."""
+        """Resend what is not acknowledged in time."""
         sent = list(self._entries.values())[: len(self._entries) - len(self._unsent)]
         self._wait_s = min(2 * self._wait_s, self._options.resend_max_s)
         self.again_at = now + self._wait_s if sent else inf
         lost = [each for each in sent if each.message.number >= self.there]
         out += [Send(self.to, each.message, each.buffers) for each in lost]
-        if sent and not lost:  # it has all that was sent: ask how far the others are
+        if sent and not lost:  # all is there: ask for the state of the servers after it
             out.append(Send(self.to, Replicate(self._view, sent[0].message.number, (), 0)))
 
     def broken(self, again_at: float) -> None:
-        """The connection is; send again once it is back."""
+        """Resend at `again_at`, because the connection broke."""
         if len(self._entries) > len(self._unsent):
             self.again_at = min(self.again_at, again_at)
 
 
 class Incoming:
-    """What comes from the server before, in one view.
+    """The receiver's side of a link from the previous server, in one view.
 
-    expected:  the number of the next
-    early:     what has come before its turn
-    said:      what it was told last
+    expected:  the number of the next message
+    early:     messages that came before their turn
+    said:      the last acknowledgement
     """
 
     def __init__(self) -> None:
@@ -279,7 +281,7 @@ class Incoming:
     def take(
         self, message: Replicate | StateChunk, loads: Loads
     ) -> list[tuple[Replicate | StateChunk, Loads]]:
-        """A message has come; returns what is to be done now, in order."""
+        """Take a message; return the messages that are due now, in order."""
         self.early[message.number] = message, loads
         due = []
         while self.expected in self.early:
@@ -288,9 +290,9 @@ class Incoming:
         return due
 
     def say(self, ack: ReplicateAck) -> None:
-        """That is what it is told now."""
+        """Record the last acknowledgement."""
         self.said = ack
 
 
 def nothing() -> None:
-    """Where what is sent is a copy, nothing is to be released."""
+    """Release nothing: what is sent is a copy."""

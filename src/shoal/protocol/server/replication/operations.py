@@ -1,4 +1,4 @@
-"""Made: what a push, a round or a call has done to shards here, for other servers to do as well."""
+"""Building of operations: the changes of a push, a round or a call, for replication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.protocol.server.shard_store import ShardStore, Staged, Update
 
 
 class OperationBuilder:
-    """What is being done to shards at once, for other servers to do as well."""
+    """Collects the changes of replicas that are replicated as one operation."""
 
     def __init__(self, replication: Replication, shards: Mapping[int, ShardStore]) -> None:
         self.changes: list[Change] = []
@@ -24,18 +24,18 @@ class OperationBuilder:
         self._retained: list[tuple[int, Staged]] = []
 
     def about_to(self, number: int, *staged: Staged) -> None:
-        """A shard is to be changed by these, which other servers are to have as well."""
+        """Retain staged memory that is about to change a replicated shard."""
         if not self._replication.alone(number):
             for each in staged:
                 self._shards[number].retain(each)
                 self._retained.append((number, each))
 
     def in_round(self, number: int, part: Part) -> None:
-        """A part of a push waits for its round."""
+        """Record a part of a push that waits for its round."""
         self.parts_of_push.append(AppliedPart(part, self._replication.replicas[number], -1))
 
     def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
-        """A shard has been."""
+        """Record a change of a shard by a part of a push."""
         change = self._replication.change(number, part, lr, buffers)
         self.changes.append(change)
         self.parts_of_push.append(AppliedPart(part, change.replica, change.version))
@@ -43,7 +43,7 @@ class OperationBuilder:
     def merged(
         self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
     ) -> None:
-        """... by what a round came to."""
+        """Record a change of a shard by the merged update of a round."""
         replica = self._replication.replicas[number]
         for update in updates:
             views = update.views
@@ -54,14 +54,14 @@ class OperationBuilder:
             entry.log.close_round(entry.seq, replica)
 
     def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
-        """... by a part of a push that had to wait."""
+        """Record a change of a shard by a part of a push that had to wait."""
         replica = self._replication.replicas[number]
         views = tuple(staged.views)
         change = self._replication.change(number, replica.part(staged), entry.lr, views)
         self.changes.append(change)
 
     def all_applied(self, entry: Contribution) -> None:
-        """All parts of it have been."""
+        """Record that all parts of a push that had to wait are applied."""
         for number, _ in entry.parts:
             entry.log.close_round(entry.seq, self._replication.replicas[number])
 
@@ -76,9 +76,9 @@ class OperationBuilder:
         pushed: int = -1,
         path: tuple[int, ...] = (),
     ) -> Operation:
-        """All of it, for the rest of the chains: the fields of an `Operation`.
+        """Return the operation with all changes; the parameters are fields of `Operation`.
 
-        path:  to this server; none where it is the head
+        path:  the servers before this one; empty at the head
         """
         return Operation(
             what,
@@ -94,6 +94,6 @@ class OperationBuilder:
         )
 
     def release(self) -> None:
-        """They have it."""
+        """Release the retained memory: all replicas have the changes."""
         for number, staged in self._retained:
             self._shards[number].let_go(staged)

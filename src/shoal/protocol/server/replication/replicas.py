@@ -1,4 +1,4 @@
-"""Holding: which arcs are on this server, each with its shard and what is known of its copy."""
+"""The replicas on a server: opened, cut and dropped as views place them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from shoal.tables.spec import Access, TableSpec
 
 
 class Moved(msgspec.Struct):
-    """What a view has changed here.
+    """What a view has changed on this server.
 
-    chains:  whether others have some of the rows than before
-    begin:   where this server has come to take pushes: the clock that their rows have reached, of
-             each group of workers
-    cut:     copies that are in pieces now, with those of them that are here
+    chains:    whether the chain of any shard has changed
+    begin:     if this server has become a head: the clock of these rows, by worker group
+    cut:       replicas that were cut, with their pieces that are still here
     unopened:  why a table cannot be opened, by its group
     """
 
@@ -30,9 +29,9 @@ class Moved(msgspec.Struct):
 
 
 class Replicas:
-    """A shard and a copy for each arc that is here, by the same numbers.
+    """The replicas on this server and their shard stores, by the same numbers.
 
-    unopened:  numbers of tables that could not be opened, of groups that may fail alone
+    unopened:  tables of other groups than the first that could not be opened
     """
 
     def __init__(self, open_shard: OpenStore) -> None:
@@ -43,7 +42,7 @@ class Replicas:
         self._next = 0
 
     def shares(self, view: View, rank: int) -> bool:
-        """Whether others have some of what is here in a view, or take over some."""
+        """Return whether a view replicates or moves any shard of this server."""
         mine = {
             (number, placement)
             for number, placements in enumerate(view.placements)
@@ -53,7 +52,7 @@ class Replicas:
         return chained or any((c.table, c.placement) not in mine for c in self.replicas.values())
 
     def adopt(self, view: View, rank: int) -> Moved:
-        """Open, cut and drop shards as the view says.
+        """Open, cut and drop shards as the view places them.
 
         Raises:
             ShoalError: a table of the first group cannot be opened
@@ -95,7 +94,7 @@ class Replicas:
                 raise
             moved.unopened[spec.group] = error.message
             self.unopened.add(table)
-        access = Access("lists" if spec.kind == "custom" else "sum")  # rows that nobody uses
+        access = Access("lists" if spec.kind == "custom" else "sum")  # no request reaches it
         return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
     def _keep(self, replica: Replica, placement: Placement, rank: int, moved: Moved) -> None:
@@ -109,7 +108,7 @@ class Replicas:
     def _cut(
         self, replica: Replica, mine: dict[tuple[int, int], Placement], rank: int, moved: Moved
     ) -> None:
-        """Put pieces in its place: those that are still here."""
+        """Replace a replica by its pieces that are still here."""
         pieces = [
             placement
             for (table, _), placement in mine.items()
@@ -138,7 +137,7 @@ class Replicas:
 
 
 def _syncs_anew(replica: Replica, placement: Placement, rank: int) -> bool:
-    """Whether what is here of it is of no use: somebody begins to send it."""
+    """Return whether a replica is dropped because a new transfer of its rows begins."""
     syncs = placement.syncing_since > 0 and placement.chain[-1] == rank
     return syncs and not (
         replica.syncs_on(rank) and replica.placement.syncing_since == placement.syncing_since

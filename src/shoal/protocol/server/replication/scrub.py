@@ -1,7 +1,8 @@
-"""Comparing: whether all replicas have the same rows.
+"""The scrubber: compares checksums of replicas in the background.
 
-Now and then a head says down the chain what some of its rows come to, between what is done to them,
-so that every replica looks at the same version. Piece after piece, arc after arc.
+At intervals a head sends the checksum of some of its rows down the chain, in one order with the
+operations, so that every replica compares the same version. It goes through one shard after the
+other, a sample at a time.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from shoal.protocol.server.shard_store import MovableStore, ShardStore
 
 
 class Scrubber:
-    """Has the other replicas of this head's arcs look at their rows."""
+    """Sends checksums of the shards that this server heads to their other replicas."""
 
     def __init__(self, shards: Mapping[int, ShardStore], replication: Replication) -> None:
         self._shards = shards
         self._replication = replication
-        self._at: dict[int, int] = {}  # by copy: where the next piece begins
-        self._latest = -1  # the copy that was looked at last
+        self._at: dict[int, int] = {}  # by replica: where the next sample begins
+        self._latest = -1  # the replica that was checked last
         self._next_at = inf
 
     def adopt(self, now: float) -> None:
-        """A view: whom there is to compare with."""
+        """Adopt a view: check if there are other replicas."""
         self._next_at = now + self._replication.options.compare_s if self._shared() else inf
         self._at = {number: at for number, at in self._at.items() if number in self._shards}
 
@@ -37,7 +38,7 @@ class Scrubber:
         return self._next_at
 
     def go_on(self, now: float, out: Effects) -> None:
-        """Check the next piece, if that is due."""
+        """Check the next sample, if that is due."""
         if now < self._next_at:
             return
         options, replicas = self._replication.options, self._shared()
@@ -48,14 +49,14 @@ class Scrubber:
             self._check(replica, options.compare_bytes, out)
 
     def _shared(self) -> list[Replica]:
-        """The arcs of which this server is the head of several."""
+        """Return the replicas that this server heads and that have others in sync."""
         rank, found = self._replication.rank, self._replication.replicas.values()
         shared = [c for c in found if c.chain[0] == rank and len(c.chain) > 1]
         shared = [c for c in shared if not c.placement.syncing_since and self._has_rows(c)]
         return sorted(shared, key=lambda replica: replica.number)
 
     def _has_rows(self, replica: Replica) -> bool:
-        """A handler would have to write down all that it has."""
+        """Return whether samples are cheap; a custom table would serialise all of its state."""
         return self._shards[replica.number].spec.kind != "custom"
 
     def _check(self, replica: Replica, nbytes: int, out: Effects) -> None:

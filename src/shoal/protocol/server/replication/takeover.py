@@ -1,4 +1,4 @@
-"""Handover: what belongs to rows besides them, where others come to have them or take them over."""
+"""Takeover: open rounds and request logs when a view changes the chains."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from shoal.protocol.server.shard_store import MovableStore, ShardStore, Staged
 
 
 class Takeover:
-    """What waits for rounds, and which pushes are in rows, when a view changes who has them.
+    """Moves pushes that wait for rounds from the old head of a chain to the new one.
 
-    copied:  what other heads have accepted for rounds
+    copied:  pushes that the heads of other chains have accepted into rounds
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Takeover:
         self._rounds = rounds
 
     def begin_to_replicate(self) -> None:
-        """Others are to have these rows from now on: write down which pushes are in them."""
+        """Begin to replicate: record which pushes are in the rows already."""
         self._admission.replicate()
         replicas = list(self._replication.replicas.values())
         in_rounds: defaultdict[tuple[int, int], list[tuple[int, Staged]]] = defaultdict(list)
@@ -57,7 +57,7 @@ class Takeover:
                         log.add_parts(seq, [whole])
 
     def flush(self, out: Effects) -> None:
-        """Whoever may take over has what waits for rounds as well."""
+        """Replicate the pushes that wait for rounds, so that any replica can take over."""
         for entry in self._rounds.entries():
             changes = [
                 self._replication.change(
@@ -89,7 +89,7 @@ class Takeover:
                 self._replication.carry(accepted, out)
 
     def recut(self, cut: Cut) -> None:
-        """Copies are in pieces: so is what waits for their rounds."""
+        """Cut waiting pushes like the replicas that they are for."""
 
         def pieces(number: int, staged: Staged) -> list[tuple[int, Staged]]:
             if number not in cut:
@@ -105,20 +105,20 @@ class Takeover:
         self.copied.recut(pieces)
 
     def take_over(self) -> None:
-        """What other heads had accepted waits here, where this server is the head now."""
+        """Add the pushes that the old heads had accepted, for shards that this server heads now."""
         replicas, rank = self._replication.replicas, self._replication.rank
         for entry in self.copied.take():
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
                 if replicas[number].placement.head == rank
-                and (self._waits_for_marker(number) or replicas[number].closed <= entry.clock)
+                and (self._waits_for_checkpoint(number) or replicas[number].closed <= entry.clock)
             ]
             if mine and self._admission.counts(entry.sender, entry.log, entry.clock):
                 self._rounds.add(msgspec.structs.replace(entry, parts=mine))
                 open_parts = [replicas[number].open_part(staged.rows) for number, staged in mine]
                 entry.log.add_parts(entry.seq, open_parts)
 
-    def _waits_for_marker(self, number: int) -> bool:
-        """What is no longer to wait for one was taken out when it was done."""
+    def _waits_for_checkpoint(self, number: int) -> bool:
+        """Return whether a shard's pushes wait for checkpoint clocks; applied ones are removed."""
         return self._shards[number].spec.consistency.apply_at == "arrival"

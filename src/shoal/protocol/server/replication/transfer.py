@@ -1,9 +1,9 @@
-"""Transfers: how a server comes to rows that others have.
+"""State transfer: a syncing replica receives its shard's rows from the tail.
 
-The tail of a chain sends its learner the rows piece by piece, in one order with what is done to
-them meanwhile. So each piece is as the rows were at its place in that order: the learner leaves out
-what comes for rows that it has not been sent yet, and does the rest. What is acknowledged meanwhile
-has gone to the learner as well, or into a piece that is still to be sent.
+The tail of a chain sends the rows in chunks, in one order with the operations on them. So each
+chunk has the rows as of its place in that order. The syncing replica ignores operations on rows
+that it has not received, and applies the others. An operation that is acknowledged meanwhile has
+gone to the syncing replica as well, or is contained in a later chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore
 
 
 class Transfer(msgspec.Struct, eq=False):
-    """What the learner of an arc has been sent, since that view."""
+    """The progress of one transfer, which began in the view `since`."""
 
     replica: Replica
     since: int
@@ -38,7 +38,7 @@ class Transfer(msgspec.Struct, eq=False):
 
 
 class StateTransfer:
-    """Those that this server sends, and those that it gets.
+    """The transfers that this server sends and receives.
 
     sending:  by replica
     """
@@ -54,12 +54,12 @@ class StateTransfer:
         self._shards = shards
         self._rounds = rounds
         self._replication = replication
-        self.sending: dict[int, Transfer] = {}  # by copy
+        self.sending: dict[int, Transfer] = {}
 
-    # ------------------------------------------------------------------ to a learner
+    # ------------------------------------------------------------------ sending
 
     def adopt(self) -> None:
-        """A view: begin those that are new in it, go on with the others."""
+        """Adopt a view: begin its new transfers, continue the others."""
         before, self.sending = self.sending, {}
         for number, replica in self._replication.replicas.items():
             since = replica.placement.syncing_since
@@ -69,7 +69,7 @@ class StateTransfer:
                 self.sending[number] = known if known and again else Transfer(replica, since)
 
     def go_on(self, now: float, out: Effects) -> None:
-        """Send what is due."""
+        """Send the chunks that are due."""
         for transfer in self.sending.values():
             if now >= self._due(transfer):
                 self._send(transfer, now, out)
@@ -86,7 +86,7 @@ class StateTransfer:
         shard = cast(MovableStore, self._shards[replica.number])
         try:
             piece = shard.snapshot(transfer.at, options.chunk_bytes)
-        except AccessFailed as error:  # a user's handler: its learner stays one
+        except AccessFailed as error:  # a user's handler failed: the replica stays syncing
             transfer.ended = True
             out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
             return
@@ -101,7 +101,7 @@ class StateTransfer:
             at=transfer.at,
             after=piece.after,
             last=piece.last,
-            past=self._past(replica) if not transfer.at else None,
+            past=self._history(replica) if not transfer.at else None,
         )
         nbytes = sum(view.nbytes for view in piece.views)
         transfer.next_at = now + nbytes / options.state_bytes_per_s
@@ -109,8 +109,8 @@ class StateTransfer:
         operation = StateTransferOperation("round", (), 0, [transfer.chunk], (), nothing)
         self._replication.carry(operation, out)
 
-    def _past(self, replica: Replica) -> ReplicaHistory:
-        """The pushes that are in its rows and may come again, and what is told of rounds."""
+    def _history(self, replica: Replica) -> ReplicaHistory:
+        """Return the pushes in a replica's rows that may be resent, and its rounds' weights."""
         seen = [
             SeenRequests(
                 log.incarnation,
@@ -124,10 +124,10 @@ class StateTransfer:
         ]
         return ReplicaHistory(tuple(seen), self._rounds.weights(replica.group), replica.closed)
 
-    # ------------------------------------------------------------------ as a learner
+    # ------------------------------------------------------------------ receiving
 
     def install(self, message: StateChunk, replica: Replica, loads: Loads, out: Effects) -> None:
-        """A piece of the rows, as they were at the tail when it was sent."""
+        """Install a chunk of rows, if it is the next one of the current transfer."""
         shard = cast(MovableStore, self._shards[replica.number])
         wanted = replica.syncs_on(self._replication.rank) and shard.syncing
         if (
@@ -165,7 +165,7 @@ class StateTransfer:
                 log.add_parts(seq, [AppliedPart(p, replica, replica.version) for p in parts])
 
     def synced(self) -> tuple[tuple[int, int, int], ...]:
-        """(table, first row, since which view) of arcs of which all has come; none before all."""
+        """Return (table, first row, since) of the syncing replicas once all have all rows."""
         found = []
         for replica in self._replication.replicas.values():
             if replica.syncs_on(self._replication.rank):

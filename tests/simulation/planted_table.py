@@ -24,6 +24,21 @@ FOLDER = Path(__file__).parent / "planted"
 PINS = FOLDER / "pins.json"
 MODULES = ("requests", "replication", "groups", "failure_detection", "view_changes")
 SEEDS = 300
+GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for so far
+    "checkpoints_begin_anew",
+    "clock_not_told_again",
+    "departed_are_forgotten",
+    "drained_in_mid_push",
+    "earlier_departures_dropped",
+    "ended_for_ever",
+    "history_without_closed",
+    "learner_knows_no_past",
+    "leases_of_the_dead_are_done",
+    "older_chunk_is_taken",
+    "rate_lost_in_takeover",
+    "weights_not_handed_on",
+    "who_stood_still_blames_the_others",
+}
 
 
 def load(name: str) -> ModuleType:

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.simulation.scenario import simulate
 
+pytestmark = pytest.mark.seeds
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"
 
 

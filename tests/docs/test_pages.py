@@ -71,7 +71,7 @@ def options_of(command: click.Command) -> set[str]:
     return own.union(*map(options_of, inner))
 
 
-OTHERS = {"--help", "--rewrite-transcripts", "--fresh", "--list", "--nproc-per-node"}
+OTHERS = {"--write", "--help", "--rewrite-transcripts", "--fresh", "--list", "--nproc-per-node"}
 
 
 @pytest.mark.parametrize("page", [*pages(), "GLOSSARY.md"])

@@ -6,7 +6,7 @@
 import pytest
 
 from shoal.simulation.scenario import simulate
-from tests.simulation.planted_table import GAPS, SEEDS, bugs, load, pins, run
+from tests.simulation.planted_table import GAPS, SEEDS, UNSEEDED, bugs, load, pins, run
 
 pytestmark = pytest.mark.seeds
 PINS = pins()
@@ -31,6 +31,6 @@ def test_every_planted_bug_has_a_pin_or_is_a_known_gap():
 
 
 def test_an_unseeded_choice_shows_in_the_trace_hash():
-    choice = load("requests").unseeded_choice
+    choice = getattr(load("requests"), UNSEEDED)
     hashes = {simulate(0, planted=choice).trace_hash for _ in range(3)}
     assert len(hashes) > 1

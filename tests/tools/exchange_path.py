@@ -10,7 +10,6 @@ and how often a call is in another file than the one before it on the same serve
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -54,6 +53,7 @@ class Cluster:
         self._outcomes: dict[int, Outcome] = {}
         self._tickets = count()
         self._profiling = False
+        self._serving: list[threading.Lock] = []  # held by each server during a call
         options = SchedulerOptions(servers, 1, replicas=servers)
         scheduler = Node(SchedulerMachine(options), Identity("scheduler", "scheduler", "path"))
         address = scheduler.listen(f"unix://{folder}/scheduler.sock")
@@ -93,10 +93,11 @@ class Cluster:
         """The files of each server's calls for a request, which was asked for before."""
         for _ in range(3):
             self.ask(request)
-        time.sleep(0.3)  # what the servers have to say to each other about it has been said
         self._profiling = True
         outcome = self.ask(request)
-        time.sleep(0.3)
+        for serving in self._serving:  # an answer leaves before its server's call has returned
+            with serving:
+                pass
         self._profiling = False
         assert outcome.error is None, outcome.error
         return self.calls
@@ -111,6 +112,8 @@ class Cluster:
     def _profile(self, node: Node) -> None:
         calls: list[str] = []
         self.calls.append(calls)
+        serving = threading.Lock()
+        self._serving.append(serving)
         data: list[Message] = []  # of the present call
 
         def called(frame: FrameType, event: str, arg: object) -> None:
@@ -119,15 +122,16 @@ class Cluster:
                 calls.append(file.removeprefix(ROOT + "/"))
 
         def served(connection: Connection, mask: int, serve: Serve = node._serve) -> None:
-            before = len(calls)
-            sys.setprofile(called if self._profiling else None)
-            try:
-                serve(connection, mask)
-            finally:
-                sys.setprofile(None)
-            if not data:  # a heartbeat's answer and the like
-                del calls[before:]
-            data.clear()
+            with serving:
+                before = len(calls)
+                sys.setprofile(called if self._profiling else None)
+                try:
+                    serve(connection, mask)
+                finally:
+                    sys.setprofile(None)
+                if not data:  # a heartbeat's answer and the like
+                    del calls[before:]
+                data.clear()
 
         def handled(event: Event, now: float, handle: Handle = node.machine.handle) -> Effects:
             message = getattr(event, "message", None)

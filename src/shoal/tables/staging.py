@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import Any
 
@@ -44,7 +45,7 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
-class Retention:
+class Retention(ABC):
     """What a store says to what it has staged, whatever its kind.
 
     syncing:  the rows are still coming from another replica
@@ -69,9 +70,9 @@ class Retention:
         """Rows begin to come from another replica; or all have."""
         self.syncing = on
 
+    @abstractmethod
     def release(self, staged: Any) -> None:
         """Give back its memory."""
-        raise NotImplementedError
 
 
 class StagedRows:

@@ -131,16 +131,3 @@ def one_ledger():
     right = LeaseLedgers.of
     with patch.object(LeaseLedgers, "of", lambda self, group: right(self, "")):
         yield
-
-
-BUGS = [
-    "clock_of_another_group",
-    "told_once_for_all_groups",
-    "new_head_asks_one_group",
-    "groups_begin_alike",
-    "visitor_waits",
-    "group_begins_incomplete",
-    "rounds_of_all_groups",
-    "guests_are_saved",
-    "one_ledger",
-]

@@ -388,38 +388,3 @@ def answers_stay_behind():
 
     with patch.object(CustomShard, "install", install):
         yield
-
-
-BUGS = [
-    "acknowledged_at_the_head",
-    "window_not_handed_off",
-    "clock_not_replicated",
-    "new_head_trusts_its_clocks",
-    "undone_is_not_sent_again",
-    "done_again",
-    "requests_outlive_their_view",
-    "worker_keeps_to_the_dead",
-    "round_done_is_forgotten",
-    "credit_given_back_when_all_have_it",
-    "pull_before_the_tail_has_its_push",
-    "head_answers_pulls",
-    "old_tail_reads",
-    "zombie_accepted",
-    "chain_not_cut",
-    "death_ends_the_run",
-    "learner_knows_no_past",
-    "learner_takes_its_place_too_early",
-    "open_rounds_stay_behind",
-    "clock_by_another_way",
-    "checkpoint_takes_what_is_there",
-    "eviction_not_told",
-    "reads_make_room",
-    "last_server_keeps_checks",
-    "learner_stays_one",
-    "checkpoint_without_marker",
-    "held_push_is_forgotten_by_its_reader",
-    "replica_takes_no_marker",
-    "call_stays_at_its_head",
-    "call_answered_at_its_head",
-    "answers_stay_behind",
-]

@@ -341,32 +341,3 @@ def change_is_not_marked():
     """What has changed since a checkpoint is not in the next."""
     with patch.object(Touched, "mark", lambda self, places, count: None):
         yield
-
-
-BUGS = [
-    "duplicate_applied_twice",
-    "pull_admitted_one_clock_early",
-    "stale_view_accepted",
-    "parked_pull_forgotten",
-    "advance_overtakes_its_push",
-    "pull_overtakes_its_push",
-    "late_pull_lands",
-    "torn_fragment",
-    "rows_change_on_their_way",
-    "fragment_applied_twice",
-    "keys_reused_before_they_are_read",
-    "call_done_whenever_it_comes",
-    "key_on_two_servers",
-    "dead_worker_counts_on_one_server_only",
-    "timed_out_push_dropped",
-    "view_told_before_it_is_persisted",
-    "scheduler_forgets_to_persist",
-    "frozen_server_acts",
-    "credit_held_until_applied",
-    "advance_given_up_with_its_request",
-    "lease_begun_again",
-    "lease_dies_with_its_worker",
-    "lease_told_before_it_is_persisted",
-    "every_question_is_a_new_one",
-    "change_is_not_marked",
-]

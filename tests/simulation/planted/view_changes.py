@@ -24,55 +24,7 @@ from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import machine as worker_module
 from shoal.protocol.worker.in_flight import InFlight
 from shoal.tables.dense.shard import DenseShard
-
-
-def replaced(owner, name, make):
-    """A context in which `owner.name` is `make(the right one)`."""
-    return patch.object(owner, name, make(getattr(owner, name)))
-
-
-def then(after):
-    """The right method, and then `after(self, *its arguments)`."""
-
-    def make(right):
-        def method(self, *args):
-            right(self, *args)
-            after(self, *args)
-
-        return method
-
-    return make
-
-
-def first(before):
-    """`before(self, *its arguments)`, and then the right method."""
-
-    def make(right):
-        def method(self, *args):
-            before(self, *args)
-            right(self, *args)
-
-        return method
-
-    return make
-
-
-def instead(result):
-    """Nothing but a result."""
-    return lambda right: lambda *args, **more: result
-
-
-def bug(owner, name, make, doc):
-    """A planted bug: a context manager with a docstring."""
-
-    @contextmanager
-    def planted():
-        with replaced(owner, name, make):
-            yield
-
-    planted.__doc__ = doc
-    return planted
-
+from tests.simulation.planted.patches import bug, first, instead, replaced, then
 
 # ---------------------------------------------------------------------------- weights and rates
 
@@ -167,7 +119,7 @@ new_head_keeps_the_dead = bug(
 departed_are_forgotten = bug(
     Admission, "adopt",
     then(lambda self, view: self.left.clear()),
-    "Who has left with a last clock ahead counts in no round that is still open.",
+    "A worker that left counts in no open round, though its last clock is ahead.",
 )  # fmt: skip
 open_rounds_not_cut = bug(
     Rounds, "recut", instead(None),
@@ -366,7 +318,7 @@ def _without_begin(moved):
 departures_not_written_down = bug(
     Migration, "adopt",
     lambda right: lambda self, view: _not_left(right, self, view),
-    "Who has left in order is unknown to the next scheduler.",
+    "The next scheduler does not know the servers that left in order.",
 )  # fmt: skip
 
 
@@ -382,7 +334,7 @@ earlier_departures_dropped = bug(
     lambda right: lambda number, members, previous, *args, **more: _only_new_departures(
         right(number, members, previous, *args, **more), previous
     ),
-    "A view names only those who left with it, while a server may have their last clock ahead.",
+    "A view names only the departures of its own, though earlier ones may still matter.",
 )  # fmt: skip
 
 
@@ -429,9 +381,3 @@ reads_of_before_land = bug(
     worker_module, "moved", instead(False),
     "A worker keeps to the servers that had the rows.",
 )  # fmt: skip
-
-BUGS = [
-    name
-    for name, value in list(globals().items())
-    if getattr(value, "__name__", "") in ("planted", "dead_weigh_in_rounds")
-]

@@ -102,7 +102,8 @@ class Executor:
         request, log, accepted = admitted.request, admitted.log, False
         if self._admission.replicated:  # the request may come again, with other parts waiting
             log.admit_again(request.seq)
-            self.wait_queue.leave((request.incarnation, request.seq))
+            if self.wait_queue.pulls or self.wait_queue.pushes:
+                self.wait_queue.leave((request.incarnation, request.seq))
         if request.pushes:
             if not admitted.footprint.immediate and self._comes_late(admitted):
                 self._close_out(admitted, out)

@@ -145,7 +145,7 @@ class Scenario:
             if note.kind == "differs":
                 raise violated("replicas", f"{node} differs from the head: {note.fields}")
             if note.kind == "served":
-                check_served(node, machine, note.fields["replicas"])
+                check_served(node, machine, note.fields["pulls"])
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):

@@ -122,7 +122,7 @@ class Chain:
 
     def rows(self, rank: int, table: int = 0) -> list[int]:
         """The values that a server has of a table."""
-        shard = cast(DenseShard, self.servers[rank].shards[table])
+        shard = cast(DenseShard, self.servers[rank].replication.replicas[table].shard)
         return cast(list[int], shard.rows.view(-1).tolist())
 
     def without(self, *dead: int) -> None:

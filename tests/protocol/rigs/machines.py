@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -56,9 +57,11 @@ class Rig(Generic[M]):
         self.machine = machine
         self.effects: Effects = []
         self.now = 0.0
+        self.declined: Counter[str] = Counter()
 
     def handle(self, event: Event) -> Effects:
         self.effects = self.machine.handle(event, self.now)
+        self.declined.update(each["kind"] for each in self.notes("declined"))
         self.machine.check()
         return self.effects
 
@@ -104,7 +107,7 @@ class ServerRig(Rig[ServerMachine]):
     @property
     def rows(self) -> list[int]:
         """The values of the first table."""
-        return list(cast(FakeShard, self.machine.shards[0]).rows)
+        return list(cast(FakeShard, self.machine.replication.replicas[0].shard).rows)
 
     def adopt(self, view: View) -> Effects:
         self.view = view

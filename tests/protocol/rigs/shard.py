@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from shoal.keys import KeyRange
 from shoal.tables.spec import TableSpec
@@ -59,10 +60,11 @@ class FakeShard:
         for key, value in staged.updates():
             self.rows[key - self.held.start] = value
 
-    def merge(self, contributions: Sequence[tuple[float, float | None, FakeStaged]]) -> None:
+    def merge(self, contributions: Sequence[tuple[float, float | None, FakeStaged]]) -> list[Any]:
         self.merged.append([weight for weight, _, _ in contributions])
         for _, lr, staged in contributions:
             self.apply(staged, lr)
+        return []
 
     def read(self, rows: KeyRange) -> memoryview:
         start = rows.start - self.held.start

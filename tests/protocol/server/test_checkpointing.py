@@ -7,7 +7,7 @@ from shoal.protocol.consistency import Clocks
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.views import Placement
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
@@ -101,7 +101,7 @@ def told(ahead):
     chain = ahead(length=2)
     chain.deliver()
     out = []
-    chain.servers[0].takeover.flush(out)
+    chain.servers[0].replication._takeover.flush(out)
     chain._keep(0, out)
     chain.deliver()
     return chain
@@ -128,12 +128,11 @@ def test_and_is_applied_once_where_it_waits_no_longer(told):
 def test_after_a_file_that_was_not_written_all_rows_are(rigs):
     spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
     shard = open_shard(spec, spec.keys)
-    copies = {0: Replica(0, 0, Placement(spec.keys, (0,)))}
-    replication = Replication(copies)
+    replication = Chains({0: Replica(0, 0, Placement(spec.keys, (0,)), shard)})
     replication.rank = 0
     clocks = Clocks()
     clocks.enter(1, 0)
-    saving = Checkpointer(CheckpointClocks(1), {0: shard}, clocks, replication)
+    saving = Checkpointer(CheckpointClocks(1), clocks, replication)
     since = []
     for clock in range(1, 22):
         if clock == 4:
@@ -154,11 +153,11 @@ def test_after_a_file_that_was_not_written_all_rows_are(rigs):
 def test_a_failure_while_rows_are_taken_is_not_forgotten():
     spec = TableSpec("s", kind="sparse", access=Access("sum"), consistency=bsp())
     shard = open_shard(spec, spec.keys)
-    replication = Replication({0: Replica(0, 0, Placement(spec.keys, (0,)))})
+    replication = Chains({0: Replica(0, 0, Placement(spec.keys, (0,)), shard)})
     replication.rank = 0
     clocks = Clocks()
     clocks.enter(1, 0)
-    saving = Checkpointer(CheckpointClocks(1), {0: shard}, clocks, replication)
+    saving = Checkpointer(CheckpointClocks(1), clocks, replication)
     staged = shard.stage(spec.keys, 10)
     staged.keys[:], staged.values[:] = range(10), 1
     shard.apply(staged, None)
@@ -186,5 +185,5 @@ def test_a_marker_is_not_taken_once_more_when_later_pushes_are_in_the_rows(ahead
     saving = chain.servers[1].checkpointer
     saving._taken.clear()  # as of a copy that is a piece of another
     out = []
-    saving.before(0, 2, out)
+    saving.before(chain.servers[1].replication.replicas[0], 2, out)
     assert out == []

@@ -71,7 +71,7 @@ def test_a_round_is_applied_once_when_it_closes(synchronous, values):
     assert synchronous.rows == [2, 4, 6, 8]
     assert synchronous.codes("worker-0") == ["applied"]
     assert synchronous.codes("worker-1") == ["applied", "applied"]
-    assert synchronous.machine.shards[0].merged == [[3.0, 2.0]]  # in rank order
+    assert synchronous.machine.replication.replicas[0].shard.merged == [[3.0, 2.0]]  # in rank order
 
 
 def test_one_message_may_push_advance_and_pull(synchronous, values):
@@ -121,7 +121,7 @@ def failing(*_arguments):
 
 
 def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, values, monkeypatch):
-    shard = server.machine.shards[0]
+    shard = server.machine.replication.replicas[0].shard
     with monkeypatch.context() as patched:
         patched.setattr(shard, "apply", failing)
         assert server.ask(0, 0, values, pushes=PUSH, pulls=PULL) == ["refused"]
@@ -132,7 +132,7 @@ def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, valu
 
 def test_a_round_whose_method_fails_is_refused_to_all_who_pushed(synchronous, values, monkeypatch):
     server = synchronous
-    monkeypatch.setattr(server.machine.shards[0], "merge", failing)
+    monkeypatch.setattr(server.machine.replication.replicas[0].shard, "merge", failing)
     assert server.ask(0, 0, values, pushes=PUSH, advance=1, pulls=PULL) == []
     found = server.ask(1, 0, values, pushes=PUSH, advance=1)
     assert sorted(found) == ["refused"]

@@ -137,7 +137,7 @@ def test_a_duplicate_is_answered_and_not_applied(server, values):
     for _ in range(3):
         assert server.ask(0, 0, values, pushes=PUSH) == ["applied"]
     assert server.rows == [1, 2, 3, 4]
-    assert server.machine.replies.counters["seen"] == 2
+    assert server.declined["seen"] == 2
 
 
 def test_a_copy_that_overtakes_its_payload_makes_the_payload_a_duplicate(server, values):
@@ -159,7 +159,7 @@ def test_what_is_settled_is_forgotten_and_not_answered(server, values):
     server.ask(0, 0, values, pushes=PUSH)
     server.ask(0, 1, forget_below=1, advance=1)
     assert server.ask(0, 0, values, pushes=PUSH) == []
-    assert server.machine.replies.counters["forgotten"] == 1
+    assert server.declined["forgotten"] == 1
     assert server.rows == [1, 2, 3, 4]
 
 
@@ -186,7 +186,7 @@ def test_a_promise_tells_clocks_and_freezes(synchronous, values):
     assert synchronous.ask(0, 1, values, clock=3, pushes=PUSH) == []
     synchronous.receive("worker-0", Probe((1, 1), 11, 1))
     assert synchronous.sent() == []
-    assert synchronous.machine.replies.counters["frozen"] == 2
+    assert synchronous.declined["frozen"] == 2
 
 
 def test_a_promise_holds_against_older_views(server, rigs):
@@ -234,7 +234,7 @@ def test_only_the_scheduler_freezes(server):
         server.receive(sender, Freeze((9, 9)))
         assert server.sent() == []
     assert not server.machine.frozen
-    assert server.machine.replies.counters["unexpected"] == 2
+    assert server.declined["unexpected"] == 2
 
 
 def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values):
@@ -287,7 +287,9 @@ def test_tables_hear_who_is_left(server, rigs):
     """What a worker was answered is kept for as long as it is there."""
     left = rigs.view_of(2, workers=1, tables=server.view.tables)
     server.adopt(left)
-    assert server.machine.shards[0].kept == [member.incarnation for member in left.workers]
+    assert server.machine.replication.replicas[0].shard.kept == [
+        member.incarnation for member in left.workers
+    ]
 
 
 def test_a_payload_that_spans_a_change_of_view_is_asked_for_again(server, rigs, values):
@@ -349,4 +351,4 @@ def test_a_server_enters_barriers_too(server):
 
 def test_what_nobody_expects_is_counted(server):
     server.receive("worker-0", NewView(server.view))
-    assert server.machine.replies.counters["unexpected"] == 1
+    assert server.declined["unexpected"] == 1

@@ -71,7 +71,7 @@ class Server:
         return codes(effects)
 
     def rows(self, number=0):
-        return self.machine.shards[number].rows.view(-1).tolist()
+        return self.machine.replication.replicas[number].shard.rows.view(-1).tolist()
 
 
 def codes(effects):

@@ -7,7 +7,7 @@ from shoal.protocol.messages import Frozen
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import Link
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.rounds import Rounds
@@ -21,7 +21,7 @@ def clock_of_another_group():
     def along(self, path, group):
         return [replica for replica in self.replicas.values() if replica.chain[: len(path)] == path]
 
-    with patch.object(Replication, "_along", along):
+    with patch.object(Chains, "_along", along):
         yield
 
 
@@ -105,16 +105,15 @@ def guests_are_saved():
 
     def reached(self, out):
         clock = self._clocks.of("").minimum
-        for number in self._shards:
-            self.before(number, self._replication.reached(number, clock), out)
+        for replica in self._chains.replicas.values():
+            self.before(replica, self._chains.reached(replica, clock), out)
 
     right = Checkpointer.before
 
-    def before(self, number, clock, out):
-        replica = self._replication.replicas[number]
+    def before(self, replica, clock, out):
         group, replica.group = replica.group, ""
         try:
-            right(self, number, clock, out)
+            right(self, replica, clock, out)
         finally:
             replica.group = group
 

@@ -13,10 +13,10 @@ from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.server.admission import Admission, Ends
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.replica import AppliedPart
-from shoal.protocol.server.replication.apply import OperationApplier
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Check, Link
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.link import Link
+from shoal.protocol.server.replication.operations import Check
+from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
 from shoal.protocol.server.request_log import RequestLog
@@ -40,14 +40,14 @@ def acknowledged_at_the_head():
 @contextmanager
 def window_not_handed_off():
     """A copy does not know which pushes are in it."""
-    with patch.object(OperationApplier, "_remember", lambda self, message, made: None):
+    with patch.object(Replayer, "_logs", lambda self, message: []):
         yield
 
 
 @contextmanager
 def clock_not_replicated():
     """A tail goes by the clocks that workers told itself."""
-    with patch.object(Replication, "reached", lambda self, number, clock: clock):
+    with patch.object(Chains, "reached", lambda self, number, clock: clock):
         yield
 
 
@@ -61,22 +61,22 @@ def new_head_trusts_its_clocks():
 @contextmanager
 def undone_is_not_sent_again():
     """A new view has nobody send what the next server lacks."""
-    right = Replication.adopt
+    right = Chains.adopt
 
     def adopt(self, view, rank, out):
         self._log.clear()
         return right(self, view, rank, out)
 
-    with patch.object(Replication, "adopt", adopt):
+    with patch.object(Chains, "adopt", adopt):
         yield
 
 
 @contextmanager
 def done_again():
     """A copy does what it has done already when it comes again."""
-    right = OperationApplier.do
+    right = Replayer.replay
 
-    def do(self, message, copies, loads, out):
+    def replay(self, message, copies, loads, out):
         versions = tuple(
             replica.version + 1 if version <= replica.version else version
             for replica, version in zip(copies, message.versions, strict=True)
@@ -86,7 +86,7 @@ def done_again():
             self, replace(message, versions=versions) if distinct else message, copies, loads, out
         )
 
-    with patch.object(OperationApplier, "do", do):
+    with patch.object(Replayer, "replay", replay):
         yield
 
 
@@ -100,7 +100,11 @@ def worker_keeps_to_the_dead():
 @contextmanager
 def round_done_is_forgotten():
     """A push whose round is on its way is taken for done."""
-    with patch.object(AppliedPart, "done", property(lambda self: self.version >= 0)):
+
+    def unreplicated(self, seq):
+        return [part for part in self.parts.get(seq, ()) if part.version < 0]
+
+    with patch.object(RequestLog, "unreplicated", unreplicated):
         yield
 
 
@@ -232,8 +236,8 @@ def learner_takes_its_place_too_early():
     def synced(self):
         return tuple(
             (replica.table, replica.rows.start, replica.placement.syncing_since)
-            for replica in self._replication.replicas.values()
-            if replica.syncs_on(self._replication.rank) and replica.at
+            for replica in self._chains.replicas.values()
+            if replica.syncs and replica.at
         )
 
     with patch.object(StateTransfer, "synced", synced):
@@ -254,7 +258,7 @@ def clock_by_another_way():
     def along(self, path, group):
         return [replica for replica in self.of(group) if replica.chain[:1] == path[:1]]
 
-    with patch.object(Replication, "_along", along):
+    with patch.object(Chains, "_along", along):
         yield
 
 
@@ -265,14 +269,14 @@ def checkpoint_takes_what_is_there():
 
     def reached(self, out):
         clock = self._clocks.of("").minimum
-        for replica in self._replication.of(""):
+        for replica in self._chains.of(""):
             closed, replica.closed = replica.closed, 0
-            at = self._replication.reached(replica.number, clock)
-            right(self, replica.number, at - 1 if at < FOREVER else at, out)
+            at = self._chains.reached(replica, clock)
+            right(self, replica, at - 1 if at < FOREVER else at, out)
             replica.closed = closed
 
     with (
-        patch.object(Checkpointer, "before", lambda self, number, clock, out: None),
+        patch.object(Checkpointer, "before", lambda self, replica, clock, out: None),
         patch.object(Checkpointer, "reached", reached),
     ):
         yield
@@ -299,17 +303,15 @@ def reads_make_room():
 @contextmanager
 def last_server_keeps_checks():
     """The tail waits for somebody after it to say that a check is done; so rows never move."""
-    right = OperationApplier._check
+    right = Chains.carry
 
-    def check(self, message, copies, loads, out):
-        views = tuple(memoryview(bytes(view)) for view in loads[0].views)
-        operation = right(self, message, copies, loads, out)
-        if not operation.changes:
-            replica, part = copies[0], message.parts[0]
-            operation.changes.append(Check(replica, part, message.versions[0], None, views))
-        return operation
+    def carry(self, operation, out):
+        if operation.what == "check" and not operation.changes:
+            replica = next(iter(self.replicas.values()))
+            operation.keep([Check(replica, replica.part(replica.rows, -1))])
+        right(self, operation, out)
 
-    with patch.object(OperationApplier, "_check", check):
+    with patch.object(Chains, "carry", carry):
         yield
 
 
@@ -324,7 +326,12 @@ def learner_stays_one():
 def checkpoint_without_marker():
     """Under `ssp` nobody waits until a checkpoint's rows are taken, or knows that nobody did."""
     waits = patch.object(Checkpointer, "checkpoint_clock", lambda self, spec, clock: 0)
-    knows = patch.object(Checkpointer, "past", lambda self, number, clock: None)
+    right = Checkpointer.before_operation
+
+    def before_operation(self, operation, out):
+        right(self, replace(operation, pushed=-1), out)
+
+    knows = patch.object(Checkpointer, "before_operation", before_operation)
     with waits, knows:
         yield
 
@@ -345,14 +352,14 @@ def held_push_is_forgotten_by_its_reader():
 @contextmanager
 def replica_takes_no_marker():
     """A tail applies what waited before it has taken what is there."""
-    right = OperationApplier.do
+    right = Replayer.replay
 
-    def do(self, message, copies, loads, out):
+    def replay(self, message, copies, loads, out):
         if message.what == "push":
             message = replace(message, round=-1, pushed=-1)
         return right(self, message, copies, loads, out)
 
-    with patch.object(OperationApplier, "do", do):
+    with patch.object(Replayer, "replay", replay):
         yield
 
 
@@ -366,14 +373,13 @@ def call_stays_at_its_head():
 @contextmanager
 def call_answered_at_its_head():
     """... or it is, and the answer does not wait until all have it."""
-    right = Executor._carry
+    right = Executor.apply
 
-    def carry(self, taken, made, out, what):
-        if what == "call":
-            made.parts_of_push.clear()
-        right(self, taken, made, out, what)
+    def apply(self, operation, out):
+        logs = () if operation.what == "call" else operation.logs
+        return right(self, replace(operation, logs=logs), out)
 
-    with patch.object(Executor, "_carry", carry):
+    with patch.object(Executor, "apply", apply):
         yield
 
 

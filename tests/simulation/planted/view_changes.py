@@ -12,8 +12,8 @@ from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.replication.apply import OperationApplier
-from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
@@ -34,7 +34,7 @@ def _copied_entries(change):
 
     def make(right):
         def take_over(self):
-            for entry in self.copied.entries():
+            for entry in self._executor.copied.entries():
                 change(self, entry)
             right(self)
 
@@ -84,7 +84,7 @@ def dead_weigh_in_rounds():
 
 
 replicas_ignore_rates = bug(
-    OperationApplier, "do",
+    Replayer, "replay",
     lambda right: lambda self, message, replicas, loads, out: right(
         self, replace(message, rates=(None,) * len(message.rates))
         if message.what == "push" else message, replicas, loads, out,
@@ -238,9 +238,9 @@ history_without_closed = bug(
 
 
 def _done_stays(right):
-    def move(self, placement, rank):
+    def move(self, placement):
         done = self.done
-        right(self, placement, rank)
+        right(self, placement)
         self.done = done
 
     return move
@@ -252,29 +252,29 @@ new_tail_waits_for_nobody = bug(
 )  # fmt: skip
 all_is_done_with_a_view = bug(
     Replica, "move",
-    then(lambda self, placement, rank: setattr(self, "done", max(self.version, 0))),
+    then(lambda self, placement: setattr(self, "done", max(self.version, 0))),
     "Every server takes what it has for done with each view.",
 )  # fmt: skip
 ended_for_ever = bug(
     Replica, "move",
-    lambda right: lambda self, placement, rank: _ended_kept(right, self, placement, rank),
+    lambda right: lambda self, placement: _ended_kept(right, self, placement),
     "A clock that had ended stays so, though other workers came with the view.",
 )  # fmt: skip
 
 
-def _ended_kept(right, self, placement, rank):
+def _ended_kept(right, self, placement):
     ended = self.ended
-    right(self, placement, rank)
+    right(self, placement)
     self.ended = ended
 
 
 operations_go_to_nobody = bug(
-    Replication, "adopt",
+    Chains, "adopt",
     first(lambda self, *_: self._log.clear()),
     "What is not on all servers is not sent again in the next view.",
 )  # fmt: skip
 link_numbers_go_on = bug(
-    Replication, "adopt",
+    Chains, "adopt",
     lambda right: lambda self, view, rank, out: _keep_incoming(right, self, view, rank, out),
     "A server expects the numbers of the view before.",
 )  # fmt: skip

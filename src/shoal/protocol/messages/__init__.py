@@ -70,6 +70,7 @@ from shoal.protocol.messages.replication import (
     ReplicateAck,
     SeenRequests,
     StateChunk,
+    What,
 )
 from shoal.protocol.messages.requests import (
     Code,
@@ -143,6 +144,7 @@ __all__ = [
     "WaitTimes",
     "Waiting",
     "Welcome",
+    "What",
     "WorkerLeft",
 ]
 

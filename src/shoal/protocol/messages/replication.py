@@ -9,6 +9,8 @@ import msgspec
 from shoal.protocol.messages.base import Body, Part
 from shoal.protocol.views import ViewId
 
+What = Literal["push", "write", "round", "accept", "call", "check"]
+
 
 class Replicate(Body, frozen=True, array_like=True, tag=True):
     """An operation on rows, for the next server in their chains; keys and values follow.
@@ -35,7 +37,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     number: int
     path: tuple[int, ...]
     clock: int
-    what: Literal["push", "write", "round", "accept", "call", "check"] = "round"
+    what: What = "round"
     parts: tuple[Part, ...] = ()
     versions: tuple[int, ...] = ()
     rates: tuple[float | None, ...] = ()

@@ -11,7 +11,7 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, WINDOW
 from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
-from shoal.protocol.server.replica import Cut, Replica
+from shoal.protocol.server.replica import NONE, Cut, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -42,6 +42,7 @@ class Footprint(msgspec.Struct, eq=False):
     nbytes:     size of the payload
     streams:    whether the push may be streamed, and has more than one fragment
     immediate:  whether its pushes wait for no clock
+    calls:      whether it names a custom table
     """
 
     pushes: tuple[Named, ...]
@@ -50,6 +51,7 @@ class Footprint(msgspec.Struct, eq=False):
     nbytes: int
     streams: bool
     immediate: bool
+    calls: bool
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -76,7 +78,6 @@ class Admission:
     logs:            the request log of each worker of the view
     left:            workers that have left and may have pushes in open rounds, by incarnation
     held:            for each table, (rows, number) of each shard of it that is here
-    replicated:      whether any shard here has, or has had, more than one replica
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,6 @@ class Admission:
         self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
-        self.replicated = False
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
 
     @property
@@ -103,7 +103,6 @@ class Admission:
         self,
         tables: Sequence[TableSpec],
         replicas: Mapping[int, Replica],
-        rank: int,
         changed: bool,
         unopened: Collection[int] = (),
     ) -> None:
@@ -119,10 +118,8 @@ class Admission:
         for number, replica in replicas.items():
             self.held[replica.table].append((replica.rows, number))
             shut = replica.table in unopened
-            head, tail = (
-                replica.placement.head == rank and not shut,
-                replica.tail == rank and not shut,
-            )
+            head = replica.previous == NONE and not shut
+            tail = replica.tail == replica.rank and not shut
             asynchronous = tables[replica.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
             if not asynchronous:
@@ -164,10 +161,6 @@ class Admission:
         """Begin or end draining."""
         self.draining = on
 
-    def replicate(self) -> None:
-        """Record that a shard here has, or has had, more than one replica."""
-        self.replicated = True
-
     def adopt(self, view: View) -> None:
         """Adopt a view. A worker that is still in it keeps its request log."""
         self.view, self.draining = view.id, False
@@ -199,9 +192,10 @@ class Admission:
             return "forgotten"
         if self.draining and seq not in log.streamed:
             return "frozen"
-        if self.replicated and (seq in log.recheck or _only_replicated(log, seq)):
+        known = seq in log.outcomes
+        if seq in log.recheck or (seq in log.parts and not known):  # known from other servers
             return self._recheck(log, request)
-        if seq in log.outcomes:
+        if known:
             if isinstance(request, Probe) or request.pushes or log.outcomes[seq] != "applied":
                 return "seen"
             if request.view == self.view:
@@ -265,6 +259,7 @@ class Admission:
                 self._nbytes(pushes, pulls),
                 self._streams(pushes, pulls),
                 immediate,
+                any(self._specs[at].kind == "custom" for at, _, _ in pulls),
             )
         return found
 
@@ -276,9 +271,9 @@ class Admission:
         return nbytes
 
     def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:
-        """Return whether to stream a push: several fragments, no row named twice, no replicas."""
+        """Return whether a push may be streamed: it has several fragments, and no row twice."""
         specs = [self._specs[shard] for shard, _, _ in pushes]
-        plain = all(len(rows) and keys < 0 for _, rows, keys in pushes) and not self.replicated
+        plain = all(len(rows) and keys < 0 for _, rows, keys in pushes)
         plain = plain and all(spec.consistency.apply_at == "arrival" for spec in specs)
         several = any(
             len(rows) > spec.fragment_rows for spec, (_, rows, _) in zip(specs, pushes, strict=True)
@@ -313,11 +308,6 @@ class Admission:
                 return None
             named.append((shard, KeyRange(start, stop), part.keys))
         return tuple(named)
-
-
-def _only_replicated(log: RequestLog, seq: int) -> bool:
-    """Return whether a request is known only from other servers."""
-    return seq in log.parts and seq not in log.outcomes
 
 
 def _lacks(log: RequestLog, follows: Sequence[int]) -> bool:

@@ -15,13 +15,12 @@ Checkpoints belong to the first worker group, and contain the tables that use it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Save
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Operation
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
@@ -37,14 +36,12 @@ class Checkpointer:
     def __init__(
         self,
         checkpoint_clocks: CheckpointClocks,
-        shards: Mapping[int, ShardStore],
         clocks: Clocks,
-        replication: Replication,
+        chains: Chains,
     ) -> None:
         self._checkpoint_clocks = checkpoint_clocks
-        self._shards = shards
         self._clocks = clocks
-        self._replication = replication
+        self._chains = chains
         self.active = bool(checkpoint_clocks)
         self._tables: tuple[str, ...] = ()
         self._failures = 0
@@ -58,11 +55,12 @@ class Checkpointer:
         self.active = bool(self._checkpoint_clocks)
         if self.active:
             clock = self._clocks.of("").minimum
-            saved = [replica.number for replica in self._replication.of("")]
-            reached = {n: self._replication.reached(n, clock) for n in saved}
             self._taken = {
-                n: self._taken.get(n, self._checkpoint_clocks.latest(at))
-                for n, at in reached.items()
+                replica.number: self._taken.get(
+                    replica.number,
+                    self._checkpoint_clocks.latest(self._chains.reached(replica, clock)),
+                )
+                for replica in self._chains.of("")
             }
 
     def checkpoint_clock(self, spec: TableSpec, clock: int) -> int:
@@ -85,33 +83,38 @@ class Checkpointer:
         """Return whether a push of `clock` has to wait for a checkpoint clock."""
         return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).minimum
 
-    def past(self, number: int, clock: int) -> None:
-        """Record that a push of `clock` is applied.
+    def before_operation(self, operation: Operation, out: Effects) -> None:
+        """Take the checkpoints that must not contain an operation, before it changes any rows.
 
-        No checkpoint of that clock or of an earlier one may contain it, even if a later view
-        makes that clock a checkpoint clock.
+        A round belongs to its clock. So does a push under `ssp`: no checkpoint of that clock or of
+        an earlier one may contain it, even if a later view makes that clock a checkpoint clock.
         """
-        replica, rule = self._replication.replicas[number], self._shards[number].spec.consistency
-        if rule.name == "ssp":
-            replica.close(clock + 1)
+        for replica in operation.replicas:
+            if operation.what == "round":
+                self.before(replica, operation.round, out)
+                replica.close(operation.round + 1)
+            elif operation.what == "push" and replica.group == operation.group:
+                self.before(replica, operation.round + 1, out)
+                if replica.shard.spec.consistency.name == "ssp":
+                    replica.close(operation.pushed + 1)
 
-    def before(self, number: int, clock: int, out: Effects) -> None:
+    def before(self, replica: Replica, clock: int, out: Effects) -> None:
         """Save the rows of a shard whose rounds below `clock` are applied, if a checkpoint is due.
 
         To be called before the shard changes. If later rounds are applied already, the former tail
         has taken the checkpoint, or no server has.
         """
-        replica = self._replication.replicas[number]
         if not self.active or replica.group or clock >= FOREVER:
             return
+        number = replica.number
         while (due := self._checkpoint_clocks.following(self._taken.get(number, 0))) <= clock:
             self._taken[number] = due
-            if replica.tail == self._replication.rank and replica.closed <= due:
-                out.append(self._save(number, due))
+            if replica.tail == self._chains.rank and replica.closed <= due:
+                out.append(self._save(replica, due))
 
-    def _save(self, number: int, clock: int) -> Save:
+    def _save(self, replica: Replica, clock: int) -> Save:
         """Return the effect that saves the rows: all, or those changed since the last save."""
-        shard, replica = self._shards[number], self._replication.replicas[number]
+        shard, number = replica.shard, replica.number
         failures = self._failures
         since, files = self._latest.get(number, (-1, 0))
         changes = shard.changes() if 0 < files < CHAIN_MAX else None
@@ -132,5 +135,5 @@ class Checkpointer:
         """Take the checkpoints that are due, after the clock of a head has moved."""
         if self.active:
             clock = self._clocks.of("").minimum
-            for replica in self._replication.of(""):
-                self.before(replica.number, self._replication.reached(replica.number, clock), out)
+            for replica in self._chains.of(""):
+                self.before(replica, self._chains.reached(replica, clock), out)

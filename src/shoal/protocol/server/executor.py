@@ -1,82 +1,91 @@
-"""Execution of admitted requests on a server's shards and clocks.
+"""Execution of admitted requests, and application of operations to a server's replicas.
 
 A request pushes, advances and pulls, in this order. A push is applied at once or with its round. An
 advance may close rounds. A pull is answered, or put into the wait queue until the slowest worker
 has reached the clock that the consistency rules of its tables ask for.
+
+Whatever changes rows is an operation, and `Executor.apply` applies it: a push, a closed round, and
+what comes down a chain from its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from shoal.errors import AccessFailed
+from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Code
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Code, Probe, Reply, Request, What
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import What
-from shoal.protocol.server.replication.operations import OperationBuilder
-from shoal.protocol.server.replies import Replies
+from shoal.protocol.server.replica import NONE, AppliedPart, Replica
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import NEW, Change, Operation
+from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.rounds import Contribution, Rounds
 from shoal.protocol.server.shard_store import ShardStore, Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
-from shoal.protocol.views import FOREVER
+from shoal.protocol.session import Session
+from shoal.protocol.views import FOREVER, Member, NodeId
 
 
 class Executor:
-    """Carries out the requests that admission has taken."""
+    """Carries out the requests that admission has taken, and applies operations.
+
+    rounds:  the pushes that wait for rounds here
+    copied:  pushes that the heads of other chains have accepted into rounds
+    """
 
     def __init__(
         self,
+        session: Session,
         admission: Admission,
         staging: RequestStaging,
-        shards: dict[int, ShardStore],
+        replicas: Mapping[int, Replica],
         clocks: Clocks,
-        replies: Replies,
-        replication: Replication,
+        chains: Chains,
         checkpointer: Checkpointer,
+        workers: Mapping[int, Member],
     ) -> None:
         self.rounds = Rounds()
-        self.checkpointer = checkpointer
-        self.wait_queue = WaitQueue(admission, shards, clocks, replies, replication, checkpointer)
-        self._replication = replication
+        self.copied = Rounds()
+        self.wait_queue = WaitQueue(replicas, clocks, workers, chains, checkpointer)
+        self._session = session
         self._admission = admission
         self._staging = staging
-        self._shards = shards
+        self._replicas = replicas
         self._clocks = clocks
-        self._replies = replies
+        self._chains = chains
+        self._checkpointer = checkpointer
         self._round_closer = RoundCloser(
-            admission,
-            staging,
-            shards,
-            replies,
-            replication,
-            checkpointer,
-            self.rounds,
-            self.wait_queue,
+            replicas, chains, self.rounds, self.apply, self._refuse_push
         )
+
+    # ------------------------------------------------------------------ requests
 
     def carry_out(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Carry out a request, or refuse it."""
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
-            log.forget(below)
-            if self.wait_queue.pulls or self.wait_queue.pushes:
-                self.wait_queue.forget(log)
+            self.forget(log, below)
         for load in admitted.loads:
             problem = load.problem() if load.keys is not None else ""
             if problem:
-                self._refuse(admitted, problem, out)
+                self._answer(admitted, "refused", out, problem)
                 return
         try:
             self._do(admitted, out)
         except AccessFailed as error:
-            self._refuse(admitted, error.message, out)
+            self._answer(admitted, "refused", out, error.message)
+
+    def forget(self, log: RequestLog, below: int) -> None:
+        """Forget a worker's requests below `below`: it has resolved them or given them up."""
+        log.forget(below)
+        if self.wait_queue.pulls or self.wait_queue.pushes:
+            self.wait_queue.forget(log)
 
     def drop_worker(self, worker: int, last_clock: int) -> None:
         """Remove a worker that has left; its pushes count in the rounds below its last clock."""
@@ -91,91 +100,60 @@ class Executor:
             for clock in self.rounds.below(group, minimum):
                 yield f"round {clock} is open at clock {minimum}"
 
-    # ------------------------------------------------------------------ requests
-
-    def _refuse(self, admitted: AdmittedRequest, reason: str, out: Effects) -> None:
-        admitted.log.record(admitted.request.seq, "refused")
-        self._replies.reply(out, admitted.sender, admitted.request, "refused", reason)
-
     def _do(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Push, advance and pull, in this order."""
-        request, log, accepted = admitted.request, admitted.log, False
-        if self._admission.replicated:  # the request may come again, with other parts waiting
-            log.admit_again(request.seq)
-            if self.wait_queue.pulls or self.wait_queue.pushes:
-                self.wait_queue.leave((request.incarnation, request.seq))
+        request, log = admitted.request, admitted.log
+        seq, accepted = request.seq, False
+        if log.recheck:  # the request may come again, with other parts waiting
+            log.admit_again(seq)
         if request.pushes:
             if not admitted.footprint.immediate and self._comes_late(admitted):
-                self._close_out(admitted, out)
+                reached = self._clocks[request.incarnation]
+                reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
+                self._answer(admitted, "round_closed", out, reason)
                 return
             accepted = self._push(admitted, out)
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
+            if log.outcomes.get(seq) == "refused":
+                return  # its advance has closed its round, where its method has failed
         if request.pulls:
-            self._call(admitted, out)
+            if admitted.footprint.calls:
+                self._call(admitted, out)
             self._pull(admitted, accepted, out)
-        elif not accepted and log.complete(request.seq):
-            log.record(request.seq, "applied")
-            self._replies.reply(out, admitted.sender, request, "applied")
-        elif not accepted:
-            log.record(request.seq, "accepted")
+        elif log.complete(seq):
+            log.record(seq, "applied")
+            self.reply(out, admitted.sender, request, "applied")
+        else:
+            log.record(seq, "accepted")
             self.wait_queue.add_push(admitted)
-        elif log.outcomes[request.seq] == "accepted":  # and its own advance did not close the round
-            self._replies.reply(out, admitted.sender, request, "accepted")
-
-    def _close_out(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Refuse a push for a round that takes no more pushes from this worker."""
-        request = admitted.request
-        reached = self._clocks[request.incarnation]
-        admitted.log.record(request.seq, "round_closed")
-        reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
-        self._replies.reply(out, admitted.sender, request, "round_closed", reason)
+            if accepted:
+                self.reply(out, admitted.sender, request, "accepted")
 
     def _push(self, admitted: AdmittedRequest, out: Effects) -> bool:
         """Apply the push parts, or put them into their round; return whether any part waits."""
         request, log = admitted.request, admitted.log
-        kept: dict[int, list[tuple[int, Staged]]] = {}  # by the clock they wait for
-        builder = (
-            OperationBuilder(self._replication, self._shards)
-            if self._admission.replicated
-            else None
-        )
         at_once = admitted.footprint.immediate or request.assign
         minimum = 0 if at_once else self._clocks.of(log.group).minimum
-        if self._staging.guard.borrowers:
-            self._staging.guard.recall()
-        try:
-            for at, ((number, _, _), staged) in enumerate(
-                zip(admitted.footprint.pushes, admitted.loads, strict=False)
-            ):
-                shard = self._shards[number]
-                if builder is not None and log.covers(request.seq, request.pushes[at]):
-                    shard.release(staged)
-                elif not at_once and (due := self.wait_queue.due(number, request)) > minimum:
-                    kept.setdefault(due, []).append((number, staged))
-                    if builder is not None:
-                        builder.in_round(number, request.pushes[at])
-                else:
-                    if not at_once:
-                        self.checkpointer.past(number, request.clock)
-                    if builder is not None:
-                        builder.about_to(number, staged)
-                    if request.assign:
-                        shard.write(staged)
-                    elif not admitted.streamed:
-                        shard.apply(staged, request.lr)
-                    if builder is not None:
-                        builder.changed(number, request.pushes[at], request.lr, tuple(staged.views))
-        finally:
-            if builder is not None:
-                self._carry(admitted, builder, out, "write" if request.assign else "push")
-        accepted = bool(kept) or log.is_open(request.seq)
-        code: Code = "accepted" if accepted else "applied"
-        if request.pulls:
-            code = "waiting"  # the answer with the rows acknowledges the push as well
-        log.record(request.seq, code)
-        out.append(Note("pushed", {"request": request, "code": code}))
-        for due, parts in kept.items():
+        known = request.seq in log.parts
+        changes: list[Change] = []
+        waiting: dict[int, list[tuple[Replica, Staged]]] = {}  # by the clock that they wait for
+        for part, (number, _, _), staged in zip(
+            request.pushes, admitted.footprint.pushes, admitted.loads, strict=False
+        ):
+            replica = self._replicas[number]
+            if known and log.covers(request.seq, part):
+                replica.shard.release(staged)
+            elif not at_once and (due := self.wait_queue.due(number, request)) > minimum:
+                waiting.setdefault(due, []).append((replica, staged))
+            else:
+                landed = admitted.streamed  # its fragments are in the rows
+                changes.append(Change(replica, part, request.lr, None if landed else staged))
+        if changes:
+            pushed = -1 if at_once else request.clock
+            self._apply(admitted, "write" if request.assign else "push", changes, out, pushed)
+        for due, parts in waiting.items():
+            log.wait(request.seq, [replica.open_part(staged.rows) for replica, staged in parts])
             weight = request.weight if due > request.clock else 0.0
             entry = Contribution(
                 admitted.sender,
@@ -184,58 +162,60 @@ class Executor:
                 due - 1,
                 weight,
                 request.lr,
-                parts,
+                [(replica.number, staged) for replica, staged in parts],
                 request.clock,
             )
             self.rounds.add(entry)
-        if accepted and builder is not None:
-            self.wait_queue.add_push(admitted)
+        accepted = bool(waiting) or (known and log.is_open(request.seq))
+        out.append(Note("pushed", {"request": request, "accepted": accepted}))
         return accepted
 
     def _call(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Carry out the calls of custom tables, here and on the other servers of their chains.
-
-        The handler's shard remembers the answer; it is sent when all replicas have done the call.
-        """
-        if not self._admission.replicated:
-            return  # each call is carried out when it is answered
-        request, log = admitted.request, admitted.log
-        if all(self._shards[n].spec.kind != "custom" for n, _, _ in admitted.footprint.pulls):
-            return
-        builder = OperationBuilder(self._replication, self._shards)
+        """Carry out the calls of custom tables, whose shards remember the answers."""
+        request, footprint = admitted.request, admitted.footprint
         keyed = iter(admitted.loads[len(request.pushes) :])
-        for (number, _, keys), part in zip(admitted.footprint.pulls, request.pulls, strict=True):
+        changes = []
+        for (number, _, keys), part in zip(footprint.pulls, request.pulls, strict=True):
             staged = next(keyed) if keys >= 0 else None
-            shard = self._shards[number]
-            if staged is None or shard.spec.kind != "custom" or log.covers(request.seq, part):
+            replica = self._replicas[number]
+            if staged is None or replica.shard.spec.kind != "custom":
                 continue
-            builder.about_to(number, staged)
-            with suppress(AccessFailed):  # the error is the answer
-                shard.read_keys(staged)
-            builder.changed(number, part, None, tuple(staged.views))
-        self._carry(admitted, builder, out, "call")
+            if not admitted.log.covers(request.seq, part):
+                changes.append(Change(replica, part, None, staged))
+        if changes:
+            self._apply(admitted, "call", changes, out)
 
-    def _carry(
-        self, admitted: AdmittedRequest, builder: OperationBuilder, out: Effects, what: What
+    def _apply(
+        self,
+        admitted: AdmittedRequest,
+        what: What,
+        changes: list[Change],
+        out: Effects,
+        pushed: int = -1,
     ) -> None:
-        """Replicate what a push or a call has changed here."""
-        request, log = admitted.request, admitted.log
-        log.add_parts(request.seq, builder.parts_of_push)
-        if builder.changes:
-            origin = request.incarnation, request.seq, log.forget_below
-            clock = self._clocks.by_worker[log.incarnation].minimum
-            before = self.checkpointer.latest(clock) - 1 if self.checkpointer.active else -1
-            operation = builder.operation(
-                what, log.group, clock, (origin,), before, pushed=request.clock
-            )
-            self._replication.carry(operation, out)
+        """Apply what a request changes."""
+        log, clock = admitted.log, self._clocks.by_worker[admitted.log.incarnation].minimum
+        operation = Operation(
+            what,
+            (self._chains.rank,),
+            clock,
+            changes,
+            ((log.incarnation, admitted.request.seq, log.forget_below),),
+            ((log, admitted.request.seq),),
+            round=self._checkpointer.latest(clock) - 1 if self._checkpointer.active else -1,
+            pushed=pushed,
+            group=log.group,
+        )
+        failed = self.apply(operation, out)
+        if failed:
+            raise AccessFailed("; ".join(failed.values()))
 
     def _comes_late(self, admitted: AdmittedRequest) -> bool:
         """Return whether a part is for a round that this worker has passed, and is not in it."""
         request, log = admitted.request, admitted.log
         over = request.clock < self._clocks[request.incarnation]
         return (over and not request.assign) and any(
-            self._shards[number].spec.consistency.apply_at == "round_end"
+            self._replicas[number].shard.spec.consistency.apply_at == "round_end"
             and log.covers(request.seq, part) is None
             for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)
         )
@@ -259,27 +239,13 @@ class Executor:
         reason = self.wait_queue.reason(pull)
         out.append(Note("waiting", {"worker": request.incarnation, "reason": reason}))
 
+    # ------------------------------------------------------------------ answers
+
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
-        request, buffers = admitted.request, self._staging.read(admitted)
-        if self._admission.replicated:
-            out.append(Note("served", {"replicas": [n for n, _, _ in admitted.footprint.pulls]}))
-        admitted.log.record(request.seq, "applied")
-        weight = self.rounds.weight(admitted.log.group, read_clock(request) - 1)
-        self._replies.reply(out, admitted.sender, request, "applied", "", buffers, weight)
-
-    # ------------------------------------------------------------------ rounds
-
-    def close_rounds(self, group: str, out: Effects) -> None:
-        """Close every round below the group's slowest clock. The caller calls `look` after this."""
-        minimum = self._clocks.of(group).minimum
-        if minimum < FOREVER:
-            self.rounds.reach(group, minimum)
-        for clock in self.rounds.below(group, minimum):
-            self._round_closer.close(group, clock, out)
-        if not group:
-            self.checkpointer.reached(out)
-        if self._admission.replicated:
-            self._replication.tell(group, minimum, out)
+        buffers = self._staging.read(admitted)
+        out.append(Note("served", {"pulls": admitted.footprint.pulls}))
+        weight = self.rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
+        self._answer(admitted, "applied", out, "", buffers, weight)
 
     def look(self, out: Effects) -> None:
         """Answer the requests that no longer have to wait."""
@@ -289,10 +255,144 @@ class Executor:
                 try:
                     self._serve(pull.admitted, out)
                 except AccessFailed as error:
-                    self._refuse(pull.admitted, error.message, out)
+                    self._answer(pull.admitted, "refused", out, error.message)
         for key, push in list(self.wait_queue.pushes.items()):
-            admitted = push.admitted
-            if key not in self.wait_queue.pulls and admitted.log.complete(key[1]):
+            if push.admitted.log.complete(key[1]):
                 self.wait_queue.leave(key)
-                admitted.log.record(key[1], "applied")
-                self._replies.acknowledge(out, admitted.sender, *key, "applied", "")
+                self._answer(push.admitted, "applied", out)
+
+    def _refuse_push(self, entry: Contribution, reason: str, out: Effects) -> None:
+        """Refuse a push whose round has closed, unless its worker has left."""
+        log = entry.log
+        if self._admission.logs.get(entry.sender) is log:
+            self.wait_queue.leave((log.incarnation, entry.seq))
+            log.record(entry.seq, "refused")
+            reply = Reply(log.incarnation, entry.seq, self._session.view_id, "refused", reason)
+            out.append(Send(entry.sender, reply))
+
+    def _answer(
+        self,
+        admitted: AdmittedRequest,
+        code: Code,
+        out: Effects,
+        reason: str = "",
+        buffers: tuple[memoryview, ...] = (),
+        round_weight: float = -1.0,
+    ) -> None:
+        """Record the outcome of a request, and reply."""
+        request = admitted.request
+        admitted.log.record(request.seq, code)
+        self.reply(out, admitted.sender, request, code, reason, buffers, round_weight)
+
+    def reply(
+        self,
+        out: Effects,
+        to: NodeId,
+        request: Request | Probe,
+        code: Code,
+        reason: str = "",
+        buffers: tuple[memoryview, ...] = (),
+        round_weight: float = -1.0,
+    ) -> None:
+        """Reply to a worker, with the rows in `buffers`."""
+        clocks = self._clocks.by_worker.get(request.incarnation)
+        if clocks is None:
+            clocks = self._clocks.of("")
+        nbytes = 0
+        for buffer in buffers:
+            nbytes += buffer.nbytes
+        reply = Reply(
+            request.incarnation,
+            request.seq,
+            self._session.view_id,
+            code,
+            reason,
+            clocks.minimum,
+            round_weight,
+            nbytes,
+        )
+        out.append(Send(to, reply, buffers, self._staging.guard))
+
+    # ------------------------------------------------------------------ operations
+
+    def close_rounds(self, group: str, out: Effects) -> None:
+        """Close every round below the group's slowest clock. The caller calls `look` after this."""
+        minimum = self._clocks.of(group).minimum
+        if minimum < FOREVER:
+            self.rounds.reach(group, minimum)
+        for clock in self.rounds.below(group, minimum):
+            self._round_closer.close(group, clock, out)
+        if not group:
+            self._checkpointer.reached(out)
+        self._chains.tell(group, minimum, out)
+
+    def apply(self, operation: Operation, out: Effects) -> dict[int, str]:
+        """Apply an operation to the replicas here, record its pushes, and send it down the chains.
+
+        Returns:
+            By replica, why a part was refused: its access method has failed.
+
+        Raises:
+            InvariantBroken: another server has counted other versions for its changes
+        """
+        if self._staging.guard.borrowers:
+            self._staging.guard.recall()
+        if operation.round >= 0 or operation.pushed >= 0:
+            self._checkpointer.before_operation(operation, out)
+        failed: dict[int, str] = {}
+        parts, onward = [], []
+        for change, version in self._change_rows(operation, failed):
+            replica = change.replica
+            if change.version not in (NEW, version):
+                told = f"version {change.version} of {replica.rows} came at {version - 1}"
+                raise InvariantBroken(told)
+            parts.append(AppliedPart(change.part, replica, version))
+            if replica.following != NONE:
+                onward.append(change.counted(version))
+        if operation.what == "round":  # it contains every part of a push to a shard
+            parts = [each.applied for each in operation.replicas if each.number not in failed]
+        for log, seq in operation.logs:
+            log.apply(seq, parts)
+            for number in failed:
+                log.refuse(seq, number)
+        if operation.what == "push" and self.copied.open:  # it may have waited here
+            numbers = [each.replica.number for each in parts]
+            for incarnation, seq, _ in operation.origins:
+                self.copied.remove(incarnation, seq, numbers)
+        if onward:
+            operation.keep(onward)
+            self._chains.carry(operation, out)
+        return failed
+
+    def _change_rows(
+        self, operation: Operation, failed: dict[int, str]
+    ) -> list[tuple[Change, int]]:
+        """Change the rows; return the changes that were made, with their versions."""
+        if operation.what in ("round", "accept"):  # an accepted push changes them with its round
+            changes = operation.changes
+            if operation.what == "round":
+                changes = self._round_closer.change_rows(operation, failed)
+            return [(change, change.replica.count()) for change in changes]
+        applied = []
+        for change in operation.changes:
+            replica, staged = change.replica, change.staged
+            if replica.following != NONE:
+                operation.retain(replica, staged)
+            try:
+                if staged is not None:
+                    _change(replica.shard, operation.what, staged, change.lr)
+            except AccessFailed as error:
+                failed[replica.number] = error.message
+            else:
+                applied.append((change, replica.count()))
+        return applied
+
+
+def _change(shard: ShardStore, what: What, staged: Staged, lr: float | None) -> None:
+    if what == "push":
+        shard.apply(staged, lr)
+    elif what == "write":
+        shard.write(staged)
+    else:
+        with suppress(AccessFailed):  # the answer of a call may be an error
+            shard.read_keys(staged)

@@ -1,8 +1,9 @@
-"""A server's replica of a shard: its version, its place in the chain, and its clocks."""
+"""A server's replica of a shard: its rows, its version, its place in the chain, and its clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,14 +13,17 @@ from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.views import FOREVER, Placement
 
 NOT_BEGUN = -1
+NONE = -1  # no server: a replica is the first or the last of its chain
 
 
 class Replica(msgspec.Struct, eq=False):
-    """The state of one replica, without its rows.
+    """One replica: its rows, and how far it has come.
 
     Invariant: `done <= version`; `closed` and `reached` only grow within a view.
 
-    number:          the number of its shard store
+    number:          identifies it on this server
+    shard:           its rows
+    rank:            this server's rank
     group:           the worker group whose clocks its table goes by
     version:         how often it has been changed here; NOT_BEGUN while it is syncing and has
                      received nothing yet
@@ -30,11 +34,14 @@ class Replica(msgspec.Struct, eq=False):
     ended:           all workers of this view have ended, or there are none
     at:              the position of the next chunk, if it is syncing
     rows, chain, tail:  copied from its placement, because every push reads them
+    previous, following:  ranks of the servers beside this one in the chain, or NONE
     """
 
     number: int
     table: int
     placement: Placement
+    shard: Any  # a ShardStore: movable ones and those of rows have more methods
+    rank: int = 0
     group: str = ""
     version: int = 0
     done: int = 0
@@ -46,41 +53,57 @@ class Replica(msgspec.Struct, eq=False):
     rows: KeyRange = KeyRange(0, 0)
     chain: tuple[int, ...] = ()
     tail: int = -1
+    previous: int = NONE
+    following: int = NONE
 
     def __post_init__(self) -> None:
         self.rows, self.chain = self.placement.rows, self.placement.chain
         self.tail = self.placement.tail
+        beside = (NONE, *self.chain, NONE)
+        at = beside.index(self.rank, 1)
+        self.previous, self.following = beside[at - 1], beside[at + 1]
 
     # ------------------------------------------------------------------ reading
 
     @property
-    def whole(self) -> Part:
-        """The part that covers all of its rows."""
-        return Part(self.table, self.rows.start, self.rows.stop)
+    def applied(self) -> AppliedPart:
+        """A part that covers all of its rows, as they are now."""
+        return AppliedPart(self.part(self.rows, -1), self, self.version)
 
     @property
     def clock(self) -> int:
         """The clock of the chain's head, as known here; FOREVER if all workers have ended."""
         return FOREVER if self.ended else self.reached
 
-    def part(self, staged: Staged) -> Part:
-        """Return the part that names a staged push's rows, for the next server."""
-        keys = -1 if staged.keys is None else len(staged.keys)
-        return Part(self.table, staged.rows.start, staged.rows.stop, keys)
+    @property
+    def alone(self) -> bool:
+        """Whether no other server has the shard. Only staging and routing may ask this."""
+        return len(self.chain) == 1
+
+    def part(self, rows: KeyRange, keys: int) -> Part:
+        """Return the part that names these rows, or `keys` keys among them."""
+        return Part(self.table, rows.start, rows.stop, keys)
+
+    def part_of(self, staged: Staged) -> Part:
+        """Return the part that names the rows of a staged push."""
+        return self.part(staged.rows, -1 if staged.keys is None else len(staged.keys))
 
     def open_part(self, rows: KeyRange) -> AppliedPart:
         """Return the part of a push that waits for its round."""
-        return AppliedPart(Part(self.table, rows.start, rows.stop), self, -1)
+        return AppliedPart(self.part(rows, -1), self, -1)
 
-    def syncs_on(self, rank: int) -> bool:
-        """Return whether it is the syncing replica, on the server of that rank."""
-        return self.placement.syncing_since > 0 and self.chain[-1] == rank
+    @property
+    def syncs(self) -> bool:
+        """Whether it is the syncing replica of its chain."""
+        return self.placement.syncing_since > 0 and self.following == NONE
 
     # ------------------------------------------------------------------ writing
 
-    def change(self) -> int:
-        """Count a change of its rows; return the new version."""
+    def count(self) -> int:
+        """Count a change; return the new version."""
         self.version += 1
+        if self.following == NONE:  # all servers of the chain have it
+            self.done = self.synced_version = self.version
         return self.version
 
     def close(self, clock: int) -> None:
@@ -100,17 +123,18 @@ class Replica(msgspec.Struct, eq=False):
         self.done, self.synced_version = max(self.done, done), max(self.synced_version, synced)
         return before != (self.done, self.synced_version)
 
-    def move(self, placement: Placement, rank: int) -> None:
+    def move(self, placement: Placement) -> None:
         """Adopt a new placement of the same rows."""
         before, self.placement, self.ended = self.placement, placement, False
         self.__post_init__()
-        if placement.tail == rank or placement.chain[-1] == rank:
+        if placement.tail == self.rank or self.following == NONE:
             self.done = max(self.version, 0)
         if placement.syncing_since != before.syncing_since:
             self.synced_version = 0
 
     def begin_syncing(self) -> None:
         """Become a syncing replica, which receives its rows from the tail."""
+        self.shard.sync(True)
         self.version, self.done = NOT_BEGUN, 0
 
     def sync_from(self, version: int, closed: int) -> None:
@@ -123,7 +147,7 @@ class Replica(msgspec.Struct, eq=False):
         self.at = at
 
 
-class AppliedPart(msgspec.Struct, eq=False):
+class AppliedPart(msgspec.Struct, frozen=True, eq=False):
     """A part of a push that is here, and the version of the replica that contains it.
 
     version:  -1 while its round is open
@@ -132,15 +156,6 @@ class AppliedPart(msgspec.Struct, eq=False):
     part: Part
     replica: Replica
     version: int
-
-    @property
-    def done(self) -> bool:
-        """Whether all servers of the chain have it."""
-        return 0 <= self.version <= self.replica.done
-
-    def apply(self) -> None:
-        """Record that its round has been applied to the replica."""
-        self.version = self.replica.version
 
     def cut(self, cut: Cut) -> list[AppliedPart]:
         """Return the same part for each piece of its replica."""

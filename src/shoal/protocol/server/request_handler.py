@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from shoal.protocol.consistency import Clocks
 from shoal.protocol.limits import WINDOW
-from shoal.protocol.machine import Effects, EventTrace, Note, Sink
-from shoal.protocol.messages import Probe, Request
+from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
+from shoal.protocol.messages import Nudge, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.admission import TAKEN, Admission, Verdict
 from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.replies import Replies
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.session import Session
-from shoal.protocol.views import NodeId
+from shoal.protocol.views import Member, NodeId
 
 
 class RequestHandler:
@@ -22,19 +24,20 @@ class RequestHandler:
     def __init__(
         self,
         session: Session,
+        workers: Mapping[int, Member],
+        clocks: Clocks,
         admission: Admission,
         staging: RequestStaging,
         executor: Executor,
-        replies: Replies,
         trace: EventTrace,
     ) -> None:
         self._unopened = ""
         self._session = session
+        self._workers = workers
+        self._clocks = clocks
         self._admission = admission
         self._staging = staging
         self._executor = executor
-        self._wait_queue = executor.wait_queue
-        self._replies = replies
         self._trace = trace
 
     def refuse_all(self, reason: str) -> None:
@@ -55,7 +58,7 @@ class RequestHandler:
             return None
         loads = admitted.loads if admitted is not None and not admitted.streamed else None
         if loads is None and footprint.nbytes:
-            self._replies.reply(out, sender, request, "missing")
+            self._executor.reply(out, sender, request, "missing")
             return None
         again = self._staging.take(sender, request, footprint)
         return again if loads is None else msgspec.structs.replace(again, loads=loads)
@@ -69,15 +72,15 @@ class RequestHandler:
             raise self._trace.broken(text)
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        self._replies.count(out, verdict, sender, describe(request))
+        out.append(declined(verdict, sender, describe(request)))
         if verdict == "seen":
             self._tell_state(sender, request, out)
         elif verdict == "stale":
-            self._replies.reply(out, sender, request, "stale")
+            self._executor.reply(out, sender, request, "stale")
             if request.view > self._session.view_id:
                 self._session.ask_for_view(out)
         elif verdict == "out_of_order":
-            self._replies.reply(out, sender, request, "out_of_order")
+            self._executor.reply(out, sender, request, "out_of_order")
         elif verdict in ("too many", "misfit"):
             reason = (
                 f"more than {WINDOW} requests in flight"
@@ -85,21 +88,31 @@ class RequestHandler:
                 else self._unopened
                 or "it names rows or a table that this server does not hold, or has no weight"
             )
-            self._replies.reply(out, sender, request, "refused", reason)
+            self._executor.reply(out, sender, request, "refused", reason)
 
     def probe(self, sender: NodeId, probe: Probe, out: Effects) -> None:
         """Answer a worker that asks for the state of a request."""
         verdict = self._admission.verdict(sender, probe)
         if verdict == "fresh":
-            self._replies.reply(out, sender, probe, "missing")
+            self._executor.reply(out, sender, probe, "missing")
         elif verdict == "seen":
             self._tell_state(sender, probe, out)
         elif verdict == "stale":
-            self._replies.reply(out, sender, probe, "stale")
+            self._executor.reply(out, sender, probe, "stale")
         else:
-            self._replies.count(out, verdict, sender, describe(probe))
+            out.append(declined(verdict, sender, describe(probe)))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
+        """Reply with the state of a request; an urgent probe nudges workers that it waits for."""
         code = self._admission.logs[sender].outcomes[request.seq]
-        waits, reason = self._wait_queue.waits_for(request, code)
-        self._replies.state(out, sender, request, code, waits, reason)
+        waits, reason = self._executor.wait_queue.waits_for(request, code)
+        self._executor.reply(out, sender, request, code, reason)
+        if isinstance(request, Probe) and request.urgent and waits >= 0:
+            clocks = self._clocks.of(self._clocks.group(request.incarnation))
+            for worker in clocks.behind(waits):
+                out.append(Send(self._workers[worker].id, Nudge(reason)))
+
+
+def declined(kind: str, sender: NodeId, what: str) -> Note:
+    """Return the note that a message was declined."""
+    return Note("declined", {"kind": kind, "sender": sender, "what": what})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from shoal.protocol.messages import Code, Part
-from shoal.protocol.server.replica import AppliedPart, Cut, Replica
+from shoal.protocol.server.replica import AppliedPart, Cut
 
 FragmentId = tuple[int, int]  # table, first row
 
@@ -17,7 +18,7 @@ class RequestLog:
     the WINDOW requests that may be in flight.
 
     outcomes:  the outcome of each request
-    parts:     if shards have replicas: the parts of each push that are here
+    parts:     the parts of each push that are here
     streamed:  the applied fragments of each streamed push that is still coming in
     recheck:   requests that were seen before the chains changed; admitted again in part
     """
@@ -53,16 +54,26 @@ class RequestLog:
         """Record that a request of an earlier view has come again in this one."""
         self.recheck.discard(seq)
 
-    def add_parts(self, seq: int, parts: Sequence[AppliedPart]) -> None:
-        """Record parts of a push that are applied here or wait in an open round."""
-        if parts:
-            self.parts.setdefault(seq, []).extend(parts)
+    def wait(self, seq: int, parts: Sequence[AppliedPart]) -> None:
+        """Record parts of a push that wait in an open round."""
+        self.parts.setdefault(seq, []).extend(parts)
 
-    def close_round(self, seq: int, replica: Replica) -> None:
-        """Record that the parts of a push that waited for a replica's round are applied."""
-        for part in self.parts.get(seq, ()):
-            if part.replica is replica and part.version < 0:
-                part.apply()
+    def apply(self, seq: int, parts: Sequence[AppliedPart]) -> None:
+        """Record parts of a push that are applied; if they waited for a round, they do no more."""
+        if seq in self.parts:
+            for part in parts:
+                self.refuse(seq, part.replica.number)
+            self.parts[seq] += parts
+        elif parts:
+            self.parts[seq] = [*parts]
+
+    def refuse(self, seq: int, number: int) -> None:
+        """Record that the parts of a push to a replica wait for no round any more."""
+        self.parts[seq] = [
+            part
+            for part in self.parts.get(seq, ())
+            if part.version >= 0 or part.replica.number != number
+        ]
 
     def stream(self, seq: int, fragment: FragmentId) -> bool:
         """Record a fragment that has come in; return whether it still has to be applied."""
@@ -78,17 +89,15 @@ class RequestLog:
 
     def forget(self, below: int) -> None:
         """Forget every request below `below`: its worker has resolved it or given it up."""
-        outcomes = self.outcomes
-        if below - self.forget_below == 1:  # as in training, one request after the other
-            outcomes.pop(self.forget_below, None)
-        else:
-            for seq in [seq for seq in outcomes if seq < below]:
-                del outcomes[seq]
-        if self.parts:
-            self.parts = {seq: parts for seq, parts in self.parts.items() if seq >= below}
+        kept: dict[int, Any]
+        for kept in (self.outcomes, self.parts, self.streamed):
+            if below - self.forget_below == 1:  # as in training, one request after the other
+                kept.pop(self.forget_below, None)
+            else:
+                for seq in [seq for seq in kept if seq < below]:
+                    del kept[seq]
+        if self.recheck:
             self.recheck = {seq for seq in self.recheck if seq >= below}
-        if self.streamed:
-            self.streamed = {seq: done for seq, done in self.streamed.items() if seq >= below}
         self.forget_below = below
 
     # ------------------------------------------------------------------ views
@@ -118,7 +127,12 @@ class RequestLog:
 
     def complete(self, seq: int) -> bool:
         """Return whether all parts of a push that are here are on all servers of their chains."""
-        return all(part.done for part in self.parts.get(seq, ()))
+        return not self.unreplicated(seq)
+
+    def unreplicated(self, seq: int) -> list[AppliedPart]:
+        """Return the parts of a push that wait, or are not on all servers of their chains."""
+        parts = self.parts.get(seq, ())
+        return [part for part in parts if not 0 <= part.version <= part.replica.done]
 
     def is_open(self, seq: int) -> bool:
         """Return whether a part of a push waits for its round."""

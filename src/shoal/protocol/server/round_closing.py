@@ -6,140 +6,129 @@ checkpoint clock are applied after that, one by one, once the rows of that check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.operations import OperationBuilder
-from shoal.protocol.server.replies import Replies
+from shoal.protocol.messages import KEY_BYTES
+from shoal.protocol.server.replica import NONE, Replica
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Change, Operation, RoundPushes
 from shoal.protocol.server.rounds import Contribution, Rounds
-from shoal.protocol.server.shard_store import ShardStore
-from shoal.protocol.server.staging import RequestStaging
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.tables.spec import Consistency
 
 
 class RoundCloser:
-    """Closes a server's rounds."""
+    """Makes operations of a server's rounds.
+
+    Arguments:
+        apply: applies an operation; returns why the parts for some replicas were refused
+        refuse: tells a worker why its push was refused
+    """
 
     def __init__(
         self,
-        admission: Admission,
-        staging: RequestStaging,
-        shards: Mapping[int, ShardStore],
-        replies: Replies,
-        replication: Replication,
-        checkpointer: Checkpointer,
+        replicas: Mapping[int, Replica],
+        chains: Chains,
         rounds: Rounds,
-        wait_queue: WaitQueue,
+        apply: Callable[[Operation, Effects], dict[int, str]],
+        refuse: Callable[[Contribution, str, Effects], None],
     ) -> None:
-        self._admission = admission
-        self._staging = staging
-        self._shards = shards
-        self._replies = replies
-        self._replication = replication
-        self._checkpointer = checkpointer
+        self._replicas = replicas
+        self._chains = chains
         self._rounds = rounds
-        self._wait_queue = wait_queue
+        self._apply = apply
+        self._refuse = refuse
 
     def close(self, group: str, clock: int, out: Effects) -> None:
         """Close the round of a clock that every worker of the group has passed."""
         entries = self._rounds.close(group, clock)
-        self._staging.guard.recall()
         delayed = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
         merged = [entry for entry in entries if entry not in delayed]
-        failed: dict[int, str] = {}
         if merged:
             # a reader that sees the new clock must also find the delayed pushes in the rows
-            failed = self._merge(merged, group, clock, clock if delayed else clock + 1, out)
-        for entry in merged:
-            self._acknowledge(entry, [failed[n] for n, _ in entry.parts if n in failed], out)
+            reached = clock if delayed else clock + 1
+            self._do(self._round(merged, group, clock, reached), merged, out)
+            out.append(Note("closed", {"clock": clock, "pushes": len(merged)}))
         for entry in delayed:
-            self._acknowledge(entry, self._apply(entry, out), out)
+            self._do(self._push(entry), [entry], out)
 
     def _is_single(self, number: int) -> bool:
-        return self._shards[number].spec.consistency.apply_at == "arrival"
+        rule: Consistency = self._replicas[number].shard.spec.consistency
+        return rule.apply_at == "arrival"
 
-    def _builder(self) -> OperationBuilder | None:
-        return (
-            OperationBuilder(self._replication, self._shards)
-            if self._admission.replicated
-            else None
+    def _do(self, operation: Operation, entries: list[Contribution], out: Effects) -> None:
+        failed = self._apply(operation, out)
+        for entry in entries if failed else ():
+            problems = [failed[number] for number, _ in entry.parts if number in failed]
+            if problems:
+                self._refuse(entry, "; ".join(problems), out)
+
+    def _round(
+        self, entries: list[Contribution], group: str, clock: int, reached: int
+    ) -> Operation:
+        """Return the operation that merges a round's pushes; workers have reached a clock."""
+        pushes = defaultdict(list)
+        for entry in entries:
+            for number, staged in entry.parts:
+                pushes[number].append((entry.weight, entry.lr, staged))
+        return Operation(
+            "round",
+            (self._chains.rank,),
+            reached,
+            [],
+            tuple(entry.origin for entry in entries),
+            [(entry.log, entry.seq) for entry in entries],
+            [RoundPushes(self._replicas[number], pushes[number]) for number in sorted(pushes)],
+            clock,
+            self._rounds.weight(group, clock),
+            group=group,
         )
 
-    def _merge(
-        self, entries: list[Contribution], group: str, clock: int, reached: int, out: Effects
-    ) -> dict[int, str]:
-        """Merge and apply a round's pushes; return the reason for each shard that refused."""
-        builder, failed = self._builder(), {}
-        for shard in sorted({number for entry in entries for number, _ in entry.parts}):
-            parts = [
-                (entry.weight, entry.lr, staged)
-                for entry in entries
-                for number, staged in entry.parts
-                if number == shard
-            ]
-            self._checkpointer.before(shard, clock, out)
-            self._replication.replicas[shard].close(clock + 1)
-            if builder is not None:
-                builder.about_to(shard, *(staged for _, _, staged in parts))
-            try:
-                updates = self._shards[shard].merge(parts)
-            except AccessFailed as error:
-                failed[shard] = error.message
-                updates = []
-            if builder is not None:
-                builder.merged(shard, updates, entries)
-        out.append(Note("closed", {"clock": clock, "pushes": len(entries)}))
-        if builder is not None:
-            origins = tuple(
-                (each.log.incarnation, each.seq, each.log.forget_below) for each in entries
-            )
-            weight = self._rounds.weight(group, clock)
-            operation = builder.operation("round", group, reached, origins, clock, weight)
-            self._replication.carry(operation, out)
-        return failed
-
-    def _apply(self, entry: Contribution, out: Effects) -> list[str]:
-        """Apply a push that waited for a checkpoint clock; return the reasons of refusals."""
-        builder, problems = self._builder(), []
+    def _push(self, entry: Contribution) -> Operation:
+        """Return the operation of a push that waited for a checkpoint clock."""
+        changes = []
         for number, staged in entry.parts:
-            self._checkpointer.before(number, entry.clock + 1, out)
-            self._checkpointer.past(number, entry.pushed)
-            if builder is not None:
-                builder.about_to(number, staged)
-            try:
-                self._shards[number].apply(staged, entry.lr)
-            except AccessFailed as error:
-                problems.append(error.message)
-                continue
-            if builder is not None:
-                builder.applied(entry, number, staged)
-        if builder is not None:
-            builder.all_applied(entry)  # or refused
-            origin = entry.log.incarnation, entry.seq, entry.log.forget_below
-            group, clock = entry.log.group, entry.clock
-            operation = builder.operation(
-                "push", group, clock, (origin,), clock, pushed=entry.pushed
-            )
-            self._replication.carry(operation, out)
-        return problems
+            replica = self._replicas[number]
+            changes.append(Change(replica, replica.part_of(staged), entry.lr, staged))
+        return Operation(
+            "push",
+            (self._chains.rank,),
+            entry.clock,
+            changes,
+            (entry.origin,),
+            [(entry.log, entry.seq)],
+            round=entry.clock,
+            pushed=entry.pushed,
+            group=entry.log.group,
+        )
 
-    def _acknowledge(self, entry: Contribution, problems: list[str], out: Effects) -> None:
-        """Answer a push, unless something else answers it."""
-        log, code = entry.log, entry.log.outcomes.get(entry.seq)
-        if self._admission.logs.get(entry.sender) is not log:
-            return  # its worker has left
-        key = log.incarnation, entry.seq
-        open_ = self._rounds.entries()
-        if any(each.log is log and each.seq == entry.seq for each in open_) and not problems:
-            return  # other parts of the push still wait
-        if problems:
-            self._wait_queue.leave(key)
-        elif code != "accepted" or self._admission.replicated:
-            return  # its pull answers, or its replication is not finished
-        code = "refused" if problems else "applied"
-        log.record(entry.seq, code)
-        self._replies.acknowledge(out, entry.sender, *key, code, "; ".join(problems))
+    def change_rows(self, operation: Operation, failed: dict[int, str]) -> list[Change]:
+        """Apply a round to the rows: merged here at the head, or as its head has merged it."""
+        changes = []
+        for each in operation.merges:
+            try:
+                changes += self._merged(operation, each)
+            except AccessFailed as error:
+                failed[each.replica.number] = error.message
+        updates = defaultdict(list)
+        for change in operation.changes:
+            updates[change.replica.number].append((change.lr, change.staged))
+            if change.replica.following != NONE:
+                operation.retain(change.replica, change.staged)
+        for number, some in updates.items():
+            self._replicas[number].shard.apply_round(some)
+        return [*changes, *operation.changes]
+
+    def _merged(self, operation: Operation, merge: RoundPushes) -> list[Change]:
+        replica, changes = merge.replica, []
+        if replica.following != NONE:
+            for _, _, staged in merge.pushes:
+                operation.retain(replica, staged)
+        for update in replica.shard.merge(merge.pushes):
+            views = update.views
+            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
+            part = replica.part(update.rows, keys)
+            changes.append(Change(replica, part, update.lr, buffers=views))
+        return changes

@@ -29,6 +29,11 @@ class Contribution(msgspec.Struct, eq=False):
     parts: list[tuple[int, Staged]]
     pushed: int
 
+    @property
+    def origin(self) -> tuple[int, int, int]:
+        """Its worker, its request and the worker's oldest one, for other servers."""
+        return self.log.incarnation, self.seq, self.log.forget_below
+
 
 Round = tuple[str, int]  # worker group, clock
 

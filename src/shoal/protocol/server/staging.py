@@ -10,7 +10,6 @@ are applied already are left out. The push is acknowledged when all fragments ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import msgspec
 
@@ -19,8 +18,9 @@ from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
+from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import NodeId, ViewId
 
 
@@ -46,11 +46,11 @@ class RequestStaging:
     """
 
     def __init__(
-        self, admission: Admission, shards: Mapping[int, ShardStore], checkpointer: Checkpointer
+        self, admission: Admission, replicas: Mapping[int, Replica], checkpointer: Checkpointer
     ) -> None:
         self.guard = CopyOnWriteGuard()
         self._admission = admission
-        self._shards = shards
+        self._replicas = replicas
         self._checkpointer = checkpointer
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
@@ -70,19 +70,16 @@ class RequestStaging:
 
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
         loads: Loads = []
-        streamed = footprint.streams and not request.assign and not self._waits(request, footprint)
+        log = self._admission.logs[sender]
+        streamed = footprint.streams and self._may_stream(request, footprint, log)
         for number, rows, keys in footprint.pushes:
-            shard = self._shards[number]
-            if streamed:
-                loads.append(cast(RowStore, shard).stream(rows))
-            else:
-                loads.append(shard.stage(rows, keys))
+            shard = self._replicas[number].shard
+            loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
         for number, rows, keys in footprint.pulls:
             if keys >= 0:
-                loads.append(self._shards[number].stage_keys(rows, keys))
+                loads.append(self._replicas[number].shard.stage_keys(rows, keys))
             elif keys == SAME:
-                self._shards[number].keep_keys(_pushed_to(number, rows, footprint, loads))
-        log = self._admission.logs[sender]
+                self._replicas[number].shard.keep_keys(_pushed_to(number, rows, footprint, loads))
         return AdmittedRequest(
             sender, request, footprint, loads, log, self._admission.view, streamed
         )
@@ -92,7 +89,7 @@ class RequestStaging:
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
         for number, rows, keys in admitted.footprint.pulls:
-            shard = self._shards[number]
+            shard = self._replicas[number].shard
             if keys == SAME:
                 load = _pushed_to(number, rows, admitted.footprint, admitted.loads)
                 found.append(shard.read_keys(load))
@@ -102,13 +99,22 @@ class RequestStaging:
                     found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
                 found.append(rows_of)
             else:
-                found.append(cast(RowStore, shard).read(rows))
+                found.append(shard.read(rows))
         return tuple(found)
 
-    def _waits(self, request: Request, footprint: Footprint) -> bool:
-        """Return whether its push waits for a checkpoint clock."""
-        specs = [self._shards[number].spec for number, _, _ in footprint.pushes]
-        return any(self._checkpointer.holds(spec, request.clock) for spec in specs)
+    def _may_stream(self, request: Request, footprint: Footprint, log: RequestLog) -> bool:
+        """Return whether to apply a push while it comes in.
+
+        Not where it waits for a checkpoint clock, where other servers have to get it whole, or
+        where parts of it may be in the rows.
+        """
+        replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
+        return (
+            not request.assign
+            and request.seq not in log.parts
+            and all(replica.alone for replica in replicas)
+            and not any(self._checkpointer.holds(r.shard.spec, request.clock) for r in replicas)
+        )
 
     def land(self, payload: Sink) -> bool:
         """Apply the fragment that has just come in, unless it was applied before.
@@ -126,7 +132,7 @@ class RequestStaging:
             admitted.footprint.pushes, request.pushes, admitted.loads, strict=True
         ):
             if number < len(load.views):
-                shard = cast(RowStore, self._shards[at])
+                shard = self._replicas[at].shard
                 place = part.table, shard.first_row(load, number)
                 if log.stream(request.seq, place):
                     shard.apply_piece(load, number, request.lr)
@@ -138,7 +144,7 @@ class RequestStaging:
         """End a streamed push that has come in whole; return whether all of it is applied."""
         count = sum(len(load.views) for load in admitted.loads)
         for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
-            cast(RowStore, self._shards[at]).end_stream(load)
+            self._replicas[at].shard.end_stream(load)
         return admitted.log.end_stream(admitted.request.seq) == count
 
 

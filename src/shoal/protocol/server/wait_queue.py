@@ -9,13 +9,12 @@ import msgspec
 from shoal.protocol.consistency import Clocks, apply_clock, needed
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replies import Replies
+from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.server.staging import AdmittedRequest
+from shoal.protocol.views import Member
 
 
 class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
@@ -43,20 +42,18 @@ class WaitQueue:
 
     def __init__(
         self,
-        admission: Admission,
-        shards: Mapping[int, ShardStore],
+        replicas: Mapping[int, Replica],
         clocks: Clocks,
-        replies: Replies,
-        replication: Replication,
+        workers: Mapping[int, Member],
+        chains: Chains,
         checkpointer: Checkpointer,
     ) -> None:
         self.pulls: dict[tuple[int, int], WaitingRequest] = {}
         self.pushes: dict[tuple[int, int], WaitingRequest] = {}
-        self._admission = admission
-        self._shards = shards
+        self._replicas = replicas
         self._clocks = clocks
-        self._replies = replies
-        self._replication = replication
+        self._workers = workers
+        self._chains = chains
         self._checkpointer = checkpointer
 
     # ------------------------------------------------------------------ entering and leaving
@@ -72,10 +69,10 @@ class WaitQueue:
         clock = read_clock(request)
         need = self._applied_at(admitted) if accepted else 0
         for number in self._own_pulls(admitted):
-            spec = self._shards[number].spec  # own pushes may wait
+            spec = self._replicas[number].shard.spec  # own pushes may wait
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
-        return WaitingRequest(admitted, need, self._replication.time.now)
+        return WaitingRequest(admitted, need, self._chains.time.now)
 
     def add_pull(self, pull: WaitingRequest) -> None:
         """Add a pull that waits for a clock."""
@@ -83,7 +80,7 @@ class WaitQueue:
 
     def add_push(self, admitted: AdmittedRequest) -> None:
         """Add a push; it is answered when all replicas have it."""
-        waiting = WaitingRequest(admitted, 0, self._replication.time.now)
+        waiting = WaitingRequest(admitted, 0, self._chains.time.now)
         self.pushes[waiting.key] = waiting
 
     def leave(self, key: tuple[int, int]) -> None:
@@ -118,7 +115,7 @@ class WaitQueue:
         """Return the clock that a push to a shard waits for before it is applied; 0 for none."""
         if request.assign:
             return 0
-        spec = self._shards[number].spec
+        spec = self._replicas[number].shard.spec
         return apply_clock(spec.consistency, request.clock) or self._checkpointer.checkpoint_clock(
             spec, request.clock
         )
@@ -132,9 +129,8 @@ class WaitQueue:
     def _reached(self, admitted: AdmittedRequest) -> int:
         """Return the lowest clock of the rows that a request pulls."""
         minimum = self._clocks.of(admitted.log.group).minimum
-        if not self._admission.replicated:
-            return minimum
-        reached = [self._replication.reached(n, minimum) for n in self._own_pulls(admitted)]
+        own = [self._replicas[number] for number in self._own_pulls(admitted)]
+        reached = [self._chains.reached(replica, minimum) for replica in own]
         return min(reached, default=minimum)
 
     def _applied_at(self, admitted: AdmittedRequest) -> int:
@@ -147,8 +143,8 @@ class WaitQueue:
 
         Pulls from other groups' tables wait for no clock.
         """
-        pulls, replicas = admitted.footprint.pulls, self._replication.replicas
-        return [n for n, _, _ in pulls if replicas[n].group == admitted.log.group]
+        pulls, group = admitted.footprint.pulls, admitted.log.group
+        return [number for number, _, _ in pulls if self._replicas[number].group == group]
 
     # ------------------------------------------------------------------ reasons
 
@@ -167,19 +163,27 @@ class WaitQueue:
             return -1, ""
         push, group = self.pushes.get(key), self._clocks.group(request.incarnation)
         clock = self._clocks.of(group).minimum + 1
-        return clock, self.reason(push) if push else self._replies.absent(group, clock)
+        return clock, self.reason(push) if push else self._absent(group, clock)
 
     def reason(self, waiting: WaitingRequest) -> str:
         """Return which workers or servers keep a request from being answered."""
         admitted, clock = waiting.admitted, waiting.clock
-        own = [each for each in admitted.log.parts.get(admitted.request.seq, ()) if not each.done]
+        own = admitted.log.unreplicated(admitted.request.seq)
         if any(each.version < 0 for each in own):
             clock = max(clock, self._applied_at(admitted))
         return (
-            self._replies.absent(admitted.log.group, clock)
-            or self._replication.behind(self._own_pulls(admitted), clock)
-            or self._replication.waits_for(own)
+            self._absent(admitted.log.group, clock)
+            or self._chains.behind(self._own_pulls(admitted), clock)
+            or self._chains.waits_for(own)
         )
+
+    def _absent(self, group: str, clock: int) -> str:
+        """Return which workers are below `clock`, as the reason of a wait; empty if none is."""
+        late = [
+            f"{self._workers[worker].name} (at {self._clocks[worker]})"
+            for worker in self._clocks.of(group).behind(clock)
+        ]
+        return f"waits for clock {clock} of {', '.join(late)}" if late else ""
 
     def problems(self) -> Iterator[str]:
         """Yield a problem for each waiting pull that could be answered."""

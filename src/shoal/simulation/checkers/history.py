@@ -28,6 +28,7 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.scheduler.barriers import released_as
 from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.leases import Span
+from shoal.protocol.server.admission import Named
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.simulation.plan import GUESTS
@@ -288,10 +289,11 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
             raise violated("visitor", f"{node} lets a pull of another group's tables wait")
 
 
-def check_served(node: NodeId, machine: ServerMachine, numbers: Sequence[int]) -> None:
+def check_served(node: NodeId, machine: ServerMachine, pulls: Sequence[Named]) -> None:
     """`unreplicated`: a pull returns only what all replicas have, except under `asp`."""
-    for number in numbers:
-        replica, spec = machine.replication.replicas[number], machine.shards[number].spec
+    for number, _, _ in pulls:
+        replica = machine.replication.replicas[number]
+        spec = replica.shard.spec
         tail = replica.placement.tail == machine.session.rank
         if not tail and replica.version > replica.done and spec.consistency.name != "asp":
             text = f"{spec.name}{replica.rows} at version {replica.version}, done {replica.done}"

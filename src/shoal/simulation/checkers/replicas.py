@@ -141,11 +141,10 @@ def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
 
 def _held(machine: ServerMachine) -> list[tuple[Replica, ShardStore]]:
     """Return a server's in-sync replicas, each with its rows."""
-    replicas, rank = machine.replication.replicas, machine.session.rank
     return [
-        (replicas[n], shard)
-        for n, shard in machine.shards.items()
-        if rank in replicas[n].placement.in_sync
+        (replica, replica.shard)
+        for replica in machine.replication.replicas.values()
+        if replica.rank in replica.placement.in_sync
     ]
 
 

@@ -16,8 +16,8 @@ from shoal.protocol.messages import (
     Replicate,
     ReplicateAck,
 )
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Operation
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Change, Operation
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.views import FOREVER, Placement
 from shoal.tables.dense.shard import DenseShard
@@ -219,7 +219,8 @@ def test_that_nobody_works_holds_for_that_view_only(rigs):
             chain.receive(rank, SCHEDULER, NewView(view))
         chain.deliver()
     chain.view = replace(chain.view, number=3)
-    assert chain.servers[1].replication.reached(0, FOREVER) == 0
+    chains = chain.servers[1].replication.chains
+    assert chains.reached(chains.replicas[0], FOREVER) == 0
     assert chain.ask(1, 0, 0, clock=1, pulls=(Part(0, 0, ROWS),)) == []
     assert chain.servers[1].waiting()
 
@@ -259,11 +260,12 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     view = rigs.view_of(servers=3, tables=(rigs.table(rows=ROWS, fragment_rows=ROWS),))
     view = replace(view, placements=((Placement(low, (0, 1, 2)), Placement(high, (1, 2))),))
     holding, out = Replicas(DenseShard), []
-    middle = Replication(holding.replicas)
+    middle = Chains(holding.replicas)
     holding.adopt(view, 1)
     middle.adopt(view, 1, out)
-    change = middle.change(1, Part(0, 2, ROWS), None, ())
-    middle.carry(Operation("round", (1,), 5, [change], (), lambda: None, 4, 1.0), out)
+    replica = holding.replicas[1]
+    change = Change(replica, Part(0, 2, ROWS), version=replica.count())
+    middle.carry(Operation("round", (1,), 5, [change], round=4, weight=1.0), out)
     assert [each.message.clock for each in out] == [5]
     after = replace(view, number=2, placements=((Placement(low, (1, 2)), Placement(high, (1, 2))),))
     out.clear()

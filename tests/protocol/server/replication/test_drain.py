@@ -8,13 +8,13 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.view_change import SOON_S
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 
 
-class Busy(Replication):
+class Busy(Chains):
     """... with something that never comes to the other servers."""
 
     idle = False

@@ -16,27 +16,24 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Arrival, Buffers, Discard, Effects, EventTime, Send, Sink
-from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
-from shoal.protocol.server.replica import AppliedPart, Replica
-from shoal.protocol.server.replication.link import (
+from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
+from shoal.protocol.messages import Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.replica import NONE, AppliedPart, Replica
+from shoal.protocol.server.replication.link import Incoming, Link, ReplicationOptions
+from shoal.protocol.server.replication.operations import (
     Change,
     Check,
     Chunk,
-    Incoming,
-    Link,
     Operation,
-    ReplicationOptions,
     StateTransferOperation,
-    nothing,
 )
 from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
-Stage = Callable[[int, KeyRange, int], Staged]  # (shard, rows, keys): room for a part
+Stage = Callable[[Replica, KeyRange, int], Staged]  # (replica, rows, keys): room for a part
 
 
-class Replication:
+class Chains:
     """Sends, receives and acknowledges the operations of one server's replicas.
 
     replicas:  by number
@@ -70,7 +67,7 @@ class Replication:
         self._links.clear()
         self._incoming.clear()
         for operation in list(self._log.values()):
-            operation.keep([each for each in operation.changes if self._holds(each)])
+            operation.send_again([each for each in operation.changes if self._holds(each)])
             self._send(operation, out)
         self._forget()
 
@@ -92,8 +89,7 @@ class Replication:
         """Connect to neighbours of higher rank: of two servers the one of lower rank connects."""
         self._silent.clear()
         for replica in self.replicas.values():
-            at = replica.chain.index(self.rank)
-            beside = (*replica.chain[max(at - 1, 0) : at], *replica.chain[at + 1 : at + 2])
+            beside = replica.previous, replica.following
             self._silent.update(
                 (self._ids[rank], self.time.now) for rank in beside if rank > self.rank
             )
@@ -105,67 +101,49 @@ class Replication:
                 self._silent[node] = self.time.now + self.options.resend_s
                 out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
-    def reached(self, number: int, clock: int) -> int:
+    def reached(self, replica: Replica, clock: int) -> int:
         """Return the clock of a shard's rows: `clock` at the head, else as the head announced."""
-        replica = self.replicas[number]
-        if replica.chain[0] == self.rank:
-            return clock
-        return replica.clock
+        return clock if replica.previous == NONE else replica.clock
 
     def of(self, group: str) -> list[Replica]:
         """Return the replicas whose tables go by a group's clocks."""
         return [replica for replica in self.replicas.values() if replica.group == group]
 
-    def alone(self, number: int) -> bool:
-        """Return whether a shard has no other replica."""
-        return len(self.replicas[number].chain) == 1
-
-    def _following(self, replica: Replica) -> NodeId | None:
-        at = replica.chain.index(self.rank) + 1
-        return self._ids[replica.chain[at]] if at < len(replica.chain) else None
-
-    def _previous(self, replica: Replica) -> NodeId | None:
-        at = replica.chain.index(self.rank) - 1
-        return self._ids[replica.chain[at]] if at >= 0 else None
-
     # ------------------------------------------------------------------ down the chain
-
-    def change(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> Change:
-        """Count a change of a replica, and return it."""
-        replica = self.replicas[number]
-        version = replica.change()
-        self._acknowledge(replica)
-        return Change(replica, part, version, lr, buffers)
-
-    def _acknowledge(self, replica: Replica) -> None:
-        """At the tail, acknowledge what was applied here.
-
-        While the syncing replica is more than `credit_bytes` behind, acknowledgements wait for it:
-        otherwise it might never catch up, and its backlog would fill this server's memory.
-        """
-        to = self._following(replica)
-        if to is None:
-            replica.acknowledge(replica.version, replica.version)
-        elif replica.tail == self.rank and self._link(to).backlog <= self.options.credit_bytes:
-            replica.acknowledge(replica.version, 0)
 
     def carry(self, operation: Operation, out: Effects) -> None:
         """Send an operation down the chains."""
+        for each in operation.changes:
+            self._acknowledge(each.replica)
         self._log[self._next] = operation
         self._next += 1
         self._send(operation, out)
         self._forget()
+
+    def _acknowledge(self, replica: Replica) -> None:
+        """At the tail, acknowledge what was applied here although a syncing replica follows.
+
+        While that is more than `credit_bytes` behind, acknowledgements wait for it: otherwise it
+        might never catch up, and its backlog would fill this server's memory.
+        """
+        if replica.tail == self.rank and replica.following != NONE:
+            link = self._link(self._ids[replica.following])
+            if link.backlog <= self.options.credit_bytes:
+                replica.acknowledge(replica.version, 0)
 
     def tell(self, group: str, clock: int, out: Effects) -> None:
         """Send a group's clock at this head to the next servers that have not heard it."""
         self._tell((self.rank,), group, clock, out)
 
     def _tell(self, path: tuple[int, ...], group: str, own: int, out: Effects) -> None:
-        for to in {self._following(replica): None for replica in self._along(path, group)}:
-            clock = self._clock_of(path, group, own, to) if to is not None else -1
-            if to is not None and self._link(to).announced.get((path, group), -1) < clock:
-                alone = Operation("round", path, clock, [], (), nothing, group=group)
-                self._link(to).say(alone, [], clock, self.time.now, out)
+        for following in {replica.following: None for replica in self._along(path, group)}:
+            if following == NONE:
+                continue
+            link = self._link(self._ids[following])
+            clock = self._clock_of(path, group, own, following)
+            if link.announced.get((path, group), -1) < clock:
+                alone = Operation("round", path, clock, [], group=group)
+                link.say(alone, [], clock, self.time.now, out)
 
     def _along(self, path: tuple[int, ...], group: str) -> list[Replica]:
         """Return a group's replicas whose chains begin with `path`, which ends at this server.
@@ -176,23 +154,23 @@ class Replication:
         """
         return [replica for replica in self.of(group) if replica.chain[: len(path)] == path]
 
-    def _clock_of(self, path: tuple[int, ...], group: str, own: int, to: NodeId | None) -> int:
+    def _clock_of(self, path: tuple[int, ...], group: str, own: int, following: int) -> int:
         """Return the head's clock that may be announced to a server."""
         if path == (self.rank,):
             return own
-        shared = [each for each in self._along(path, group) if self._following(each) == to]
+        shared = [each for each in self._along(path, group) if each.following == following]
         return min((replica.clock for replica in shared), default=0)
 
     def _send(self, operation: Operation, out: Effects) -> None:
         """Send each change to the next server of its chain."""
-        by_server: dict[NodeId, list[Change]] = {}
+        by_server: dict[int, list[Change]] = {}
         for each in operation.changes:
-            to = self._following(each.replica)
-            if to is not None and not each.done:
-                by_server.setdefault(to, []).append(each)
-        for to, changes in by_server.items():
-            clock = self._clock_of(operation.path, operation.group, operation.clock, to)
-            self._link(to).say(operation, changes, clock, self.time.now, out)
+            if each.replica.following != NONE and not each.done:
+                by_server.setdefault(each.replica.following, []).append(each)
+        for following, changes in by_server.items():
+            clock = self._clock_of(operation.path, operation.group, operation.clock, following)
+            link = self._link(self._ids[following])
+            link.say(operation, changes, clock, self.time.now, out)
 
     def _link(self, to: NodeId) -> Link:
         link = self._links.get(to)
@@ -218,7 +196,7 @@ class Replication:
             for replica in self.replicas.values():
                 if (replica.table, replica.rows.start) != (table, start):
                     continue
-                if self._following(replica) == sender:
+                if self._ids.get(replica.following) == sender:
                     news = self._heard_of(replica, min(version, replica.version)) or news
         if news:
             link.go_on(self.time.now, out)
@@ -253,7 +231,7 @@ class Replication:
         done = tuple(
             (replica.table, replica.rows.start, replica.done)
             for replica in self.replicas.values()
-            if self._previous(replica) == sender
+            if self._ids.get(replica.previous) == sender
         )
         return ReplicateAck(self._view, incoming.expected, done)
 
@@ -276,7 +254,7 @@ class Replication:
         if isinstance(message, Replicate) and not _agrees(message):
             return Discard("parts, versions and rates do not agree")
         loads = [
-            stage(replica.number, KeyRange(part.start, part.stop), part.keys)
+            stage(replica, KeyRange(part.start, part.stop), part.keys)
             for replica, part in zip(found, message.parts, strict=True)
         ]
         views = [view for load in loads for view in load.views]
@@ -291,7 +269,7 @@ class Replication:
         stage: Stage,
         out: Effects,
     ) -> list[tuple[Replicate | StateChunk, list[Replica], Loads]]:
-        """Return the messages that are due now, in order; the caller calls `handled` after each."""
+        """Return the messages that are due now, in order."""
         if self._found(sender, message) is None:
             return []
         self._silent.pop(sender, None)
@@ -309,13 +287,14 @@ class Replication:
             for each, loads in incoming.take(message, payload.context)
         ]
 
-    def handled(self, operation: Operation, out: Effects) -> None:
-        """Pass on an operation that was applied here, and the head's clock."""
-        clock = operation.clock
-        for replica in self._along(operation.path, operation.group):
-            replica.reach(clock)
-        self.carry(operation, out)
-        self._tell(operation.path, operation.group, clock, out)
+    def reach(self, message: Replicate) -> None:
+        """Record the head's clock, which came with a message."""
+        for replica in self._along((*message.path, self.rank), message.group):
+            replica.reach(message.clock)
+
+    def pass_on(self, message: Replicate, out: Effects) -> None:
+        """Tell the next servers the head's clock, if no operation has."""
+        self._tell((*message.path, self.rank), message.group, message.clock, out)
 
     def _found(self, sender: NodeId, message: Replicate | StateChunk) -> list[Replica] | None:
         """Return the replicas that a message changes; None if it is not for this server."""
@@ -333,7 +312,7 @@ class Replication:
                 ),
                 None,
             )
-            if replica is None or self._previous(replica) != sender:
+            if replica is None or self._ids.get(replica.previous) != sender:
                 return None
             found.append(replica)
         return found
@@ -372,7 +351,7 @@ class Replication:
     def waits_for(self, parts_of_push: Iterable[AppliedPart]) -> str:
         """Return which servers have to acknowledge parts of a push, as the reason of a wait."""
         names = {
-            f"server-{each.replica.chain[each.replica.chain.index(self.rank) + 1]}"
+            f"server-{each.replica.following}"
             for each in parts_of_push
             if each.replica.done < each.version
         }

@@ -7,7 +7,7 @@ from math import inf
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Drain, Drained
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replication.chain import Replication
+from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.views import NO_VIEW, ViewId
 
@@ -18,10 +18,10 @@ class Drainer:
     until:  when it admits requests again if no view comes
     """
 
-    def __init__(self, admission: Admission, replication: Replication, takeover: Takeover) -> None:
+    def __init__(self, admission: Admission, chains: Chains, takeover: Takeover) -> None:
         self.until = inf
         self._admission = admission
-        self._replication = replication
+        self._chains = chains
         self._takeover = takeover
         self._asked: Drain | None = None  # not answered yet
         self._drained: ViewId = NO_VIEW
@@ -33,7 +33,7 @@ class Drainer:
             return  # if frozen, an earlier view is still to come; the scheduler asks again
         if not self._admission.draining:
             self._admission.drain(True)
-            self.until = now + self._replication.options.drain_s
+            self.until = now + self._chains.options.drain_s
             self._takeover.flush(out)
         self._asked = message
 
@@ -51,7 +51,7 @@ class Drainer:
 
     @property
     def _idle(self) -> bool:
-        return self._admission.draining and self._admission.idle and self._replication.idle
+        return self._admission.draining and self._admission.idle and self._chains.idle
 
     def say(self, out: Effects) -> None:
         """Report to the scheduler once the server is drained."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from math import inf
-from typing import Literal
 
 import msgspec
 
 from shoal.protocol.machine import Buffers, Effects, Send
-from shoal.protocol.messages import Part, ReplicaHistory, Replicate, ReplicateAck, StateChunk
-from shoal.protocol.server.replica import Replica
+from shoal.protocol.messages import Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.replication.operations import (
+    Change,
+    Delivery,
+    Operation,
+    StateTransferOperation,
+)
 from shoal.protocol.server.shard_store import Loads
 from shoal.protocol.views import NodeId, ViewId
-
-Origin = tuple[int, int, int]  # incarnation, seq, forget_below
-What = Literal["push", "write", "round", "accept", "call", "check"]
 
 
 class ReplicationOptions(msgspec.Struct, frozen=True):
@@ -40,123 +40,6 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
     drain_s: float = 2.0
     compare_s: float = 5.0
     compare_bytes: int = 1 << 20
-
-
-class Change(msgspec.Struct, eq=False):
-    """One part of an operation: a change of a replica, and the version that it made."""
-
-    replica: Replica
-    part: Part
-    version: int
-    lr: float | None
-    buffers: Buffers
-
-    @property
-    def done(self) -> bool:
-        """Whether all servers after this one have it, the syncing replica included."""
-        replica = self.replica
-        return replica.done >= self.version and (
-            not replica.placement.syncing_since or replica.synced_version >= self.version
-        )
-
-
-class Operation(msgspec.Struct, eq=False):
-    """Changes that were made at once; kept until all servers of their chains have them.
-
-    path:     ranks of the servers that have applied it, from the head to this one
-    clock:    the head's clock: this operation and earlier ones contain all rounds below it, for
-              the shards whose chains begin with `path`
-    release:  called when all servers have it
-    pushed:   the clock of its push
-    group:    the worker group whose clocks these are
-    """
-
-    what: What
-    path: tuple[int, ...]
-    clock: int
-    changes: list[Change]
-    origins: tuple[Origin, ...]
-    release: Callable[[], None]
-    round: int = -1
-    weight: float = 0.0
-    digest: int = 0
-    pushed: int = -1
-    group: str = ""
-
-    @property
-    def done(self) -> bool:
-        return all(each.done for each in self.changes)
-
-    def keep(self, changes: list[Change]) -> None:
-        """Keep only these changes in a new view; the head announces its clock again."""
-        self.changes, self.clock = changes, 0
-
-    def message(
-        self, changes: list[Change], view: ViewId, number: int, clock: int
-    ) -> Replicate | StateChunk:
-        """Return the message that carries some of its changes."""
-        return Replicate(
-            view,
-            number,
-            self.path,
-            clock,
-            self.what,
-            tuple(each.part for each in changes),
-            tuple(each.version for each in changes),
-            tuple(each.lr for each in changes),
-            self.origins,
-            self.round,
-            self.weight,
-            self.digest,
-            self.pushed,
-            self.group,
-        )
-
-
-class Delivery(Change, eq=False):
-    """A message part that changes no rows, and is done when the next server has it."""
-
-    there: bool = False
-
-    @property
-    def done(self) -> bool:
-        return self.there
-
-
-class Check(Delivery, eq=False):
-    """The checksum of some rows at a version."""
-
-
-class Chunk(Delivery, eq=False):
-    """A part of a shard's snapshot for its syncing replica.
-
-    since:  the view in which the transfer began
-    """
-
-    since: int = 0
-    at: int = 0
-    after: int = 0
-    last: bool = False
-    past: ReplicaHistory | None = None
-
-
-class StateTransferOperation(Operation, eq=False):
-    """The transfer of a chunk, in one order with the operations on the same rows."""
-
-    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> StateChunk:
-        [chunk] = changes
-        assert isinstance(chunk, Chunk)
-        return StateChunk(
-            view,
-            number,
-            chunk.part,
-            chunk.version,
-            chunk.since,
-            chunk.at,
-            chunk.after,
-            chunk.last,
-            chunk.past,
-        )
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -292,7 +175,3 @@ class Incoming:
     def say(self, ack: ReplicateAck) -> None:
         """Record the last acknowledgement."""
         self.said = ack
-
-
-def nothing() -> None:
-    """Release nothing: what is sent is a copy."""

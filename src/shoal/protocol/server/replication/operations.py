@@ -1,99 +1,190 @@
-"""Building of operations: the changes of a push, a round or a call, for replication."""
+"""Operations: what changes the replicas of a chain, in the same order on each of its servers.
+
+The head of a chain makes operations of what workers ask; the servers after it make the same ones of
+the messages that come down the chain. `Executor.apply` applies both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+import msgspec
 
 from shoal.protocol.machine import Buffers
-from shoal.protocol.messages import KEY_BYTES, Part
-from shoal.protocol.server.replica import AppliedPart
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Change, Operation, Origin, What
-from shoal.protocol.server.rounds import Contribution
-from shoal.protocol.server.shard_store import ShardStore, Staged, Update
+from shoal.protocol.messages import Part, ReplicaHistory, Replicate, StateChunk, What
+from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.request_log import RequestLog
+from shoal.protocol.server.shard_store import ShardStore, Staged
+from shoal.protocol.views import ViewId
+
+Origin = tuple[int, int, int]  # incarnation, seq, forget_below
+NEW = 0  # no version yet: `Executor.apply` counts one
 
 
-class OperationBuilder:
-    """Collects the changes of replicas that are replicated as one operation."""
+class Change(msgspec.Struct, eq=False):
+    """One part of an operation: a change of a replica, and the version that it makes.
 
-    def __init__(self, replication: Replication, shards: Mapping[int, ShardStore]) -> None:
-        self.changes: list[Change] = []
-        self.parts_of_push: list[AppliedPart] = []
-        self._replication = replication
-        self._shards = shards
-        self._retained: list[tuple[int, Staged]] = []
+    staged:   what changes the rows; None if they have it already
+    version:  NEW before it is counted at the head
+    buffers:  the payload for the next server, if that is not `staged`
+    """
 
-    def about_to(self, number: int, *staged: Staged) -> None:
-        """Retain staged memory that is about to change a replicated shard."""
-        if not self._replication.alone(number):
-            for each in staged:
-                self._shards[number].retain(each)
-                self._retained.append((number, each))
+    replica: Replica
+    part: Part
+    lr: float | None = None
+    staged: Staged | None = None
+    version: int = NEW
+    buffers: Buffers = ()
 
-    def in_round(self, number: int, part: Part) -> None:
-        """Record a part of a push that waits for its round."""
-        self.parts_of_push.append(AppliedPart(part, self._replication.replicas[number], -1))
-
-    def changed(self, number: int, part: Part, lr: float | None, buffers: Buffers) -> None:
-        """Record a change of a shard by a part of a push."""
-        change = self._replication.change(number, part, lr, buffers)
-        self.changes.append(change)
-        self.parts_of_push.append(AppliedPart(part, change.replica, change.version))
-
-    def merged(
-        self, number: int, updates: Sequence[Update], entries: Sequence[Contribution]
-    ) -> None:
-        """Record a change of a shard by the merged update of a round."""
-        replica = self._replication.replicas[number]
-        for update in updates:
-            views = update.views
-            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
-            part = Part(replica.table, update.rows.start, update.rows.stop, keys)
-            self.changed(number, part, update.lr, views)
-        for entry in entries:
-            entry.log.close_round(entry.seq, replica)
-
-    def applied(self, entry: Contribution, number: int, staged: Staged) -> None:
-        """Record a change of a shard by a part of a push that had to wait."""
-        replica = self._replication.replicas[number]
-        views = tuple(staged.views)
-        change = self._replication.change(number, replica.part(staged), entry.lr, views)
-        self.changes.append(change)
-
-    def all_applied(self, entry: Contribution) -> None:
-        """Record that all parts of a push that had to wait are applied."""
-        for number, _ in entry.parts:
-            entry.log.close_round(entry.seq, self._replication.replicas[number])
-
-    def operation(
-        self,
-        what: What,
-        group: str,
-        clock: int,
-        origins: tuple[Origin, ...],
-        round: int = -1,
-        weight: float = 0.0,
-        pushed: int = -1,
-        path: tuple[int, ...] = (),
-    ) -> Operation:
-        """Return the operation with all changes; the parameters are fields of `Operation`.
-
-        path:  the servers before this one; empty at the head
-        """
-        return Operation(
-            what,
-            (*path, self._replication.rank),
-            clock,
-            self.changes,
-            origins,
-            self.release,
-            round,
-            weight,
-            pushed=pushed,
-            group=group,
+    @property
+    def done(self) -> bool:
+        """Whether all servers after this one have it, the syncing replica included."""
+        replica = self.replica
+        return replica.done >= self.version and (
+            not replica.placement.syncing_since or replica.synced_version >= self.version
         )
+
+    def copied(self) -> Change:
+        """Return it with a copy of its payload."""
+        views = () if self.staged is None else self.staged.views
+        buffers = tuple(memoryview(bytes(view)) for view in views)
+        return Change(self.replica, self.part, self.lr, None, self.version, buffers)
+
+    def counted(self, version: int) -> Change:
+        """Return it with its version, for the next server."""
+        buffers = self.buffers or (() if self.staged is None else tuple(self.staged.views))
+        return Change(self.replica, self.part, self.lr, None, version, buffers)
+
+
+class RoundPushes(msgspec.Struct, frozen=True, eq=False):
+    """The pushes of a round to one shard, which its head merges: (weight, rate, staged)."""
+
+    replica: Replica
+    pushes: list[tuple[float, float | None, Staged]]
+
+
+class Operation(msgspec.Struct, eq=False):
+    """Changes that are made at once; kept until all servers of their chains have them.
+
+    path:      ranks of the servers that have applied it, from the head to this one
+    clock:     the head's clock: this operation and earlier ones contain all rounds below it, for
+               the shards whose chains begin with `path`
+    merges:    at the head of a round: what makes its changes
+    origins:   the pushes in it, for the servers after this one
+    logs:      the pushes in it, by the request log here and sequence number
+    round:     the round; for a push, no clock above it has a checkpoint that is not to have it
+    weight:    total weight of the round
+    pushed:    the clock of its push, if that matters to checkpoints
+    group:     the worker group whose clocks these are
+    retained:  staged memory that the buffers are in
+    """
+
+    what: What
+    path: tuple[int, ...]
+    clock: int
+    changes: list[Change]
+    origins: tuple[Origin, ...] = ()
+    logs: Sequence[tuple[RequestLog, int]] = ()
+    merges: Sequence[RoundPushes] = ()
+    round: int = -1
+    weight: float = 0.0
+    digest: int = 0
+    pushed: int = -1
+    group: str = ""
+    retained: list[tuple[ShardStore, Staged]] = []
+
+    @property
+    def done(self) -> bool:
+        return all(each.done for each in self.changes)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The replicas that it changes."""
+        changed = [each.replica for each in self.changes] + [each.replica for each in self.merges]
+        return list({replica.number: replica for replica in changed}.values())
+
+    def retain(self, replica: Replica, staged: Staged | None) -> None:
+        """Keep staged memory when it is applied, because a server after this one is to get it."""
+        if staged is not None:
+            replica.shard.retain(staged)
+            self.retained.append((replica.shard, staged))
 
     def release(self) -> None:
         """Release the retained memory: all replicas have the changes."""
-        for number, staged in self._retained:
-            self._shards[number].let_go(staged)
+        for shard, staged in self.retained:
+            shard.let_go(staged)
+
+    def keep(self, changes: list[Change]) -> None:
+        """Keep only these changes, for the servers after this one."""
+        self.changes = changes
+
+    def send_again(self, changes: list[Change]) -> None:
+        """Keep only these changes in a new view; the head announces its clock again."""
+        self.changes, self.clock = changes, 0
+
+    def message(
+        self, changes: list[Change], view: ViewId, number: int, clock: int
+    ) -> Replicate | StateChunk:
+        """Return the message that carries some of its changes."""
+        return Replicate(
+            view,
+            number,
+            self.path,
+            clock,
+            self.what,
+            tuple(each.part for each in changes),
+            tuple(each.version for each in changes),
+            tuple(each.lr for each in changes),
+            self.origins,
+            self.round,
+            self.weight,
+            self.digest,
+            self.pushed,
+            self.group,
+        )
+
+
+class Delivery(Change, eq=False):
+    """A message part that changes no rows, and is done when the next server has it."""
+
+    there: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.there
+
+
+class Check(Delivery, eq=False):
+    """The checksum of some rows at a version."""
+
+
+class Chunk(Delivery, eq=False):
+    """A part of a shard's snapshot for its syncing replica.
+
+    since:  the view in which the transfer began
+    """
+
+    since: int = 0
+    at: int = 0
+    after: int = 0
+    last: bool = False
+    past: ReplicaHistory | None = None
+
+
+class StateTransferOperation(Operation, eq=False):
+    """The transfer of a chunk, in one order with the operations on the same rows."""
+
+    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> StateChunk:
+        [chunk] = changes
+        assert isinstance(chunk, Chunk)
+        return StateChunk(
+            view,
+            number,
+            chunk.part,
+            chunk.version,
+            chunk.since,
+            chunk.at,
+            chunk.after,
+            chunk.last,
+            chunk.past,
+        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.shard_store import MovableStore, OpenStore, ShardStore
+from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import Placement, View
 from shoal.tables.spec import Access, TableSpec
 
@@ -29,27 +27,16 @@ class Moved(msgspec.Struct):
 
 
 class Replicas:
-    """The replicas on this server and their shard stores, by the same numbers.
+    """The replicas on this server, by number.
 
     unopened:  tables of other groups than the first that could not be opened
     """
 
     def __init__(self, open_shard: OpenStore) -> None:
-        self.shards: dict[int, ShardStore] = {}
         self.replicas: dict[int, Replica] = {}
         self.unopened: set[int] = set()
         self._open_shard = open_shard
         self._next = 0
-
-    def shares(self, view: View, rank: int) -> bool:
-        """Return whether a view replicates or moves any shard of this server."""
-        mine = {
-            (number, placement)
-            for number, placements in enumerate(view.placements)
-            for placement in placements
-        }
-        chained = any(rank in placement.chain and len(placement.chain) > 1 for _, placement in mine)
-        return chained or any((c.table, c.placement) not in mine for c in self.replicas.values())
 
     def adopt(self, view: View, rank: int) -> Moved:
         """Open, cut and drop shards as the view places them.
@@ -67,21 +54,20 @@ class Replicas:
         for replica in list(self.replicas.values()):
             placement = mine.get((replica.table, replica.rows.start))
             if placement is None or placement.rows != replica.rows:
-                self._cut(replica, mine, rank, moved)
-            elif _syncs_anew(replica, placement, rank):
-                self._drop(replica)
+                self._cut(replica, mine, moved)
+            elif _syncs_anew(replica, placement):
+                del self.replicas[replica.number]
                 moved.cut[replica.number] = replica, []
                 moved.chains = True
             else:
                 del mine[replica.table, replica.rows.start]
-                self._keep(replica, placement, rank, moved)
+                self._keep(replica, placement, moved)
         for (table, _), placement in mine.items():
             shard = self._opened(table, view.tables[table], placement, moved)
-            fresh = Replica(self._next, table, placement, view.tables[table].group)
-            if fresh.syncs_on(rank):
-                cast(MovableStore, shard).sync(True)
+            fresh = Replica(self._next, table, placement, shard, rank, view.tables[table].group)
+            if fresh.syncs:
                 fresh.begin_syncing()
-            self._add(fresh, shard)
+            self._add(fresh)
         return moved
 
     def _opened(
@@ -97,48 +83,42 @@ class Replicas:
         access = Access("lists" if spec.kind == "custom" else "sum")  # no request reaches it
         return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
-    def _keep(self, replica: Replica, placement: Placement, rank: int, moved: Moved) -> None:
+    def _keep(self, replica: Replica, placement: Placement, moved: Moved) -> None:
         before = replica.placement
-        replica.move(placement, rank)
+        replica.move(placement)
         moved.chains = moved.chains or placement.in_sync != before.in_sync
-        if placement.head == rank != before.head:
+        if placement.head == replica.rank != before.head:
             known = moved.begin.get(replica.group, replica.reached)
             moved.begin[replica.group] = min(known, replica.reached)
 
-    def _cut(
-        self, replica: Replica, mine: dict[tuple[int, int], Placement], rank: int, moved: Moved
-    ) -> None:
+    def _cut(self, replica: Replica, mine: dict[tuple[int, int], Placement], moved: Moved) -> None:
         """Replace a replica by its pieces that are still here."""
         pieces = [
             placement
             for (table, _), placement in mine.items()
             if table == replica.table and replica.rows.covers(placement.rows)
-            if not _syncs_anew(replica, placement, rank)
+            if not _syncs_anew(replica, placement)
         ]
-        whole = cast(MovableStore, self.shards[replica.number])
-        shards = whole.split([placement.rows for placement in pieces]) if pieces else ()
-        self._drop(replica)
+        rows = [placement.rows for placement in pieces]
+        shards = replica.shard.split(rows) if pieces else ()
+        del self.replicas[replica.number]
         moved.chains = True
         parts = []
         for placement, shard in zip(pieces, shards, strict=True):
             del mine[replica.table, placement.rows.start]
-            part = msgspec.structs.replace(replica, number=self._next)
-            self._keep(part, placement, rank, moved)
-            self._add(part, shard)
+            part = msgspec.structs.replace(replica, number=self._next, shard=shard)
+            self._keep(part, placement, moved)
+            self._add(part)
             parts.append(part)
         moved.cut[replica.number] = replica, parts
 
-    def _add(self, replica: Replica, shard: ShardStore) -> None:
-        self.replicas[replica.number], self.shards[replica.number] = replica, shard
+    def _add(self, replica: Replica) -> None:
+        self.replicas[replica.number] = replica
         self._next += 1
 
-    def _drop(self, replica: Replica) -> None:
-        del self.replicas[replica.number], self.shards[replica.number]
 
-
-def _syncs_anew(replica: Replica, placement: Placement, rank: int) -> bool:
+def _syncs_anew(replica: Replica, placement: Placement) -> bool:
     """Return whether a replica is dropped because a new transfer of its rows begins."""
-    syncs = placement.syncing_since > 0 and placement.chain[-1] == rank
-    return syncs and not (
-        replica.syncs_on(rank) and replica.placement.syncing_since == placement.syncing_since
-    )
+    syncs = placement.syncing_since > 0 and placement.chain[-1] == replica.rank
+    same = replica.syncs and replica.placement.syncing_since == placement.syncing_since
+    return syncs and not same

@@ -7,32 +7,31 @@ other, a sample at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
-from typing import cast
 
-from shoal.protocol.machine import Effects
-from shoal.protocol.messages import Part
-from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Check, Operation, nothing
-from shoal.protocol.server.shard_store import MovableStore, ShardStore
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Effects, Note
+from shoal.protocol.messages import Replicate
+from shoal.protocol.server.replica import NONE, Replica
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Change, Check, Operation
+from shoal.protocol.server.shard_store import Loads
 
 
 class Scrubber:
     """Sends checksums of the shards that this server heads to their other replicas."""
 
-    def __init__(self, shards: Mapping[int, ShardStore], replication: Replication) -> None:
-        self._shards = shards
-        self._replication = replication
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
         self._at: dict[int, int] = {}  # by replica: where the next sample begins
         self._latest = -1  # the replica that was checked last
         self._next_at = inf
 
     def adopt(self, now: float) -> None:
         """Adopt a view: check if there are other replicas."""
-        self._next_at = now + self._replication.options.compare_s if self._shared() else inf
-        self._at = {number: at for number, at in self._at.items() if number in self._shards}
+        replicas = self._chains.replicas
+        self._next_at = now + self._chains.options.compare_s if self._shared() else inf
+        self._at = {number: at for number, at in self._at.items() if number in replicas}
 
     def wakes_at(self) -> float:
         return self._next_at
@@ -41,7 +40,7 @@ class Scrubber:
         """Check the next sample, if that is due."""
         if now < self._next_at:
             return
-        options, replicas = self._replication.options, self._shared()
+        options, replicas = self._chains.options, self._shared()
         self._next_at = now + options.compare_s if replicas else inf
         if replicas:
             replica = next((each for each in replicas if each.number > self._latest), replicas[0])
@@ -50,25 +49,44 @@ class Scrubber:
 
     def _shared(self) -> list[Replica]:
         """Return the replicas that this server heads and that have others in sync."""
-        rank, found = self._replication.rank, self._replication.replicas.values()
-        shared = [c for c in found if c.chain[0] == rank and len(c.chain) > 1]
-        shared = [c for c in shared if not c.placement.syncing_since and self._has_rows(c)]
+        shared = [
+            replica
+            for replica in self._chains.replicas.values()
+            if replica.previous == NONE != replica.following and not replica.placement.syncing_since
+            if replica.shard.spec.kind != "custom"  # which would serialise all of its state
+        ]
         return sorted(shared, key=lambda replica: replica.number)
 
-    def _has_rows(self, replica: Replica) -> bool:
-        """Return whether samples are cheap; a custom table would serialise all of its state."""
-        return self._shards[replica.number].spec.kind != "custom"
-
     def _check(self, replica: Replica, nbytes: int, out: Effects) -> None:
-        shard = cast(MovableStore, self._shards[replica.number])
+        shard = replica.shard
         piece = shard.sample(self._at.get(replica.number, 0), nbytes)
         self._at[replica.number] = piece.after
         keys = () if piece.keys is None else (memoryview(piece.keys).cast("B"),)
         count = -1 if piece.keys is None else len(piece.keys)
-        part = Part(replica.table, piece.rows.start, piece.rows.stop, count)
-        check = Check(replica, part, replica.version, None, keys)
+        part = replica.part(piece.rows, count)
+        check = Check(replica, part, version=replica.version, buffers=keys)
         digest = shard.digest(piece.rows, piece.keys)
-        operation = Operation(
-            "check", (self._replication.rank,), 0, [check], (), nothing, digest=digest
-        )
-        self._replication.carry(operation, out)
+        path = (self._chains.rank,)
+        self._chains.carry(Operation("check", path, 0, [check], digest=digest), out)
+
+    def compare(
+        self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
+    ) -> None:
+        """Compare the checksum of some rows with the head's, note the result, and pass it on."""
+        changes: list[Change] = []
+        for replica, part, version, staged in zip(
+            replicas, message.parts, message.versions, loads, strict=True
+        ):
+            shard = replica.shard
+            keys = staged.keys if part.keys >= 0 else None
+            rows = KeyRange(part.start, part.stop)
+            if replica.version == version and not shard.syncing:
+                same = shard.digest(rows, keys) == message.digest
+                fields = {"table": shard.spec.name, "rows": rows, "version": version}
+                out.append(Note("compared" if same else "differs", fields))
+            if replica.following != NONE:
+                views = tuple(memoryview(bytes(view)) for view in staged.views)
+                changes.append(Check(replica, part, version=version, buffers=views))
+            shard.release(staged)
+        path = *message.path, self._chains.rank
+        self._chains.carry(Operation("check", path, 0, changes, digest=message.digest), out)

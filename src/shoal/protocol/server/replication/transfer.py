@@ -8,22 +8,20 @@ gone to the syncing replica as well, or is contained in a later chunk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
-from typing import cast
 
 import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Part, ReplicaHistory, SeenRequests, StateChunk
+from shoal.protocol.messages import ReplicaHistory, SeenRequests, StateChunk
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replica import NOT_BEGUN, AppliedPart, Replica
-from shoal.protocol.server.replication.chain import Replication
-from shoal.protocol.server.replication.link import Chunk, StateTransferOperation, nothing
+from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Chunk, StateTransferOperation
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shard_store import Loads, MovableStore, ShardStore
+from shoal.protocol.server.shard_store import Loads
 
 
 class Transfer(msgspec.Struct, eq=False):
@@ -46,14 +44,12 @@ class StateTransfer:
     def __init__(
         self,
         admission: Admission,
-        shards: Mapping[int, ShardStore],
         rounds: Rounds,
-        replication: Replication,
+        chains: Chains,
     ) -> None:
         self._admission = admission
-        self._shards = shards
         self._rounds = rounds
-        self._replication = replication
+        self._chains = chains
         self.sending: dict[int, Transfer] = {}
 
     # ------------------------------------------------------------------ sending
@@ -61,9 +57,9 @@ class StateTransfer:
     def adopt(self) -> None:
         """Adopt a view: begin its new transfers, continue the others."""
         before, self.sending = self.sending, {}
-        for number, replica in self._replication.replicas.items():
+        for number, replica in self._chains.replicas.items():
             since = replica.placement.syncing_since
-            if since and replica.tail == self._replication.rank:
+            if since and replica.tail == self._chains.rank:
                 known = before.get(number)
                 again = known is not None and known.since == since
                 self.sending[number] = known if known and again else Transfer(replica, since)
@@ -82,21 +78,19 @@ class StateTransfer:
         return inf if transfer.ended or waits else transfer.next_at
 
     def _send(self, transfer: Transfer, now: float, out: Effects) -> None:
-        replica, options = transfer.replica, self._replication.options
-        shard = cast(MovableStore, self._shards[replica.number])
+        replica, options = transfer.replica, self._chains.options
+        shard = replica.shard
         try:
             piece = shard.snapshot(transfer.at, options.chunk_bytes)
         except AccessFailed as error:  # a user's handler failed: the replica stays syncing
             transfer.ended = True
             out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
             return
-        part = Part(replica.table, piece.rows.start, piece.rows.stop, piece.keys)
         transfer.chunk = Chunk(
             replica,
-            part,
-            replica.version,
-            None,
-            piece.views,
+            replica.part(piece.rows, piece.keys),
+            version=replica.version,
+            buffers=piece.views,
             since=transfer.since,
             at=transfer.at,
             after=piece.after,
@@ -106,8 +100,8 @@ class StateTransfer:
         nbytes = sum(view.nbytes for view in piece.views)
         transfer.next_at = now + nbytes / options.state_bytes_per_s
         transfer.at, transfer.ended = piece.after, piece.last
-        operation = StateTransferOperation("round", (), 0, [transfer.chunk], (), nothing)
-        self._replication.carry(operation, out)
+        operation = StateTransferOperation("round", (), 0, [transfer.chunk])
+        self._chains.carry(operation, out)
 
     def _history(self, replica: Replica) -> ReplicaHistory:
         """Return the pushes in a replica's rows that may be resent, and its rounds' weights."""
@@ -128,8 +122,8 @@ class StateTransfer:
 
     def install(self, message: StateChunk, replica: Replica, loads: Loads, out: Effects) -> None:
         """Install a chunk of rows, if it is the next one of the current transfer."""
-        shard = cast(MovableStore, self._shards[replica.number])
-        wanted = replica.syncs_on(self._replication.rank) and shard.syncing
+        shard = replica.shard
+        wanted = replica.syncs and shard.syncing
         if (
             not wanted
             or message.since != replica.placement.syncing_since
@@ -162,14 +156,14 @@ class StateTransfer:
             log.forget(seen.forget_below)
         for seq, parts in seen.pushes:
             if seq >= log.forget_below and parts:
-                log.add_parts(seq, [AppliedPart(p, replica, replica.version) for p in parts])
+                log.apply(seq, [AppliedPart(p, replica, replica.version) for p in parts])
 
     def synced(self) -> tuple[tuple[int, int, int], ...]:
         """Return (table, first row, since) of the syncing replicas once all have all rows."""
         found = []
-        for replica in self._replication.replicas.values():
-            if replica.syncs_on(self._replication.rank):
-                if cast(MovableStore, self._shards[replica.number]).syncing:
+        for replica in self._chains.replicas.values():
+            if replica.syncs:
+                if replica.shard.syncing:
                     return ()
                 found.append((replica.table, replica.rows.start, replica.placement.syncing_since))
         return tuple(found)

@@ -1,0 +1,107 @@
+"""Replay: the servers after the head of a chain make the operations that its messages tell of."""
+
+from __future__ import annotations
+
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Effects, Note
+from shoal.protocol.messages import Replicate, StateChunk
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.replica import NOT_BEGUN, Replica
+from shoal.protocol.server.replication.chain import Chains, Stage
+from shoal.protocol.server.replication.operations import Change, Operation
+from shoal.protocol.server.request_log import RequestLog
+from shoal.protocol.server.rounds import Contribution
+from shoal.protocol.server.shard_store import Loads, Staged
+
+
+class Replayer:
+    """Has the executor apply the operations that come down the chains."""
+
+    def __init__(self, admission: Admission, chains: Chains, executor: Executor) -> None:
+        self._admission = admission
+        self._chains = chains
+        self._executor = executor
+
+    def stage(self, message: Replicate | StateChunk) -> Stage:
+        """Return a function that makes staging memory for the parts of a message."""
+
+        def room(replica: Replica, rows: KeyRange, keys: int) -> Staged:
+            shard = replica.shard
+            if isinstance(message, StateChunk):
+                staged: Staged = shard.stage_snapshot(rows, keys)
+            elif message.what in ("check", "call"):
+                staged = shard.stage_keys(rows, max(keys, 0))
+            elif message.what == "accept":
+                staged = shard.stage(rows, keys)
+            else:
+                staged = shard.stage_told(rows, keys)
+            return staged
+
+        return room
+
+    def replay(
+        self, message: Replicate, replicas: list[Replica], loads: Loads, out: Effects
+    ) -> None:
+        """Apply a message's changes to the replicas that do not have their versions yet."""
+        changes = []
+        for replica, part, version, lr, staged in zip(
+            replicas, message.parts, message.versions, message.rates, loads, strict=True
+        ):
+            if version <= replica.version or replica.version == NOT_BEGUN:
+                replica.shard.release(staged)
+            elif message.what == "accept":
+                changes.append(self._accept(message, Change(replica, part, lr, staged, version)))
+            else:
+                changes.append(Change(replica, part, lr, staged, version))
+        self._chains.reach(message)
+        operation = Operation(
+            message.what,
+            (*message.path, self._chains.rank),
+            message.clock,
+            changes,
+            message.origins,
+            self._logs(message),
+            round=message.round,
+            weight=message.weight,
+            pushed=message.pushed,
+            group=message.group,
+        )
+        self._executor.apply(operation, out)
+        if message.what == "round" and message.round >= 0:
+            self._executor.rounds.weigh(message.group, message.round, message.weight)
+        self._chains.pass_on(message, out)
+        out.append(Note("replayed", {"message": message}))
+
+    def _logs(self, message: Replicate) -> list[tuple[RequestLog, int]]:
+        """Return the pushes of an operation that workers may send again."""
+        if message.what == "accept":
+            return []
+        logs = {log.incarnation: log for log in self._admission.logs.values()}
+        found = []
+        for incarnation, seq, below in message.origins:
+            log = logs.get(incarnation)
+            if log is None:
+                continue
+            if below > log.forget_below:
+                self._executor.forget(log, below)
+            if seq >= log.forget_below:
+                found.append((log, seq))
+        return found
+
+    def _accept(self, message: Replicate, change: Change) -> Change:
+        """Keep a push that waits for a round at the head, in case this server takes over.
+
+        Return the change for the next server, with a copy of the payload: what is kept here may be
+        applied, and its memory used again, before that has left.
+        """
+        replica, staged = change.replica, change.staged
+        assert staged is not None
+        for incarnation, seq, _ in message.origins:  # exactly one
+            found = self._admission.log_of(incarnation)
+            if found is not None:
+                parts, clock = [(replica.number, staged)], message.round
+                weight, pushed = message.weight, message.pushed
+                entry = Contribution(*found, seq, clock, weight, change.lr, parts, pushed)
+                self._executor.copied.add(entry)
+        return change.copied()

@@ -55,7 +55,6 @@ class Report(msgspec.Struct):
     faults: int
     trace_hash: str
     coverage: dict[str, int]
-    virtual_s: float
     checker: str = ""
     violation: str = ""
     lines: list[str] = []
@@ -329,7 +328,6 @@ def simulate(
         faults=sum(scenario.faults.counts.values()) + sum(hits),
         trace_hash="-".join(world.trace_hash for world in worlds),
         coverage=dict(sorted(coverage.items())),
-        virtual_s=worlds[0].now,
         checker=checker,
         violation=violation,
         lines=[line for world in worlds for line in world.lines or ()],

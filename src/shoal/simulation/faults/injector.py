@@ -196,11 +196,9 @@ class FaultInjector:
             case "kill server":
                 if self._replicated:
                     self._deaths.kill_another(True, random.choice(ABOUT_TO))
-            case "join":
-                if self._cluster.add_worker() is not None:
-                    self.count(what)
-            case "join server":
-                if self._cluster.add_server() is not None:
+            case "join" | "join server":
+                add = self._cluster.add_worker if what == "join" else self._cluster.add_server
+                if add() is not None:
                     self.count(what)
             case "leave server":
                 here = self._cluster.servers
@@ -241,7 +239,7 @@ class FaultInjector:
         self._world.crash(node, tell=self._random.random() < 0.5)
         begins = self._cluster.phase() in ("joining", "view change")  # a group may be empty
         replaced = self._random.random() < 0.7 or begins
-        if replaced or self._cluster.needed(node):
+        if replaced or self._cluster.needed():
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def kill(self, node: NodeId, role: str) -> None:

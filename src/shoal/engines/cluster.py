@@ -55,7 +55,11 @@ def cluster_tasks(
     """The tasks of a scheduler and of its servers, each of which gets a rank of its own."""
     ranks = range(scheduler.servers)
     servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
-    return [scheduler_task(engine, scheduler), *servers]
+    if scheduler.replicas > 1:  # it may be started again
+        state = str(engine.sockets / "scheduler.state")
+        scheduler = msgspec.structs.replace(scheduler, state=state)
+    entry = "shoal.engines.roles:run_scheduler"
+    return [Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=()), *servers]
 
 
 def run_tasks(
@@ -123,15 +127,6 @@ def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any
 def threads_of(workers: int) -> int:
     """Threads of each worker of this machine, so that all together have one a core."""
     return max(1, (os.cpu_count() or 1) // workers)
-
-
-def scheduler_task(engine: LocalEngine, role: SchedulerRole) -> Task:
-    """The task of a scheduler on this machine."""
-    if role.replicas > 1:  # it may be started again
-        state = str(engine.sockets / "scheduler.state")
-        role = msgspec.structs.replace(role, state=state)
-    entry = "shoal.engines.roles:run_scheduler"
-    return Task("scheduler", entry, msgspec.to_builtins(role), preload=())
 
 
 def server_task(

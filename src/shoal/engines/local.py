@@ -21,10 +21,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from types import TracebackType
 
 from shoal.engines.base import Exit, Task
 from shoal.errors import (
@@ -90,17 +90,8 @@ class LocalEngine:
         self._tasks[task.name] = task
         if task.name == "scheduler":
             write_whole(self.folder.scheduler, task.args["listen"])
-        command = {
-            "name": task.name,
-            "entry": task.entry,
-            "args": task.args,
-            "preload": task.preload,
-            "env": task.env,
-            "inherit_output": task.inherit_output,
-            "network": task.network,
-            "log": str(self.folder.log(task.name)),
-            "error": str(self.folder.error(task.name)),
-        }
+        log, error = str(self.folder.log(task.name)), str(self.folder.error(task.name))
+        command = asdict(task) | {"log": log, "error": error}
         self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def pid(self, name: str) -> int:
@@ -274,10 +265,5 @@ class LocalEngine:
     def __enter__(self) -> LocalEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()

@@ -102,7 +102,7 @@ class Node:
         self._scheduler = scheduler
         self._journal = journal
         self._resolve = resolve
-        self._on_note = on_note
+        self.on_note = on_note
         self._on_save = on_save
         self._poller = Poller()
         self._listener: Listener | None = None
@@ -289,7 +289,7 @@ class Node:
             elif isinstance(effect, Resolve):
                 self._resolve(effect.request_id, effect.outcome)
             elif isinstance(effect, Note):
-                self._on_note(effect)
+                self.on_note(effect)
             elif isinstance(effect, Detach):
                 connection = self._peers.get(effect.to)
                 if connection is not None:

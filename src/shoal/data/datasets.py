@@ -101,19 +101,16 @@ def _find(places: Sequence[Path], *choices: Sequence[str]) -> dict[str, Path] | 
     train on other data than were asked for.
     """
     for place in places:
-        part: tuple[dict[str, Path], list[str]] | None = None
-        for names in choices:
-            found = _present(place, names)
-            lacking = [name for name in names if name not in found]
-            if found and not lacking:
+        parts = [(found, names) for names in choices if (found := _present(place, names))]
+        for found, names in parts:
+            if len(found) == len(names):
                 return found
-            if found and part is None:
-                part = found, lacking
-        if part is not None:
-            found, lacking = part
+        if parts:
+            found, names = parts[0]
+            lacking = [f"{name}[.gz]" for name in names if name not in found]
             raise DataMissing(
                 f"{place} has {', '.join(path.name for path in found.values())}"
-                f" but not {', '.join(f'{name}[.gz]' for name in lacking)}"
+                f" but not {', '.join(lacking)}"
             )
     return None
 

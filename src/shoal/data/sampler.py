@@ -15,14 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from shoal.data.splits import (
-    BATCH_STREAM,
-    SAMPLER_STREAM,
-    Assignment,
-    Indices,
-    plan_splits,
-    seeded,
-)
+from shoal.data.splits import BATCH_STREAM, SAMPLER_STREAM, Assignment, Indices, plan_splits, seeded
 from shoal.errors import InvalidValue
 
 State = dict[str, int | bool]

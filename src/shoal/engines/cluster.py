@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -149,11 +148,6 @@ def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
     (folder.path / "logs").mkdir()
     engine = LocalEngine(folder)
-    engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
+    engine.at_stop.callback(shutil.rmtree, folder.path, ignore_errors=True)
     start_cluster(engine, servers, workers, **options)
     return engine
-
-
-def new_token() -> str:
-    """A fresh secret for a cluster that other hosts can reach."""
-    return secrets.token_urlsafe(24)

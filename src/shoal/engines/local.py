@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
@@ -72,7 +73,7 @@ class LocalEngine:
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
-        self._at_stop: list[Callable[[], object]] = []
+        self.at_stop = ExitStack()  # what is to be done when all processes have ended
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
             pass_fds=(theirs.fileno(),),
@@ -238,10 +239,6 @@ class LocalEngine:
         report = json.loads(path.read_text())
         return by_name(report["type"])(report["message"], report["story"])
 
-    def at_stop(self, action: Callable[[], object]) -> None:
-        """Call `action` when all processes have ended."""
-        self._at_stop.append(action)
-
     def finish(self, grace_s: float = 5.0) -> None:
         """Let the processes end by themselves, then stop."""
         until = monotonic() + grace_s
@@ -259,8 +256,7 @@ class LocalEngine:
             self._launcher.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
         self.folder.scheduler.unlink(missing_ok=True)
-        for action in self._at_stop:
-            action()
+        self.at_stop.close()
 
     def __enter__(self) -> LocalEngine:
         return self

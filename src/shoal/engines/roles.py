@@ -36,17 +36,7 @@ if TYPE_CHECKING:
 
 BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
 NOTED = (
-    "joined",
-    "view",
-    "crowded",
-    "lost",
-    "awaited",
-    "leased",
-    "returned",
-    "dropped",
-    "released",
-    "refused",
-    "ending",
+    *"joined view crowded lost awaited leased returned dropped released refused ending".split(),
     "no view",
 )
 

@@ -253,10 +253,7 @@ class EmbeddingBag(Embedding):
         self.mode = mode
 
     def forward(
-        self,
-        ids: Tensor,
-        offsets: Tensor | None = None,
-        per_sample_weights: Tensor | None = None,
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """The bags' sums or means, (bags, embedding_dim)."""
         lookup = self._look_up(ids)

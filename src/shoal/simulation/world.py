@@ -225,13 +225,7 @@ class World:
             self._handle(sim, Received(source, message, sink))
 
     def _pour(
-        self,
-        sim: SimNode,
-        envelope: Envelope,
-        message: Message,
-        sink: Sink,
-        start: int,
-        stop: int,
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
     ) -> None:
         """Copy bytes of a payload into its sink, unless the sink is revoked."""
         edge = 0

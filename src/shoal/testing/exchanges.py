@@ -15,6 +15,7 @@ from shoal.testing.connections import (
     Make,
     Pair,
     connected,
+    laws_in,
     poll_once,
     raises,
 )
@@ -334,21 +335,4 @@ def nudge(number: int) -> Nudge:
     return Nudge(f"number {number}")
 
 
-MESSAGE_LAWS = (
-    messages_arrive_in_order_and_intact,
-    many_small_messages_do_not_deadlock,
-    large_headers_arrive,
-    a_message_that_makes_no_sense_is_reported,
-    receiving_does_not_wait,
-    payloads_land_in_their_sinks,
-    many_buffers_leave_and_land,
-    a_discarded_payload_is_drained,
-    a_revoked_sink_is_not_written_to,
-    a_sink_is_delivered_by_view_if_it_asks_for_that,
-    a_sink_by_view_may_be_revoked_between_two,
-    a_sink_of_another_size_is_refused,
-    lent_rows_may_change_after_their_recall,
-    buffers_are_not_borrowed_after_detach,
-    the_backlog_is_what_was_given_and_not_sent,
-    anything_arrives_both_ways_at_once,
-)
+MESSAGE_LAWS = laws_in(__name__)

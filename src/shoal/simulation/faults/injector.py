@@ -19,13 +19,7 @@ from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ONE_SIDED = (
-    "crash worker",
-    "crash scheduler",
-    "partition",
-    "clog",
-    "break",
-)  # in any phase
+ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # in any phase
 FAULTS = (
     *(3 * ONE_SIDED),
     "crash scheduler before persist",
@@ -85,11 +79,7 @@ class FaultInjector:
         world.cut_short = self._cut_short
 
     def plan(
-        self,
-        number: int,
-        phases: tuple[str, ...],
-        kill_server: NodeId | None,
-        replicated: bool,
+        self, number: int, phases: tuple[str, ...], kill_server: NodeId | None, replicated: bool
     ) -> None:
         """Draw `number` faults, each with one of the phases of this cluster."""
         random = self._random

@@ -24,11 +24,7 @@ class ServerDeaths:
     """
 
     def __init__(
-        self,
-        world: World,
-        cluster: SimulatedCluster,
-        random: Random,
-        count: Callable[[str], None],
+        self, world: World, cluster: SimulatedCluster, random: Random, count: Callable[[str], None]
     ) -> None:
         self.healed = False
         self._world = world

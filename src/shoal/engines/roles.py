@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 
 BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
 NOTED = (
-    *"joined view crowded lost awaited leased returned dropped released refused ending".split(),
+    "joined",
+    "view",
+    "crowded",
+    "lost",
+    "awaited",
+    "leased",
+    "returned",
+    "dropped",
+    "released",
+    "refused",
+    "ending",
     "no view",
 )
 

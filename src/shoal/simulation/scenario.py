@@ -211,8 +211,7 @@ class Scenario:
 
     def check_end(self) -> None:
         """Check the end of a run: all nodes have ended, and every push counts as it should."""
-        living = [n for n, s in self.world.nodes.items() if s.alive and not s.stopped]
-        if living:
+        if living := self.world.living():
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""

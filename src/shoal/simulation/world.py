@@ -103,6 +103,11 @@ class World:
             self.at(self.now, lambda: self._advance(sim, 0))
         return sim
 
+    def living(self, role: str = "") -> list[NodeId]:
+        """The nodes that run, of a role or all."""
+        nodes = self.nodes.items()
+        return [n for n, sim in nodes if n.startswith(role) and sim.alive and not sim.stopped]
+
     def crash(self, node: NodeId, tell: bool = True) -> None:
         """Kill a node: its memory is lost, its disk stays."""
         sim = self.nodes[node]

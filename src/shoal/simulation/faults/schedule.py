@@ -104,7 +104,7 @@ class ScheduledFaults:
         return max((m.clock for m in machines if isinstance(m, WorkerMachine)), default=0)
 
     def _inject(self, fault: Fault) -> None:
-        living = [n for n, s in self._world.nodes.items() if s.alive and not s.stopped]
+        living = self._world.living()
         nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
         if not nodes or (fault.what in ("kill", "restart") and self._cluster.full()):
             return

@@ -175,11 +175,8 @@ def load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fals
         paths = _download_mnist(cache, places)
     parts = []
     for part in ("train", "t10k"):
-        image_path, label_path = (
-            paths[f"{part}-images-idx3-ubyte"],
-            paths[f"{part}-labels-idx1-ubyte"],
-        )
-        images = _decoded(cache, image_path, _mnist_images)
+        label_path = paths[f"{part}-labels-idx1-ubyte"]
+        images = _decoded(cache, paths[f"{part}-images-idx3-ubyte"], _mnist_images)
         labels = read_idx(label_path, dims=1)
         check_labels(label_path, labels, 10, header=8)
         if len(images) != len(labels):

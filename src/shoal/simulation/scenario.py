@@ -115,10 +115,8 @@ class Scenario:
         self.world.on_save = self._cuts.add
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
-        self._fault_schedule = (
-            ScheduledFaults(fault_schedule, self.world, self.cluster, self.faults, random)
-            if fault_schedule
-            else None
+        self._scheduled = ScheduledFaults(
+            fault_schedule, self.world, self.cluster, self.faults, random
         )
         self.cluster.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
@@ -198,8 +196,7 @@ class Scenario:
             for work in self.works.values():
                 work.check_buffers(sim.node)
         self.faults.look()
-        if self._fault_schedule is not None:
-            self._fault_schedule.look()
+        self._scheduled.look()
 
     def _may_end(self) -> bool:
         """`short`: after the last fault, chains grow back to their full length."""

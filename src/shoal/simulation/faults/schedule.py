@@ -85,6 +85,8 @@ class ScheduledFaults:
 
     def look(self) -> None:
         """After an event, inject the next fault if it is due."""
+        if not self._fault_schedule:
+            return
         if self._injector.healed or not self._cluster.at_work() or not self._cluster.whole():
             self._next_at = -1.0
             return

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from shoal.data.cache import kept
-from shoal.data.places import search_path
 from shoal.data.readers import (
     check_labels,
     corrupt,
@@ -37,8 +36,6 @@ from shoal.data.readers import (
 )
 from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataMissing, InvalidValue
-
-__all__ = ["Dataset", "holdout", "search_path"]
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256

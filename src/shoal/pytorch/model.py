@@ -40,16 +40,13 @@ class LossModel(FlatParams):
         Autograd adds to an existing `.grad`, which takes two more passes over memory. Gradients of
         small parameters are added, which needs no hook.
         """
-        for parameter in self.module.parameters():
-            place = parameter.grad
-            if place is None:
-                continue
+        for parameter, place in self._gradients:
             if place.numel() < LARGE:
                 self._added.append(place)
-                continue
-            self._places[parameter] = place
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+            else:
+                self._places[parameter] = place
+                parameter.grad = None
+                parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None

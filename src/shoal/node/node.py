@@ -265,8 +265,8 @@ class Node:
             self.perform(self.machine.handle(Received(sender, message, payload), monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
-        self._count(error, self._peers.get(sender))
         peer = self._peers.get(sender)
+        self._count(error, peer)
         if peer is not None:
             peer.send(Malformed(str(error)[:500]), ())
 

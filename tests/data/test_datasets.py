@@ -23,7 +23,8 @@ from PIL import Image
 
 from shoal.data import cache
 from shoal.data.catalogue import datasets, find_source
-from shoal.data.datasets import MNIST_FILES, Dataset, holdout, search_path
+from shoal.data.datasets import MNIST_FILES, Dataset, holdout
+from shoal.data.places import search_path
 from shoal.data.transforms import Scale, Standardise
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 

@@ -26,7 +26,7 @@ from shoal.data.readers import (
     read_jpeg_tar,
     split_records,
 )
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -289,15 +289,11 @@ def test_a_first_line_with_one_bad_field_is_no_header(tmp_path: Path) -> None:
         table(tmp_path, "a,b\n1,0\n", header=False)
 
 
-def test_rows_with_missing_values_are_dropped_and_counted_or_refused(tmp_path: Path) -> None:
+def test_rows_with_missing_values_are_dropped_and_counted(tmp_path: Path) -> None:
     text = "?,1,0\n1,2,1\n3, ?,0\n4,5,?\n6,7,0\n"
     read = table(tmp_path, text)
     assert (read.features.tolist(), read.labels.tolist()) == ([[1, 2], [6, 7]], [1, 0])
     assert read.dropped == 3
-    with pytest.raises(DataCorrupt, match=r"line 1, column 1: the value is missing"):
-        table(tmp_path, text, missing="refuse")
-    with pytest.raises(InvalidValue, match="give 'drop' or 'refuse'"):
-        table(tmp_path, text, missing="guess")
 
 
 @pytest.mark.parametrize(

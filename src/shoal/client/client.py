@@ -143,11 +143,11 @@ class Client(Operations):
     @property
     def on_note(self) -> Callable[[Note], None]:
         """Callback for the events of this worker's machine, such as new views."""
-        return self._driver.on_note
+        return self._driver.node.on_note
 
     @on_note.setter
     def on_note(self, call: Callable[[Note], None]) -> None:
-        self._driver.on_note = call
+        self._driver.node.on_note = call
 
     # ------------------------------------------------------------------ programs
 

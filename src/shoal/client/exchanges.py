@@ -22,7 +22,7 @@ from shoal.client.options import After
 from shoal.client.values import Lens, bytes_of, check_values
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
-from shoal.node.future import Future
+from shoal.node.future import Finish, Future
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.tables.dense.shard import DTYPES
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shoal.client.custom_calls import Calls
 
 Keys = KeyRange | Tensor | np.ndarray | Sequence[int] | None
-Finish = Callable[[], Any]
 Key = tuple[Any, ...]
 Memory = tuple[int, int, torch.dtype, bool]  # address, elements, dtype, contiguous
 CACHED_MAX = 256

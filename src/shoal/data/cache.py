@@ -37,7 +37,9 @@ def kept(
     version = _digest(FORMAT, str(status.st_size), str(status.st_mtime_ns))
     target = folder / f"{source.name}.{place}-{version}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
-        return _mapped(target)
+        # "c": copy on write, which torch accepts without a warning and which leaves the file alone
+        mapped: npt.NDArray[Any] = np.load(target, mmap_mode="c", allow_pickle=False)
+        return mapped
     array = decode(source)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,12 +49,6 @@ def kept(
     for old in folder.glob(f"{source.name}.{place}-*.npy"):
         if old != target:
             old.unlink(missing_ok=True)
-    return array
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    # "c": copy on write, which torch accepts without a warning and which leaves the file alone
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     return array
 
 

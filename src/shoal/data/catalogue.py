@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
@@ -36,9 +36,8 @@ class DatasetSource:
 
         data_dirs: as from `places.search_path`
         """
-        module, _, function = self.loader.partition(":")
         where = (self.path, data_dirs) if self.path else (data_dirs,)
-        loaded: Dataset = getattr(import_module(module), function)(*where, seed, offline=offline)
+        loaded: Dataset = resolve_name(self.loader)(*where, seed, offline=offline)
         return loaded
 
 

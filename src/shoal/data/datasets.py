@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from shoal.data.cache import kept
-from shoal.data.places import search_path
 from shoal.data.readers import (
     check_labels,
     corrupt,
@@ -37,8 +36,6 @@ from shoal.data.readers import (
 )
 from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataMissing, InvalidValue
-
-__all__ = ["Dataset", "holdout", "search_path"]
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
@@ -101,19 +98,16 @@ def _find(places: Sequence[Path], *choices: Sequence[str]) -> dict[str, Path] | 
     train on other data than were asked for.
     """
     for place in places:
-        part: tuple[dict[str, Path], list[str]] | None = None
-        for names in choices:
-            found = _present(place, names)
-            lacking = [name for name in names if name not in found]
-            if found and not lacking:
+        parts = [(found, names) for names in choices if (found := _present(place, names))]
+        for found, names in parts:
+            if len(found) == len(names):
                 return found
-            if found and part is None:
-                part = found, lacking
-        if part is not None:
-            found, lacking = part
+        if parts:
+            found, names = parts[0]
+            lacking = [f"{name}[.gz]" for name in names if name not in found]
             raise DataMissing(
                 f"{place} has {', '.join(path.name for path in found.values())}"
-                f" but not {', '.join(f'{name}[.gz]' for name in lacking)}"
+                f" but not {', '.join(lacking)}"
             )
     return None
 
@@ -178,11 +172,8 @@ def load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fals
         paths = _download_mnist(cache, places)
     parts = []
     for part in ("train", "t10k"):
-        image_path, label_path = (
-            paths[f"{part}-images-idx3-ubyte"],
-            paths[f"{part}-labels-idx1-ubyte"],
-        )
-        images = _decoded(cache, image_path, _mnist_images)
+        label_path = paths[f"{part}-labels-idx1-ubyte"]
+        images = _decoded(cache, paths[f"{part}-images-idx3-ubyte"], _mnist_images)
         labels = read_idx(label_path, dims=1)
         check_labels(label_path, labels, 10, header=8)
         if len(images) != len(labels):

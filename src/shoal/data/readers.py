@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -235,22 +235,16 @@ class Table:
     dropped: int  # rows left out because a value was missing
 
 
-def read_csv(
-    path: Path,
-    *,
-    header: bool | None = None,
-    missing: Literal["drop", "refuse"] = "drop",
-) -> Table:
+def read_csv(path: Path, *, header: bool | None = None) -> Table:
     """A comma-separated file of numbers whose last column is the class, a number or a word.
+
+    Rows with a `?` for a missing value are left out, and counted.
 
     Args:
         path: the file, plain or gzip, UTF-8.
         header: whether the first line names the columns. None: it does if no field of it is a
             number or `?` (so that one bad field in a first line of numbers is still an error).
-        missing: what a row with a `?` gets: left out (and counted), or an error.
     """
-    if missing not in ("drop", "refuse"):
-        raise InvalidValue(f"missing={missing!r}: give 'drop' or 'refuse'")
     rows = _csv_rows(path)
     line, first = next(rows, (1, []))
     if len(first) < 2:
@@ -269,9 +263,6 @@ def read_csv(
                 f"{path}: line {line}: {len(fields)} fields where the first line has {len(first)}"
             )
         if "?" in fields:
-            if missing == "refuse":
-                column = fields.index("?") + 1
-                raise DataCorrupt(f"{path}: line {line}, column {column}: the value is missing (?)")
             dropped += 1
             continue
         features.extend(_numbers(path, line, fields[:-1]))

@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from shoal.data.splits import (
-    BATCH_STREAM,
-    SAMPLER_STREAM,
-    Assignment,
-    Indices,
-    plan_splits,
-    seeded,
-)
+from shoal.data.splits import BATCH_STREAM, SAMPLER_STREAM, Assignment, Indices, plan_splits, seeded
 from shoal.errors import InvalidValue
 
 State = dict[str, int | bool]
@@ -145,24 +137,19 @@ class Batches:
         }
 
 
-@dataclass
-class _Membership:
-    rank: int = 0
-    world_size: int = 1
-
-
-_membership = _Membership()
+_membership = (0, 1)  # rank and world size of this process
 
 
 def set_membership(rank: int, world_size: int) -> None:
     """Say which worker this process is: the default of every `Sampler`. The runtime calls it."""
+    global _membership
     _check_membership(rank, world_size)
-    _membership.rank, _membership.world_size = rank, world_size
+    _membership = rank, world_size
 
 
 def current_membership() -> tuple[int, int]:
     """(rank, world size) of this process: (0, 1) until the runtime says otherwise."""
-    return _membership.rank, _membership.world_size
+    return _membership
 
 
 def _check_membership(rank: int, world_size: int) -> None:

@@ -112,7 +112,17 @@ def plan_splits(
     if assignment.kind == "iid":
         blocks = [block for first in range(workers) for block in blocks[first::workers]]
 
-    shares = _shares(len(blocks), workers, assignment, redundancy, block_size, samples)
+    shares = _shares(len(blocks), workers, assignment, redundancy)
+    wanting = [
+        rank
+        for rank, share in enumerate(shares)
+        if share == 0 and (assignment.kind != "static" or assignment.weights[rank])
+    ]
+    if wanting:
+        raise InvalidValue(
+            f"{samples} samples in blocks of {block_size} make {len(blocks)} blocks, which leaves"
+            f" nothing for {len(wanting)} of {workers} workers: give a smaller block size"
+        )
     # The workers' shares are laid end to end along `redundancy` rounds through all the blocks.
     # No share is longer than a round, so that no worker meets a block twice; and every block is
     # passed once a round. With one round this is: round robin (iid), contiguous (noniid).
@@ -161,30 +171,11 @@ def _check_plan(
         )
 
 
-def _shares(
-    blocks: int,
-    workers: int,
-    assignment: Assignment,
-    redundancy: int,
-    block_size: int,
-    samples: int,
-) -> list[int]:
+def _shares(blocks: int, workers: int, assignment: Assignment, redundancy: int) -> list[int]:
     """How many blocks each worker holds; none holds more than there are."""
     if assignment.kind == "static":
-        shares = _proportional(blocks * redundancy, assignment.weights, most=blocks)
-    else:
-        shares = [len(part) for part in split_evenly(blocks * redundancy, workers)]
-    wanting = [
-        rank
-        for rank, share in enumerate(shares)
-        if share == 0 and (assignment.kind != "static" or assignment.weights[rank])
-    ]
-    if wanting:
-        raise InvalidValue(
-            f"{samples} samples in blocks of {block_size} make {blocks} blocks, which leaves"
-            f" nothing for {len(wanting)} of {workers} workers: give a smaller block size"
-        )
-    return shares
+        return _proportional(blocks * redundancy, assignment.weights, most=blocks)
+    return [len(part) for part in split_evenly(blocks * redundancy, workers)]
 
 
 def _proportional(total: int, weights: Sequence[int], *, most: int) -> list[int]:

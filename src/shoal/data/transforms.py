@@ -33,25 +33,19 @@ class Transform(Protocol):
         ...
 
 
+@dataclass(frozen=True, init=False)
 class Compose:
     """The transforms one after the other, the first first; `Compose()` changes nothing."""
 
+    steps: tuple[Transform, ...]
+
     def __init__(self, *steps: Transform) -> None:
-        self.steps = steps
+        object.__setattr__(self, "steps", steps)
 
     def __call__(self, x: Tensor, y: Tensor) -> Batch:
         for step in self.steps:
             x, y = step(x, y)
         return x, y
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Compose) and self.steps == other.steps
-
-    def __hash__(self) -> int:
-        return hash((Compose, self.steps))
-
-    def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self.steps))})"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -55,7 +54,11 @@ def cluster_tasks(
     """The tasks of a scheduler and of its servers, each of which gets a rank of its own."""
     ranks = range(scheduler.servers)
     servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
-    return [scheduler_task(engine, scheduler), *servers]
+    if scheduler.replicas > 1:  # it may be started again
+        state = str(engine.sockets / "scheduler.state")
+        scheduler = msgspec.structs.replace(scheduler, state=state)
+    entry = "shoal.engines.roles:run_scheduler"
+    return [Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=()), *servers]
 
 
 def run_tasks(
@@ -125,15 +128,6 @@ def threads_of(workers: int) -> int:
     return max(1, (os.cpu_count() or 1) // workers)
 
 
-def scheduler_task(engine: LocalEngine, role: SchedulerRole) -> Task:
-    """The task of a scheduler on this machine."""
-    if role.replicas > 1:  # it may be started again
-        state = str(engine.sockets / "scheduler.state")
-        role = msgspec.structs.replace(role, state=state)
-    entry = "shoal.engines.roles:run_scheduler"
-    return Task("scheduler", entry, msgspec.to_builtins(role), preload=())
-
-
 def server_task(
     engine: LocalEngine,
     scheduler: str,
@@ -154,11 +148,6 @@ def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
     (folder.path / "logs").mkdir()
     engine = LocalEngine(folder)
-    engine.at_stop(lambda: shutil.rmtree(folder.path, ignore_errors=True))
+    engine.at_stop.callback(shutil.rmtree, folder.path, ignore_errors=True)
     start_cluster(engine, servers, workers, **options)
     return engine
-
-
-def new_token() -> str:
-    """A fresh secret for a cluster that other hosts can reach."""
-    return secrets.token_urlsafe(24)

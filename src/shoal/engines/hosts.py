@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
@@ -55,12 +54,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._remove()
 
     def address(self, name: str) -> str:
@@ -86,11 +80,7 @@ class Hosts:
         """Undo `cut` and `slow`."""
         self._ip(self._hub, "link", "set", self._port(name), "up")
         for namespace, device in self._ends(name):
-            subprocess.run(  # the link may not be slow
-                ["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"],
-                capture_output=True,
-                check=False,
-            )
+            _try("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")  # it may not be slow
 
     # ------------------------------------------------------------------ names
 
@@ -119,9 +109,7 @@ class Hosts:
     def _remove(self) -> None:
         for namespace in [self._hub, *map(self._name, self._numbers)]:
             if (NAMESPACES / namespace).exists():
-                subprocess.run(
-                    ["ip", "netns", "delete", namespace], capture_output=True, check=False
-                )
+                _try("ip", "netns", "delete", namespace)
 
 
 class HostsEngine(LocalEngine):
@@ -141,7 +129,11 @@ class HostsEngine(LocalEngine):
         super().start(replace(task, network=self._hosts.namespace(task.name)))
 
 
+def _try(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
 def _do(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = _try(*words)
     if done.returncode:
         raise InvalidValue(f"`{' '.join(words)}` failed: {done.stderr.strip()}")

@@ -120,15 +120,8 @@ def init(
         raise
     tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
     passed = _number(env, "SHOAL_RESUMED_AT", 0)
-    before = client.view.tables if client.clock else ()
-    context = Context(
-        client.rank,
-        client.world_size,
-        client,
-        passed,
-        tables,
-        tables_before=frozenset(spec.name for spec in before),
-    )
+    before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
+    context = Context(client.rank, client.world_size, client, passed, tables, before)
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)

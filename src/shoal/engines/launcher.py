@@ -19,8 +19,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -41,13 +41,6 @@ def move_to(network: str) -> None:
             raise OSError(ctypes.get_errno(), "cannot enter the network namespace", network)
     finally:
         os.close(file)
-
-
-def entry_point(name: str) -> Callable[..., object]:
-    """The function that "module:function" names."""
-    module, _, function = name.partition(":")
-    found: Callable[..., object] = getattr(importlib.import_module(module), function)
-    return found
 
 
 class Launcher:
@@ -91,7 +84,7 @@ class Launcher:
         if name not in self._preloaded:
             self._preloaded.add(name)
             if ":" in name:
-                entry_point(name)()
+                resolve_name(name)()
             else:
                 importlib.import_module(name)
 
@@ -160,7 +153,7 @@ def run_entry(command: dict[str, Any]) -> int:
     from shoal.storage.files import write_whole
 
     try:
-        entry_point(command["entry"])(**command["args"])
+        resolve_name(command["entry"])(**command["args"])
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:

@@ -21,10 +21,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from types import TracebackType
 
 from shoal.engines.base import Exit, Task
 from shoal.errors import (
@@ -72,7 +73,7 @@ class LocalEngine:
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
-        self._at_stop: list[Callable[[], object]] = []
+        self.at_stop = ExitStack()  # what is to be done when all processes have ended
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
             pass_fds=(theirs.fileno(),),
@@ -90,17 +91,8 @@ class LocalEngine:
         self._tasks[task.name] = task
         if task.name == "scheduler":
             write_whole(self.folder.scheduler, task.args["listen"])
-        command = {
-            "name": task.name,
-            "entry": task.entry,
-            "args": task.args,
-            "preload": task.preload,
-            "env": task.env,
-            "inherit_output": task.inherit_output,
-            "network": task.network,
-            "log": str(self.folder.log(task.name)),
-            "error": str(self.folder.error(task.name)),
-        }
+        log, error = str(self.folder.log(task.name)), str(self.folder.error(task.name))
+        command = asdict(task) | {"log": log, "error": error}
         self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def pid(self, name: str) -> int:
@@ -247,10 +239,6 @@ class LocalEngine:
         report = json.loads(path.read_text())
         return by_name(report["type"])(report["message"], report["story"])
 
-    def at_stop(self, action: Callable[[], object]) -> None:
-        """Call `action` when all processes have ended."""
-        self._at_stop.append(action)
-
     def finish(self, grace_s: float = 5.0) -> None:
         """Let the processes end by themselves, then stop."""
         until = monotonic() + grace_s
@@ -268,16 +256,10 @@ class LocalEngine:
             self._launcher.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
         self.folder.scheduler.unlink(missing_ok=True)
-        for action in self._at_stop:
-            action()
+        self.at_stop.close()
 
     def __enter__(self) -> LocalEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from shoal.engines.cluster import cluster_here, new_token
+from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
 
 KEY = "shoal/scheduler"
@@ -35,22 +36,14 @@ def gather(
     if rank:
         address, _, token = store.get(KEY).decode().partition(" ")
         return address, token, None, rank
-    code: Any = {"imports": imports, "script": script}
-    if int(env.get("LOCAL_WORLD_SIZE", "1")) == size:
-        engine = cluster_here(servers, size, **code)
-        address, token = engine.address("scheduler"), ""
-    else:
-        token = new_token()
+    address = token = server_listen = ""
+    if int(env.get("LOCAL_WORLD_SIZE", "1")) != size:  # other hosts have to reach the cluster
         host = socket.gethostbyname(socket.gethostname())
-        address = f"tcp://{host}:{_free_port(host)}"
-        engine = cluster_here(
-            servers,
-            size,
-            listen=address,
-            token=token,
-            server_listen=f"tcp://{host}:0",
-            **code,
-        )
+        address, server_listen = f"tcp://{host}:{_free_port(host)}", f"tcp://{host}:0"
+        token = secrets.token_urlsafe(24)
+    reach: Any = {"listen": address, "server_listen": server_listen, "token": token}
+    engine = cluster_here(servers, size, imports=imports, script=script, **reach)
+    address = address or engine.address("scheduler")
     store.set(KEY, f"{address} {token}")
     return address, token, engine, rank
 

@@ -18,7 +18,7 @@ from time import monotonic
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
 from shoal.node.future import Finish, Future, call_back
 from shoal.node.node import Node
-from shoal.protocol.machine import Asked, Note, Outcome
+from shoal.protocol.machine import Asked, Outcome
 from shoal.protocol.requests import Cancel
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.transport import Identity
@@ -33,10 +33,7 @@ class Driver:
 
     def __init__(self, machine: WorkerMachine, me: Identity, scheduler: str) -> None:
         self.machine = machine
-        self.node = Node(
-            machine, me, scheduler=scheduler, resolve=self._resolved, on_note=self._noted
-        )
-        self.on_note: Callable[[Note], None] = lambda note: None
+        self.node = Node(machine, me, scheduler=scheduler, resolve=self._resolved)
         self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to run
         self._futures: dict[int, Future] = {}
         self._ids = count(1)
@@ -47,7 +44,7 @@ class Driver:
         self._driving = False  # whether one of them polls
         # The other waiting threads in order of arrival, each with its wake-up event.
         self._asleep: list[tuple[Future, threading.Event]] = []
-        self._closed = False
+        self.closed = False
         self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
         self._pump_wake = threading.Event()
 
@@ -106,13 +103,9 @@ class Driver:
     def start_pump(self) -> None:
         self._pump.start()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Send the outbox and disconnect."""
-        self._closed = True
+        self.closed = True
         with self.own():
             self._fail_all(UsageError("this client was closed"))
             self.node.linger()
@@ -247,9 +240,6 @@ class Driver:
         for request_id in list(self._futures):
             self._resolved(request_id, Outcome(error=error))
 
-    def _noted(self, note: Note) -> None:
-        self.on_note(note)
-
     # ------------------------------------------------------------------ the pump
 
     def _run_pump(self) -> None:
@@ -283,7 +273,7 @@ class Driver:
             self._wake_next()
 
     def _over(self) -> bool:
-        return self._closed or self.node.stopped
+        return self.closed or self.node.stopped
 
 
 def _shown(waiting: list[tuple[str, str]]) -> str:

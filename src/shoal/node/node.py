@@ -102,7 +102,7 @@ class Node:
         self._scheduler = scheduler
         self._journal = journal
         self._resolve = resolve
-        self._on_note = on_note
+        self.on_note = on_note
         self._on_save = on_save
         self._poller = Poller()
         self._listener: Listener | None = None
@@ -265,8 +265,8 @@ class Node:
             self.perform(self.machine.handle(Received(sender, message, payload), monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
-        self._count(error, self._peers.get(sender))
         peer = self._peers.get(sender)
+        self._count(error, peer)
         if peer is not None:
             peer.send(Malformed(str(error)[:500]), ())
 
@@ -289,7 +289,7 @@ class Node:
             elif isinstance(effect, Resolve):
                 self._resolve(effect.request_id, effect.outcome)
             elif isinstance(effect, Note):
-                self._on_note(effect)
+                self.on_note(effect)
             elif isinstance(effect, Detach):
                 connection = self._peers.get(effect.to)
                 if connection is not None:

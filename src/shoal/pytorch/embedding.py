@@ -253,10 +253,7 @@ class EmbeddingBag(Embedding):
         self.mode = mode
 
     def forward(
-        self,
-        ids: Tensor,
-        offsets: Tensor | None = None,
-        per_sample_weights: Tensor | None = None,
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """The bags' sums or means, (bags, embedding_dim)."""
         lookup = self._look_up(ids)
@@ -327,20 +324,19 @@ def push(
         >>> words(torch.tensor([5])).sum().backward()
         >>> shoal.nn.push(words).wait()
     """
-    gradients: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
-    specs: dict[str, TableSpec] = {}
+    gradients: dict[str, tuple[TableSpec, list[np.ndarray], list[Tensor]]] = {}
     for each in _embeddings(modules):
         for keys, rows in each.pending:
             if rows.grad is not None:
-                specs[each.spec.name] = each.spec
-                found = keys, rows.grad[: len(keys)]  # without the padding's row
-                gradients.setdefault(each.spec.name, []).append(found)
+                _, its_keys, grads = gradients.setdefault(each.spec.name, (each.spec, [], []))
+                its_keys.append(keys)
+                grads.append(rows.grad[: len(keys)])  # without the padding's row
                 rows.grad = None  # another backward through these rows is another gradient
         each.pending.clear()
-    pushes = []
-    for name, several in gradients.items():
-        keys = np.concatenate([keys for keys, _ in several])
-        pushes.append((specs[name], keys, torch.cat([grad for _, grad in several])))
+    pushes = [
+        (spec, np.concatenate(its_keys), torch.cat(grads))
+        for spec, its_keys, grads in gradients.values()
+    ]
     if not pushes and not then:
         return None
     if not modules:

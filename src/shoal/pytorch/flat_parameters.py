@@ -51,7 +51,7 @@ class FlatParams:
                 groups.setdefault(str(parameter.dtype).removeprefix("torch."), []).append(parameter)
         if not groups:
             raise InvalidValue("there are no trainable parameters (requires_grad)")
-        self._parameters = groups
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # each with its place in `grads`
         for dtype, group in groups.items():
             total = sum(-(-p.numel() // ALIGN) * ALIGN for p in group)
             values = torch.zeros(total, dtype=group[0].dtype)
@@ -63,6 +63,7 @@ class FlatParams:
                 values[offset:stop] = parameter.detach().reshape(-1)
                 parameter.data = values[offset:stop].view(parameter.shape)
                 parameter.grad = grads[offset:stop].view(parameter.shape)
+                self._gradients.append((parameter, parameter.grad))
                 offset += -(-parameter.numel() // ALIGN) * ALIGN
             self.values[dtype] = values
             self.grads[dtype] = grads
@@ -100,20 +101,14 @@ class FlatParams:
     @property
     def version(self) -> int:
         """Counter that grows with every write to a parameter that torch sees; not with pulls."""
-        return sum(p._version for group in self._parameters.values() for p in group)
+        return sum(parameter._version for parameter, _ in self._gradients)
 
     def attach_grads(self) -> None:
         """Make every `.grad` a view of the flat buffer again, after `module.zero_grad()`."""
-        for dtype, parameters in self._parameters.items():
-            grads = self.grads[dtype]
-            offset = 0
-            for parameter in parameters:
-                view = grads[offset : offset + parameter.numel()].view(parameter.shape)
-                held = parameter.grad
-                if held is None or held.data_ptr() != view.data_ptr():
-                    if held is None:  # unused in this step; the buffer has the last gradient
-                        view.zero_()
-                    else:
-                        view.copy_(held)
-                    parameter.grad = view
-                offset += -(-parameter.numel() // ALIGN) * ALIGN
+        for parameter, place in self._gradients:
+            held = parameter.grad
+            if held is None:  # unused in this step; the buffer has the last gradient
+                place.zero_()
+            elif held.data_ptr() != place.data_ptr():
+                place.copy_(held)
+            parameter.grad = place

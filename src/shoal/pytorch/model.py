@@ -1,4 +1,4 @@
-"""LossModel: a torch module with a loss, as strategies see it."""
+"""LossModel: a torch module with its loss, as strategies see it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,32 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shoal.pytorch.flat_parameters import FlatParams
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 LARGE = 1 << 16  # elements: gradients of larger parameters are copied to the buffer, not added
 
 
-class LossModel:
-    """A module with flat parameters and a loss: the `Model` of `shoal.strategies`.
+class LossModel(FlatParams):
+    """A module with flat parameters and the cross entropy: the `Model` of `shoal.strategies`.
 
     Args:
         module: the module.
-        loss: of (scores, labels); the mean over a batch.
         transform: applied to each batch before the module.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss = nn.functional.cross_entropy,
         transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda x, y: (x, y),
     ) -> None:
+        super().__init__(module.parameters())
         self.module = module
-        self.flat = FlatParams(module.parameters())
-        self.values = self.flat.values
-        self.grads = self.flat.grads
-        self.wires = self.flat.wires
         self._places: dict[nn.Parameter, Tensor] = {}
         self._added: list[Tensor] = []
         self._come: set[nn.Parameter] = set()
         self._prepare()
-        self._loss = loss
         self._transform = transform
 
     def _prepare(self) -> None:
@@ -46,16 +40,13 @@ class LossModel:
         Autograd adds to an existing `.grad`, which takes two more passes over memory. Gradients of
         small parameters are added, which needs no hook.
         """
-        for parameter in self.module.parameters():
-            place = parameter.grad
-            if place is None:
-                continue
+        for parameter, place in self._gradients:
             if place.numel() < LARGE:
                 self._added.append(place)
-                continue
-            self._places[parameter] = place
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+            else:
+                self._places[parameter] = place
+                parameter.grad = None
+                parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
@@ -69,7 +60,7 @@ class LossModel:
         if self._added:
             torch._foreach_zero_(self._added)
         self._come.clear()
-        loss = self._loss(self.module(x), y)
+        loss = functional.cross_entropy(self.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter, place in self._places.items():
             if parameter not in self._come:
@@ -82,7 +73,7 @@ class LossModel:
         self.module.eval()
         with torch.no_grad():
             scores = self.module(x)
-            loss = self._loss(scores, y).item()
+            loss = functional.cross_entropy(scores, y).item()
             accuracy = (scores.argmax(1) == y).float().mean().item()
         self.module.train(was_training)
         return accuracy, loss

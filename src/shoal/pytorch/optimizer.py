@@ -17,14 +17,10 @@ from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.from_torch import from_torch
 
 
-class _Gradients:
+class _Gradients(FlatParams):
     """The `Model` of a user's training loop, which has computed the gradients before `step`."""
 
-    def __init__(self, flat: FlatParams) -> None:
-        self.values = flat.values
-        self.grads = flat.grads
-        self.wires = flat.wires
-        self.weight = 1.0
+    weight = 1.0
 
     def gradient(self, batch: object) -> tuple[float, float]:
         return nan, self.weight
@@ -86,8 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         self._wrapped = False
         super().__init__(inner.param_groups, dict(inner.defaults))
         self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
-        self._flat = FlatParams(p for group in inner.param_groups for p in group["params"])
-        self._model = _Gradients(self._flat)
+        self._model = _Gradients(p for group in inner.param_groups for p in group["params"])
         prefix = f"params{self._context.models or ''}"
         self._context.models += 1
         self._strategy: Any = strategies[strategy](
@@ -96,7 +91,7 @@ class Optimizer(torch.optim.Optimizer):
         client = self._context.client
         client.drive(self._begin())
         self._settings = self._present_settings()
-        self._version = self._flat.version
+        self._version = self._model.version
         self._wrapped = True
 
     def _begin(self) -> Any:
@@ -159,12 +154,12 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_unchanged()
-        self._flat.attach_grads()
+        self._model.attach_grads()
         self._model.weight = weight
         self._strategy.lr = float(self.param_groups[0]["lr"])
         with torch.no_grad():
             self._context.client.drive(self._strategy.step(self._model, ()))
-        self._version = self._flat.version
+        self._version = self._model.version
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -202,7 +197,7 @@ class Optimizer(torch.optim.Optimizer):
                         f"{value!r} now; only the learning rate may change (a scheduler that "
                         "cycles the momentum as well takes cycle_momentum=False)"
                     )
-        if self._strategy.uses_servers and self._flat.version != self._version:
+        if self._strategy.uses_servers and self._model.version != self._version:
             raise UsageError(
                 "the parameters were written to since the last step, and the next pull would "
                 "overwrite them; load weights before the optimizer is wrapped"
@@ -210,7 +205,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients. They stay views of the flat buffers, into which `backward` adds."""
-        self._flat.zero_grads()
+        self._model.zero_grads()
 
     def state_dict(self) -> dict[str, Any]:
         """The groups' hyper-parameters and the strategy's state, without the tables on servers."""
@@ -229,4 +224,4 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def flat(self) -> dict[str, Tensor]:
         """The flat parameters, a one-dimensional tensor per dtype."""
-        return self._flat.values
+        return self._model.values

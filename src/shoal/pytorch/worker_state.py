@@ -23,6 +23,7 @@ from shoal.storage.checkpoints import read_verified, write_verified
 from shoal.storage.run_folder import folder_of
 
 _BUFFER = "buffer."
+_DAMAGED = (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError)
 
 log = logging.getLogger("shoal.worker")
 
@@ -70,14 +71,7 @@ class WorkerStates:
                 for name, buffer in module.named_buffers():
                     buffer.copy_(tensors[_BUFFER + name])
             _set_random_state(tensors, metadata["python"])
-        except (
-            SafetensorError,
-            OSError,
-            LookupError,
-            ValueError,
-            TypeError,
-            RuntimeError,
-        ) as error:
+        except _DAMAGED as error:
             raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
         return True
 

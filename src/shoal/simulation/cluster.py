@@ -68,10 +68,7 @@ class SimulatedCluster:
         for _ in range(self._plan.workers):
             self.add_worker()
         for _ in range(self._plan.guests):
-            self._world.at(Random(self._plan.seed * 53 + 1).random() ** 2, self._add_guest)
-
-    def _add_guest(self) -> None:
-        self.add_worker()
+            self._world.at(Random(self._plan.seed * 53 + 1).random() ** 2, self.add_worker)
 
     def add_worker(self) -> NodeId | None:
         """Start another worker, or return None if the ledger has no keys for one more.
@@ -158,7 +155,7 @@ class SimulatedCluster:
             del self.guests[worker]
             self._guests_due += 1
 
-    def needed(self, worker: NodeId) -> bool:
+    def needed(self) -> bool:
         """Return whether a group may be unable to begin without a replacement."""
         return self._guests_due > 0
 

@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-from shoal.simulation.faults.injector import ONE_SIDED
+from shoal.simulation.faults.injector import FAULTS, LASTING, ONE_SIDED
 from shoal.simulation.plan import PHASES
 
 LEAST_SEEDS = 20  # seeds of LEAST_SEEDS_OF that must hit each counter of REQUIRED_COVERAGE
 LEAST_SEEDS_OF = 200
 
-_CONVERSATIONS = {
-    "loss": "Join Joined Heartbeat Freeze Frozen NewView Declare BarrierArrival BarrierReleased "
-    "Lease Leased Request Reply Probe",
-    "duplicate": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased Lease "
-    "Leased Request Reply Probe",
-    "reorder": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased Finish "
-    "End Request Reply",
-    "partition": "Heartbeat Freeze NewView BarrierArrival Request Reply Probe",
-    "clog": "Heartbeat Declare BarrierArrival Request Probe",
-    "stall": "Request Reply",
-    "overflow": "Reply",
+_KINDS = {
+    "loss of": "Join Joined Heartbeat Freeze Frozen NewView Declare BarrierArrival BarrierReleased "
+    "Lease Leased Request Reply Probe Replicate ReplicateAck StateChunk Drain Drained Synced",
+    "duplicate of": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased "
+    "Lease Leased Request Reply Probe Replicate StateChunk",
+    "reorder of": "Join Joined Freeze Frozen NewView Declare BarrierArrival BarrierReleased Finish "
+    "End Request Reply Replicate StateChunk",
+    "partition of": "Heartbeat Freeze NewView BarrierArrival Request Reply Probe",
+    "clog of": "Heartbeat Declare BarrierArrival Request Probe",
+    "stall of": "Request Reply",
+    "overflow of": "Reply",
+    "crash server about to": "replicate replicateack answer statechunk synced",
+    "failed": "RequestTimeout SyncTimeout Cancelled",
+    "note": "replayed installed awaited returned compared late waiting closed",
 }
+_NOT_REQUIRED = (*ONE_SIDED, "take for dead", "kill server")  # the first by phase, below
 REQUIRED_COVERAGE: tuple[str, ...] = (
+    *(fault for fault in (*FAULTS, *LASTING) if fault not in _NOT_REQUIRED),
     *(f"{fault} ({phase})" for fault in ONE_SIDED for phase in PHASES),
-    *(f"{fault} of {name}" for fault, names in _CONVERSATIONS.items() for name in names.split()),
-    "crash scheduler before persist",
-    "crash scheduler after persist",
-    "crash worker in mid-payload",
-    "crash worker in mid-advance",
+    *(f"{event} {kind}" for event, kinds in _KINDS.items() for kind in kinds.split()),
     "sender crashed in mid-payload",
     "crash server",
     "server unheard",
-    "crash server about to replicate",
-    "crash server about to replicateack",
-    "crash server about to answer",
-    "crash server about to statechunk",
-    "crash server about to synced",
     "crash another server",
     "crash another server at once",
     "restart server",
-    "join server",
-    "leave server",
-    "loss of Replicate",
-    "loss of ReplicateAck",
-    "duplicate of Replicate",
-    "reorder of Replicate",
-    "loss of StateChunk",
-    "duplicate of StateChunk",
-    "reorder of StateChunk",
-    "loss of Drain",
-    "loss of Drained",
-    "loss of Synced",
     "declined between servers",
-    "note replayed",
-    "note installed",
     "checkpoint",
     "checkpoint under ssp",
     "checkpoint by time",
-    "slow worker",
     "declared dead alive",
-    "stop worker",
-    "stop server",
-    "stop server for long",
-    "stop scheduler",
-    "stop scheduler for long",
-    "note awaited",
     "restart worker",
-    "join",
     "join during training",
-    "failed RequestTimeout",
-    "failed SyncTimeout",
-    "failed Cancelled",
     "insisted",
     "sparse ledger",
     "custom table",
@@ -81,15 +52,9 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "several hosts",
     "fixed size",
     "relentless",
-    "stop worker for long",
     "sums around a ring",
     "end without all rows",
     "guest read",
-    "note returned",
     "replicas evicted",
-    "note compared",
     "declined out_of_order",
-    "note late",
-    "note waiting",
-    "note closed",
 )

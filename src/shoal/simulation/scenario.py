@@ -55,7 +55,6 @@ class Report(msgspec.Struct):
     faults: int
     trace_hash: str
     coverage: dict[str, int]
-    virtual_s: float
     checker: str = ""
     violation: str = ""
     lines: list[str] = []
@@ -116,10 +115,8 @@ class Scenario:
         self.world.on_save = self._cuts.add
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
-        self._fault_schedule = (
-            ScheduledFaults(fault_schedule, self.world, self.cluster, self.faults, random)
-            if fault_schedule
-            else None
+        self._scheduled = ScheduledFaults(
+            fault_schedule, self.world, self.cluster, self.faults, random
         )
         self.cluster.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
@@ -199,8 +196,7 @@ class Scenario:
             for work in self.works.values():
                 work.check_buffers(sim.node)
         self.faults.look()
-        if self._fault_schedule is not None:
-            self._fault_schedule.look()
+        self._scheduled.look()
 
     def _may_end(self) -> bool:
         """`short`: after the last fault, chains grow back to their full length."""
@@ -212,8 +208,7 @@ class Scenario:
 
     def check_end(self) -> None:
         """Check the end of a run: all nodes have ended, and every push counts as it should."""
-        living = [n for n, s in self.world.nodes.items() if s.alive and not s.stopped]
-        if living:
+        if living := self.world.living():
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
@@ -329,7 +324,6 @@ def simulate(
         faults=sum(scenario.faults.counts.values()) + sum(hits),
         trace_hash="-".join(world.trace_hash for world in worlds),
         coverage=dict(sorted(coverage.items())),
-        virtual_s=worlds[0].now,
         checker=checker,
         violation=violation,
         lines=[line for world in worlds for line in world.lines or ()],

@@ -83,7 +83,7 @@ class World:
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
         self._connections = Connections()
         self._hash = blake2b(digest_size=16)
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
     # ------------------------------------------------------------------ public
@@ -103,13 +103,18 @@ class World:
             self.at(self.now, lambda: self._advance(sim, 0))
         return sim
 
+    def living(self, role: str = "") -> list[NodeId]:
+        """The nodes that run, of a role or all."""
+        nodes = self.nodes.items()
+        return [n for n, sim in nodes if n.startswith(role) and sim.alive and not sim.stopped]
+
     def crash(self, node: NodeId, tell: bool = True) -> None:
         """Kill a node: its memory is lost, its disk stays."""
         sim = self.nodes[node]
         if not sim.alive:
             return
         sim.alive = False
-        self._trace(f"crash {node}")
+        self.note_line(f"crash {node}")
         if sim.program is not None:
             sim.program.close()
         self._connections.died(node)
@@ -122,7 +127,7 @@ class World:
         """Stop a node, as SIGSTOP does: its events are handled when it continues."""
         sim = self.nodes[node]
         sim.paused_until = max(until, sim.paused_until)
-        self._trace(f"{node} is stopped until {until:.3f}")
+        self.note_line(f"{node} is stopped until {until:.3f}")
 
     def ask(self, node: NodeId, request: object) -> None:
         """Hand a request to a machine without waiting for the answer."""
@@ -132,12 +137,12 @@ class World:
     def break_connection(self, one: NodeId, other: NodeId) -> None:
         """Lose the messages in flight between two nodes; the next message reconnects."""
         self._connections.broke(one, other)
-        self._trace(f"connection of {one} and {other} breaks")
+        self.note_line(f"connection of {one} and {other} breaks")
         for node, peer in ((one, other), (other, one)):
             if node in self.nodes:
                 self._handle(self.nodes[node], PeerLost(peer))
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
+    def at(self, when: float, action: Callable[[], object]) -> None:
         """Run `action` at a virtual time."""
         heappush(self._heap, (when, next(self._order), action))
 
@@ -156,10 +161,6 @@ class World:
     def trace_hash(self) -> str:
         return self._hash.hexdigest()
 
-    def note_line(self, line: str) -> None:
-        """Add a line of a checker or a fault injector to the event trace."""
-        self._trace(line)
-
     # ------------------------------------------------------------------ messages
 
     def _send(self, sim: SimNode, effect: Send) -> None:
@@ -168,17 +169,17 @@ class World:
         living = target in self.nodes and self.nodes[target].alive
         if not living or not self._connections.reach(source, sim.machine, target):
             self.coverage["unreachable"] += 1
-            self._trace(f"{source} -> {target}  {describe(message)}   UNREACHABLE")
+            self.note_line(f"{source} -> {target}  {describe(message)}   UNREACHABLE")
             return
         nbytes = sum(buffer.nbytes for buffer in effect.buffers)
         frame = encode(message, nbytes)
         line = f"{source} -> {target}  {describe(message)}"
         if self.drop(source, target, message):
-            self._trace(f"{line}   LOST")
+            self.note_line(f"{line}   LOST")
             return
         arrivals, faults = self.network.send(self.now, source, target, len(frame) + nbytes)
         self._hit(faults, message)
-        self._trace(line if arrivals else f"{line}   LOST")
+        self.note_line(line if arrivals else f"{line}   LOST")
         breaks = self._connections.breaks(source, target)
         envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
         if effect.guard is None:
@@ -229,13 +230,7 @@ class World:
             self._handle(sim, Received(source, message, sink))
 
     def _pour(
-        self,
-        sim: SimNode,
-        envelope: Envelope,
-        message: Message,
-        sink: Sink,
-        start: int,
-        stop: int,
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
     ) -> None:
         """Copy bytes of a payload into its sink, unless the sink is revoked."""
         edge = 0
@@ -289,7 +284,7 @@ class World:
                 case Note(kind, fields):
                     if kind in ("view", "closed", "released", "lost", "refused", "joined"):
                         shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTRACED)
-                        self._trace(f"{sim.node} notes {kind}: {shown}")
+                        self.note_line(f"{sim.node} notes {kind}: {shown}")
                     self.coverage[f"note {kind}"] += 1
                     if kind == "declined":
                         self.coverage[f"declined {fields['kind']}"] += 1
@@ -297,7 +292,7 @@ class World:
                 case Stop(error):
                     sim.stopped = True
                     sim.error = error
-                    self._trace(f"{sim.node} stops" + (f": {error.message}" if error else ""))
+                    self.note_line(f"{sim.node} stops" + (f": {error.message}" if error else ""))
 
     def _schedule_tick(self, sim: SimNode) -> None:
         at = sim.machine.deadline()
@@ -349,7 +344,7 @@ class World:
             except StopIteration:
                 sim.program = None
                 sim.stopped = True
-                self._trace(f"{sim.node} leaves")
+                self.note_line(f"{sim.node} leaves")
                 return
             match request:
                 case Sleep(seconds):
@@ -372,7 +367,8 @@ class World:
             sim.waits_for = None
             sim.turn += 1
 
-    def _trace(self, line: str) -> None:
+    def note_line(self, line: str) -> None:
+        """Add a line to the event trace: of this world, a checker or a fault injector."""
         text = f"{self.now:10.6f}  {line}"
         self._hash.update(text.encode())
         if self.lines is not None:

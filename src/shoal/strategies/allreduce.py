@@ -23,7 +23,7 @@ from shoal.tables.spec import TableSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shoal.tables.access import AccessMethod, Prepared
+    from shoal.tables.access import Prepared
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,6 @@ class _Group:
     share: Tensor
     reduction: AllReduce
     apply: Prepared
-
-    @staticmethod
-    def of(values: Tensor, wire: Tensor, slots: dict[str, Tensor], access: AccessMethod) -> _Group:
-        update = wire[:-1]
-        prepared = access.prepared(values, slots, update)
-        return _Group(update, wire[-1], AllReduce(wire, mean=True), prepared)
 
 
 class AllReduceSGD(Strategy):
@@ -95,10 +89,11 @@ class AllReduceSGD(Strategy):
             if rank != 0:
                 values.zero_()  # the sum is then rank 0's
             yield AllReduce(values)
-        self._groups = [
-            _Group.of(values, model.wires[dtype], self._slots[dtype], self._access)
-            for dtype, values in sorted(model.values.items())
-        ]
+        self._groups.clear()
+        for dtype, values in sorted(model.values.items()):
+            wire = model.wires[dtype]
+            prepared = self._access.prepared(values, self._slots[dtype], wire[:-1])
+            self._groups.append(_Group(wire[:-1], wire[-1], AllReduce(wire, mean=True), prepared))
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)

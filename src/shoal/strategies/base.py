@@ -9,9 +9,9 @@ command lines list and check strategies without delay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Program = Generator[Any, Any, Any]
+Op = TypeVar("Op")
 
 
 class Model(Protocol):
@@ -167,15 +168,15 @@ class TableOps:
     """Push and pull operations of a model's tables, built once: its buffers do not move."""
 
     def __init__(self, model: Model, prefix: str) -> None:
-        self.pushes = tuple(
-            PushOp(f"{prefix}.{dtype}", KeyRange(0, len(grads)), byte_view(grads))
-            for dtype, grads in sorted(model.grads.items())
-        )
-        self.pulls = tuple(
-            PullOp(f"{prefix}.{dtype}", KeyRange(0, len(values)), byte_view(values))
-            for dtype, values in sorted(model.values.items())
-        )
-        self.assigns = tuple(
-            PushOp(f"{prefix}.{dtype}", KeyRange(0, len(values)), byte_view(values))
-            for dtype, values in sorted(model.values.items())
-        )
+        self.pushes = _whole_tables(PushOp, prefix, model.grads)
+        self.pulls = _whole_tables(PullOp, prefix, model.values)
+        self.assigns = _whole_tables(PushOp, prefix, model.values)
+
+
+def _whole_tables(
+    op: Callable[[str, KeyRange, memoryview], Op], prefix: str, buffers: dict[str, Tensor]
+) -> tuple[Op, ...]:
+    return tuple(
+        op(f"{prefix}.{dtype}", KeyRange(0, len(each)), byte_view(each))
+        for dtype, each in sorted(buffers.items())
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import select
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from inspect import isfunction, signature
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
@@ -15,6 +17,7 @@ from shoal.protocol.views import NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 
 Make = Callable[[], tuple[Transport, str]]
+Law = Callable[[Make], None]
 
 TIMEOUT_S = 20.0  # a law that takes this long hangs
 TOKEN = "a token that nobody may see"
@@ -170,6 +173,13 @@ def raises(kind: type[ShoalError]) -> Iterator[list[ShoalError]]:
         caught.append(error)
     else:
         raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def laws_in(module: str) -> tuple[Law, ...]:
+    """The laws of a module, in order: its functions of `make` alone."""
+    functions = [each for each in vars(sys.modules[module]).values() if isfunction(each)]
+    own = [each for each in functions if each.__module__ == module]
+    return tuple(each for each in own if list(signature(each).parameters) == ["make"])
 
 
 def readable(fileno: int, timeout_s: float = 0.005) -> bool:

@@ -11,7 +11,6 @@ that keeps messages to itself times out and fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -29,6 +28,7 @@ from shoal.testing.connections import (
     Make,
     Pair,
     connected,
+    laws_in,
     listening,
     meet,
     poll_once,
@@ -37,9 +37,6 @@ from shoal.testing.connections import (
 )
 from shoal.testing.exchanges import MESSAGE_LAWS, MIB, noise, nudge
 from shoal.transport.base import Identity, transport_for
-
-Law = Callable[[Make], None]
-
 
 # ---------------------------------------------------------------------------- handshake
 
@@ -279,23 +276,4 @@ def _open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-TRANSPORT_LAWS: tuple[Law, ...] = (
-    both_sides_learn_who_is_there,
-    a_wrong_token_is_refused,
-    a_listener_has_to_know_the_token_too,
-    another_job_is_refused,
-    a_token_is_never_shown,
-    silence_is_not_waited_for,
-    *MESSAGE_LAWS,
-    the_end_comes_after_what_was_sent,
-    half_a_payload_is_never_delivered,
-    closing_takes_the_sink_back,
-    sending_to_a_peer_that_has_gone_is_harmless,
-    a_closed_connection_stays_closed,
-    a_connection_may_be_closed_by_whom_it_delivers_to,
-    an_address_is_given_once,
-    bad_addresses_are_refused,
-    nobody_there_is_said_at_once,
-    closing_a_listener_hangs_up_on_whoever_waits,
-    nothing_stays_open,
-)
+TRANSPORT_LAWS = (*laws_in(__name__), *MESSAGE_LAWS)

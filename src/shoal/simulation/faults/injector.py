@@ -19,13 +19,7 @@ from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ONE_SIDED = (
-    "crash worker",
-    "crash scheduler",
-    "partition",
-    "clog",
-    "break",
-)  # in any phase
+ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # in any phase
 FAULTS = (
     *(3 * ONE_SIDED),
     "crash scheduler before persist",
@@ -85,11 +79,7 @@ class FaultInjector:
         world.cut_short = self._cut_short
 
     def plan(
-        self,
-        number: int,
-        phases: tuple[str, ...],
-        kill_server: NodeId | None,
-        replicated: bool,
+        self, number: int, phases: tuple[str, ...], kill_server: NodeId | None, replicated: bool
     ) -> None:
         """Draw `number` faults, each with one of the phases of this cluster."""
         random = self._random
@@ -145,10 +135,10 @@ class FaultInjector:
     def _inject(self, what: str) -> None:
         if self.healed or self._cluster.over():
             return
-        if not any(sim.alive and not sim.stopped for sim in self._world.nodes.values()):
-            return
         random, network = self._random, self._world.network
-        names = sorted(n for n, s in self._world.nodes.items() if s.alive and not s.stopped)
+        names = sorted(self._world.living())
+        if not names:
+            return
         workers = [name for name in names if name.startswith("worker")]
         until = self._world.now + 0.1 + random.random() * 1.2
         match what:
@@ -196,11 +186,9 @@ class FaultInjector:
             case "kill server":
                 if self._replicated:
                     self._deaths.kill_another(True, random.choice(ABOUT_TO))
-            case "join":
-                if self._cluster.add_worker() is not None:
-                    self.count(what)
-            case "join server":
-                if self._cluster.add_server() is not None:
+            case "join" | "join server":
+                add = self._cluster.add_worker if what == "join" else self._cluster.add_server
+                if add() is not None:
                     self.count(what)
             case "leave server":
                 here = self._cluster.servers
@@ -232,8 +220,7 @@ class FaultInjector:
 
     def _may_lose(self, worker: NodeId) -> bool:
         """Return whether a worker's group can continue without it."""
-        guests, nodes = self._cluster.guests, self._world.nodes.items()
-        living = [n for n, s in nodes if n.startswith("worker") and s.alive and not s.stopped]
+        guests, living = self._cluster.guests, self._world.living("worker")
         return worker in guests or any(n != worker and n not in guests for n in living)
 
     def _crash_worker(self, node: NodeId) -> None:
@@ -241,7 +228,7 @@ class FaultInjector:
         self._world.crash(node, tell=self._random.random() < 0.5)
         begins = self._cluster.phase() in ("joining", "view change")  # a group may be empty
         replaced = self._random.random() < 0.7 or begins
-        if replaced or self._cluster.needed(node):
+        if replaced or self._cluster.needed():
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def kill(self, node: NodeId, role: str) -> None:
@@ -304,9 +291,7 @@ class FaultInjector:
         if before != self._advanced:
             return False
         self._in_advance, self._advanced = False, None
-        self.count("crash worker in mid-advance")
-        self._cluster.will_crash(node)
-        self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self._lose_worker("crash worker in mid-advance", node)
         return True
 
     def _cut_short(self, source: NodeId, message: Message) -> bool:
@@ -317,10 +302,14 @@ class FaultInjector:
         self._in_payload = False
         if not self._world.nodes[source].alive or not self._may_lose(source):
             return False
-        self.count("crash worker in mid-payload")
-        self._cluster.will_crash(source)
-        self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self._lose_worker("crash worker in mid-payload", source)
         return True
+
+    def _lose_worker(self, how: str, worker: NodeId) -> None:
+        """Record that the world is about to crash a worker, and start another one later."""
+        self.count(how)
+        self._cluster.will_crash(worker)
+        self._world.at(self._world.now + self._random.random(), self.replace_worker)
 
     def count(self, fault: str) -> None:
         """Count a fault; one that may come in any phase is counted by phase."""

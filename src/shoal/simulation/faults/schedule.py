@@ -85,6 +85,8 @@ class ScheduledFaults:
 
     def look(self) -> None:
         """After an event, inject the next fault if it is due."""
+        if not self._fault_schedule:
+            return
         if self._injector.healed or not self._cluster.at_work() or not self._cluster.whole():
             self._next_at = -1.0
             return
@@ -104,7 +106,7 @@ class ScheduledFaults:
         return max((m.clock for m in machines if isinstance(m, WorkerMachine)), default=0)
 
     def _inject(self, fault: Fault) -> None:
-        living = [n for n, s in self._world.nodes.items() if s.alive and not s.stopped]
+        living = self._world.living()
         nodes = [n for n in living if n.startswith(fault.role) and self._is(n, fault.rank)]
         if not nodes or (fault.what in ("kill", "restart") and self._cluster.full()):
             return

@@ -24,11 +24,7 @@ class ServerDeaths:
     """
 
     def __init__(
-        self,
-        world: World,
-        cluster: SimulatedCluster,
-        random: Random,
-        count: Callable[[str], None],
+        self, world: World, cluster: SimulatedCluster, random: Random, count: Callable[[str], None]
     ) -> None:
         self.healed = False
         self._world = world
@@ -112,13 +108,12 @@ class ServerDeaths:
     def _meanwhile(self) -> None:
         """Before a crash is detected, perhaps start a worker or delay answers."""
         random, world = self._random, self._world
-        living = sorted(node for node, sim in world.nodes.items() if sim.alive and not sim.stopped)
         what = random.choice(("", "join", "clog"))
         if what == "join" and self._cluster.add_worker() is not None:
             self._count(what)
         elif what == "clog":
-            for source in [node for node in living if node.startswith("server")]:
-                for target in [node for node in living if node.startswith("worker")]:
+            for source in sorted(world.living("server")):
+                for target in sorted(world.living("worker")):
                     if random.random() < 0.5:
                         world.network.clog(source, target, world.now + 2.5 + 3 * random.random())
             self._count(what)

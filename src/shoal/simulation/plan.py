@@ -23,6 +23,7 @@ MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
 GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
+RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
 HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
 SESSION = SessionOptions(
@@ -50,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
     elastic:       whether workers may join during the run
     heal_at_s:     when faults end
     relentless:    whether faults continue until then, overlap, and exceed the failure time-out
+    restless:      whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
     """
 
@@ -75,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
     elastic: bool = True
     heal_at_s: float = HEAL_AT_S
     relentless: bool = False
+    restless: bool = False
     sums: bool = False
 
     @staticmethod
@@ -129,6 +132,8 @@ class Plan(msgspec.Struct, frozen=True):
             more |= {"relentless": True, "heal_at_s": HEAL_LATE_S}
         if random.random() < FIXED:
             more |= {"elastic": False, "guests": 0}
+        elif random.random() < RESTLESS:
+            more["restless"] = True
         if random.random() < LARGE:
             servers = random.randint(4, 8)
             more |= {
@@ -143,7 +148,7 @@ class Plan(msgspec.Struct, frozen=True):
     def for_fault_schedule(self) -> Plan:
         """Return the plan without other faults, and with replicas to survive one server's death."""
         more: dict[str, Any] = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
-        more |= {"relentless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
+        more |= {"relentless": False, "restless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
 
     def phases(self) -> tuple[str, ...]:

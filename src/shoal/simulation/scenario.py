@@ -124,6 +124,9 @@ class Scenario:
         if plan.relentless:
             self.world.coverage["relentless"] += 1
             self.faults.go_on(plan.phases(), plan.heal_at_s)
+        if plan.restless:
+            self.world.coverage["restless"] += 1
+            self.faults.move(plan.phases(), plan.heal_at_s)
         self.world.at(plan.heal_at_s, self.faults.heal)
 
     # ------------------------------------------------------------------ hooks

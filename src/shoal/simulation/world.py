@@ -60,7 +60,7 @@ class World:
     Hooks for faults, which return whether the fault happens:
 
     crash_at:   (node, effect): crash the node before that effect
-    cut_short:  (source, message): crash the sender half-way through a payload
+    cut_short:  (source, target, message): crash the sender half-way through a payload
     drop:       (source, target, message): lose the message
     """
 
@@ -79,7 +79,7 @@ class World:
         self.on_event: Callable[[SimNode], None] = lambda node: None
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
-        self.cut_short: Callable[[NodeId, Message], bool] = lambda source, message: False
+        self.cut_short: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
         self._connections = Connections()
         self._hash = blake2b(digest_size=16)
@@ -209,7 +209,7 @@ class World:
         rest, faults = self.network.second_half()
         self._hit(faults, message)
         self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, half))
-        if self.cut_short(source, message):
+        if self.cut_short(source, envelope.target, message):
             self.crash(source)
 
     def _finish(

@@ -7,6 +7,7 @@ most useful ones, and hardly any would come by chance.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -26,6 +27,7 @@ FAULTS = (
     "crash scheduler after persist",
     "crash worker in mid-payload",
     "crash worker in mid-advance",
+    "break in mid-payload",
     "slow worker",
     "clog",
     "take for dead",
@@ -38,8 +40,10 @@ FAULTS = (
 )
 LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
+MOVES = ("join server", "leave server", "break in mid-payload")  # those of a restless seed
 STOPS_APART_S = 9.0  # after this time sole replicas are given up
-UNANSWERED = 0.3  # share of joins and leaves
+UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
+BEREFT_S = 1.5  # at least, between two workers that crash as rows move
 PHASE_WAIT_S = 2.0  # how long a fault waits for its phase
 DEAD_S = 3.2  # a member that is separated for this long is declared dead
 
@@ -69,9 +73,11 @@ class FaultInjector:
         self._relentless = Random(str(self._aside.getstate()))
         self._replicated = False
         self._stopped_at = -STOPS_APART_S  # the last long stop of a server
+        self._bereft_at = 0.0  # rows may move with a worker's death after this time
         self._pending: list[PendingFault] = []
         self._at_persist = ""  # "before" or "after": the scheduler is to crash there
         self._in_payload = False  # a worker is to crash half-way through a payload
+        self._breaks_payload = False  # a connection is to break half-way through a payload
         self._in_advance = False  # a worker is to crash between two sends of an advance
         self._deaths = ServerDeaths(world, cluster, random, self.count)
         self._advanced: tuple[NodeId, int] | None = None  # worker and request of the last advance
@@ -96,22 +102,28 @@ class FaultInjector:
             about_to = random.choice(ABOUT_TO) if replicated else ""
             self._world.at(0.1, lambda: self._deaths.kill(kill_server, least, about_to))
 
-    def go_on(self, phases: tuple[str, ...], until: float) -> None:
+    def go_on(
+        self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
+    ) -> None:
         """Draw overlapping faults, one after the other, until `until` or the end of the run."""
         random = self._relentless
         if self.healed or self._cluster.over():
             return
-        what = random.choice((*FAULTS, *LASTING))
-        self._add(PendingFault(what, random.choice(phases), 0.0))
+        self._add(PendingFault(random.choice(faults), random.choice(phases), 0.0))
         pause = PAUSE_S * random.random()
         if self._world.now + pause < until:
-            self._world.at(self._world.now + pause, lambda: self.go_on(phases, until))
+            self._world.at(self._world.now + pause, lambda: self.go_on(phases, until, faults))
+
+    def move(self, phases: tuple[str, ...], until: float) -> None:
+        """Draw servers that come and go, so that rows move, and connections that break."""
+        self.go_on(phases, until, MOVES)
 
     def heal(self) -> None:
         """End all faults."""
         self.healed = True
         self._pending.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
+        self._breaks_payload = False
         self._deaths.heal()
         self._world.network.heal()
 
@@ -142,12 +154,14 @@ class FaultInjector:
         workers = [name for name in names if name.startswith("worker")]
         until = self._world.now + 0.1 + random.random() * 1.2
         match what:
-            case "crash worker":
+            case "crash worker" | "crash worker as rows move":
                 if lost := [name for name in workers if self._may_lose(name)]:
                     self.count(what)
                     self._crash_worker(random.choice(lost))
             case "crash worker in mid-payload":
                 self._in_payload = True
+            case "break in mid-payload":
+                self._breaks_payload = True
             case "crash worker in mid-advance":
                 self._in_advance = len(workers) > 1
             case "crash scheduler":
@@ -258,7 +272,7 @@ class FaultInjector:
         if isinstance(effect, Send):
             moves = isinstance(effect.message, Joined | Leave)
             if moves and "server" in sim.node + effect.to and self._cluster.at_work():
-                self._delay_answers()
+                self._as_rows_move()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
             return self._deaths.crashes_at(sim, effect)
@@ -271,10 +285,22 @@ class FaultInjector:
         self._restart_later()
         return True
 
-    def _delay_answers(self) -> None:
-        """Delay answers while rows are about to move, so that workers resend to other servers."""
-        if self.healed or self._aside.random() > UNANSWERED:
+    def _as_rows_move(self) -> None:
+        """While rows are about to move, perhaps delay answers, and crash a worker."""
+        if self.healed:
             return
+        if self._aside.random() < UNANSWERED:
+            self._delay_answers()
+        begun = self._cluster.phase() != "joining" and not self._cluster.full()
+        if begun and self._world.now > self._bereft_at and self._aside.random() < BEREFT:
+            self._bereft_at = self._world.now + BEREFT_S
+            self._world.at(
+                self._world.now + 0.05 * self._aside.random(),
+                lambda: self._inject("crash worker as rows move"),
+            )
+
+    def _delay_answers(self) -> None:
+        """Delay answers, so that workers resend to other servers."""
         nodes, network, now = list(self._world.nodes), self._world.network, self._world.now
         for server in [node for node in nodes if node.startswith("server")]:
             network.clog(SCHEDULER, server, now + 0.05)  # until servers have applied something
@@ -294,8 +320,18 @@ class FaultInjector:
         self._lose_worker("crash worker in mid-advance", node)
         return True
 
-    def _cut_short(self, source: NodeId, message: Message) -> bool:
-        """Return whether a worker crashes half-way through its payload."""
+    def _cut_short(self, source: NodeId, target: NodeId, message: Message) -> bool:
+        """Return whether a worker crashes half-way through its payload.
+
+        Or its connection breaks there, and rows move before it can send again.
+        """
+        if self._breaks_payload and isinstance(message, Request) and message.pushes:
+            self._breaks_payload = False
+            self.count("break in mid-payload")
+            self._world.break_connection(source, target)
+            self._world.network.clog(source, target, self._world.now + 0.8)
+            if self._cluster.add_server() is not None:
+                self.count("join server")
         workers = [n for n, s in self._world.nodes.items() if n.startswith("worker") and s.alive]
         if not self._in_payload or not isinstance(message, Request) or workers in ([], [source]):
             return False

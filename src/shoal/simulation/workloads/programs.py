@@ -50,6 +50,7 @@ SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 TIMEOUT_S = 0.3  # of some requests
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
+STREAMED = 0.4  # share of the clocks in which a whole push goes alone, to be applied as it comes in
 
 
 class Extras:
@@ -173,7 +174,11 @@ class Workload:
         clock, incarnation = machine.clock, machine.session.incarnation
         key = self.ledger.key(incarnation, clock)
         self.ledger.intended[key] = clock
-        pushes = self._pushes(key, clock, whole=random.random() < 0.5)
+        style = random.choice(STYLES)
+        whole = random.random() < 0.5
+        if self.ledger.consistency.apply_at == "arrival" and random.random() < STREAMED:
+            style, whole = "two pushes", True
+        pushes = self._pushes(key, clock, whole)
         keys = self._some_keys(random) if random.random() < 0.3 else self._all_keys(random)
         if pushes[0].keys is not None and random.random() < 0.3:
             keys = pushes[0].keys  # sent once
@@ -183,7 +188,6 @@ class Workload:
         extras = yield from self._extras(machine, key, random)
         pushes, pulls = (*pushes, *extras.pushes), (*pulls, *extras.pulls)
         how = {"timeout_s": random.choice([None, None, None, TIMEOUT_S]), **extras.how}
-        style = random.choice(STYLES)
         if style != "push and pull":
             yield from self._call(machine, key, random)
         if style == "together":

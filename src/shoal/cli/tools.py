@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from shoal.apps.bench.suites import SUITES
 from shoal.cli.group import EXIT_FAILED, as_json, ended_by_signals, given, main, option, options_of
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
@@ -183,21 +184,8 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
-SUITES = [
-    "wire",
-    "dense",
-    "sparse",
-    "train",
-    "allreduce",
-    "word2vec",
-    "ctr",
-    "moving",
-    "stragglers",
-]
-
-
 @main.command(short_help="measure Shoal beside its ceilings")
-@click.argument("suite", type=click.Choice(SUITES))
+@click.argument("suite", type=click.Choice(list(SUITES)))
 @option(
     "--rounds",
     type=click.IntRange(1),

@@ -86,7 +86,7 @@ class Rows:
 def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any) -> Any:
     """`begin` is where to go on: at, number, rows and keys; returned as they are at the end."""
     at, number, rows, first = begin
-    labels, counts, _, _ = into
+    labels, counts, keys, values = into
     size, result, seen = labels.size, DONE, False
     while at < block.size:
         if rows == size:
@@ -104,9 +104,10 @@ def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any
             seen = True
             if number // size % sharers == mine:
                 if kind == CRITEO:
-                    found = _criteo(block, at, stop, rows, first, into)
+                    found = _criteo(block, at, stop, labels, rows, keys, values, first)
                 else:
-                    found = _pairs(block, at, stop, kind == LIBSVM, rows, first, into)
+                    valued = kind == LIBSVM
+                    found = _pairs(block, at, stop, valued, labels, rows, keys, values, first)
                 if found == STRANGE:
                     result = ODD
                     break
@@ -150,9 +151,18 @@ def _label(block: Any, at: Any, stop: Any) -> Any:
 
 
 @kernel
-def _pairs(block: Any, at: Any, stop: Any, valued: Any, row: Any, first: Any, into: Any) -> Any:
+def _pairs(
+    block: Any,
+    at: Any,
+    stop: Any,
+    valued: Any,
+    labels: Any,
+    row: Any,
+    keys: Any,
+    values: Any,
+    first: Any,
+) -> Any:
     """`label index:value ...`, or `label index ...`; how many there are."""
-    labels, _, keys, values = into
     while _white(block[U(at)]):
         at += 1
     end = at
@@ -204,9 +214,10 @@ def _pairs(block: Any, at: Any, stop: Any, valued: Any, row: Any, first: Any, in
 
 
 @kernel
-def _criteo(block: Any, at: Any, stop: Any, row: Any, first: Any, into: Any) -> Any:
+def _criteo(
+    block: Any, at: Any, stop: Any, labels: Any, row: Any, keys: Any, values: Any, first: Any
+) -> Any:
     """A label, 13 integers, 26 hexadecimal numbers, between tabs; how many are there."""
-    labels, _, keys, values = into
     if block[U(stop - 1)] == 13:
         stop -= 1
     found, column = 0, -1

@@ -177,13 +177,12 @@ def _tasks(
     """The job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
+        task = replace(task, args={**task.args, **token})
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
-            task = replace(task, preload=SPARSE, args={**task.args, **token})
+            task = replace(task, preload=SPARSE)
         elif task.name.startswith("worker"):
-            arguments = {**task.args, **token, "write_log": where, "seconds": seconds}
+            arguments = {**task.args, "write_log": where, "seconds": seconds}
             task = Task(task.name, "shoal.apps.chaos.processes:run_worker", arguments)
-        else:
-            task = replace(task, args={**task.args, **token})
         yield task
     yield Task(
         "prober",

@@ -61,21 +61,11 @@ def predict(
         out.open("w").close()
     except OSError as error:
         raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
-    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
-        scores = Path(path) / TEST
-        _score(spec, file, out, scores, servers, tick)
-        return figures([scores])
-
-
-def _score(
-    spec: CtrSpec, file: Path, out: Path, scores: Path, servers: int, tick: Callable[[], None]
-) -> None:
-    """Start servers with a run's weights (`spec.init`), and a worker that leaves chances in `out`
-    and scores of the file in `scores`."""
     with (
         tempfile.TemporaryDirectory(prefix="shoal-predict-") as path,
         LocalEngine(RunFolder.create(Path(path), "predict")) as engine,
     ):
+        scores = Path(path) / TEST
         arguments = {
             "spec": msgspec.to_builtins(spec),
             "scheduler": engine.address("scheduler"),
@@ -91,3 +81,4 @@ def _score(
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         engine.join(tick)
+        return figures([scores])

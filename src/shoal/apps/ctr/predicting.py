@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,7 @@ def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
     return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
 
 
-def predict(
-    run: Path, file: Path, out: Path, servers: int = 1, tick: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+def predict(run: Path, file: Path, out: Path, servers: int = 1) -> dict[str, Any]:
     """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
 
     A key that the run has not seen has its initial weight.
@@ -80,5 +77,5 @@ def predict(
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
-        engine.join(tick)
+        engine.join()
         return figures([scores])

@@ -20,8 +20,10 @@ def test_lost_and_repeated_writes_are_counted(tmp_path):
         *((ACKNOWLEDGED, key) for key in range(3)),
     )
     held = {0: 0.0, 1: 2.0, 2: 1.0, 3: 2.0, 7: 1.0}
-    assert judge(tmp_path, held) == Verdict(5, 3, lost=1, doubled=1, strange=2)
-    assert judge(tmp_path, {}).lost == 3
+    assert judge(tmp_path, held) == Verdict(
+        5, 3, acknowledged_lost=1, acknowledged_doubled=1, strange=2
+    )
+    assert judge(tmp_path, {}).acknowledged_lost == 3
 
 
 def test_a_truncated_record_does_not_count(tmp_path):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.apps.train.resume import begun_with, environment, resumable, resumed_at, tables_of
+from shoal.apps.train.resume import begun_with, environment, join_run, resumed_at, tables_of
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import importable
@@ -70,24 +70,14 @@ def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
             ledger=ledger,
         ):
             engine.start(task)
-        names = [f"worker-{rank}" for rank in range(how.workers)]
-        for task in _workers(engine, names, command, how, environment(how.resume, passed)):
+        for task in _workers(engine, command, how, environment(how.resume, passed)):
             engine.start(task)
-        given_up = names if how.on_worker_loss == "drop" else ()
-        returning = names if how.slow_workers == "backup" else ()
-        spare = spare_processes(how.servers, how.replicas)
-        spare += names if how.on_worker_loss == "replace" else []
-        with resumable(folder, "run", how.replicas, _words(command, how)):
-            engine.join(spare=spare, given_up=given_up, returning=returning)
+        join_run(engine, how, "run", _words(command, how))
     return folder.path
 
 
 def _workers(
-    engine: LocalEngine,
-    names: Sequence[str],
-    command: Sequence[str],
-    how: ScriptRun,
-    resumed: Mapping[str, str],
+    engine: LocalEngine, command: Sequence[str], how: ScriptRun, resumed: Mapping[str, str]
 ) -> Iterator[Task]:
     threads = threads_of(how.workers)
     env = {
@@ -98,9 +88,9 @@ def _workers(
         **resumed,
     }
     script, *args = command
-    for rank, name in enumerate(names):
+    for rank in range(how.workers):
         yield Task(
-            name,
+            f"worker-{rank}",
             "shoal.apps.script:worker_main",
             {"script": script, "args": args, "threads": threads},
             env={**env, "SHOAL_RANK": str(rank)},

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from shoal.simulation.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
 from shoal.simulation.faults.schedule import Fault, fault_of
-from shoal.simulation.scenario import Report, simulate
+from shoal.simulation.scenario import simulate
 
 
 def run_seeds(
@@ -45,14 +45,7 @@ def run_seeds(
     found = [report for report in reports if report.violation]
     enough = count >= LEAST_SEEDS_OF and not schedule
     thin = {k: coverage[k] for k in REQUIRED_COVERAGE if enough and coverage[k] < LEAST_SEEDS}
-    _show(console, reports, coverage, trace_hash, trace)
-    for report in found:
-        console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
-        same = f" --faults {','.join(schedule)}" if schedule else ""
-        console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace{same}")
-    for name, seeds_hit in thin.items():
-        console.print(f"[yellow]thin[/]: {name} in {seeds_hit} seeds, not {LEAST_SEEDS}")
-    return {
+    figures = {
         "seeds": count,
         "first_seed": first,
         "violations": [
@@ -64,8 +57,19 @@ def run_seeds(
         "faults_min": min(report.faults for report in reports),
         "coverage": dict(sorted(coverage.items())),
         "thin": thin,
-        "wall_s": time.monotonic() - began,
     }
+    if trace:
+        for report in reports:
+            for line in report.lines:
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    _show(console, figures)
+    for report in found:
+        console.print(f"[bold red]seed {report.seed}[/]: {report.violation}", highlight=False)
+        same = f" --faults {','.join(schedule)}" if schedule else ""
+        console.print(f"  replay it:  shoal simulate --seed {report.seed} --trace{same}")
+    for name, seeds_hit in thin.items():
+        console.print(f"[yellow]thin[/]: {name} in {seeds_hit} seeds, not {LEAST_SEEDS}")
+    return {**figures, "wall_s": time.monotonic() - began}
 
 
 def _simulate_all(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -> Any:
@@ -81,25 +85,13 @@ def _in_processes(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -
         yield from pool.map(simulate, seeds, repeat(trace), repeat(schedule), chunksize=4)
 
 
-def _show(
-    console: Console,
-    reports: list[Report],
-    coverage: Counter[str],
-    trace_hash: str,
-    trace: bool,
-) -> None:
-    if trace:
-        for report in reports:
-            for line in report.lines:
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _show(console: Console, figures: dict[str, Any]) -> None:
     table = Table("fault or event", "seeds", box=None, padding=(0, 2), header_style="bold")
-    for name, seeds in sorted(coverage.items()):
+    for name, seeds in figures["coverage"].items():
         table.add_row(name, str(seeds))
     console.print(table)
-    events = sum(report.events for report in reports)
-    least = min(report.events for report in reports)
-    faults = min(report.faults for report in reports)
     console.print(
-        f"{len(reports)} seeds, {events:,} events (at least {least} events and {faults} faults a "
-        f"seed), trace {trace_hash}"
+        f"{figures['seeds']} seeds, {figures['events']:,} events (at least "
+        f"{figures['events_min']} events and {figures['faults_min']} faults a seed), "
+        f"trace {figures['trace_hash']}"
     )

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -48,13 +49,7 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
     told = inquiry.answers["scheduler"]
     view = inquiry.view
     waits = [
-        {
-            "at": each.name,
-            "who": wait.who,
-            "what": wait.what,
-            "reason": wait.reason,
-            "seconds": wait.seconds,
-        }
+        {"at": each.name, **msgspec.structs.asdict(wait)}
         for each in inquiry.answers.values()
         for wait in each.waits
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -169,6 +170,14 @@ def _click_type(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is dict:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     return {"type": kind if kind in (int, float) else str}
+
+
+def tell(as_json: bool, report: Mapping[str, Any], show: Callable[[Console, Any], None]) -> None:
+    """The report of a command, as one line of JSON or as `show` prints it."""
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        show(Console(), report)
 
 
 def given() -> dict[str, Any]:

@@ -14,7 +14,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cli.group import EXIT_FAILED, as_json, ended_by_signals, given, main, option, options_of
+from shoal.apps.bench.suites import SUITES
+from shoal.cli.group import (
+    EXIT_FAILED,
+    as_json,
+    ended_by_signals,
+    given,
+    main,
+    option,
+    options_of,
+    tell,
+)
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
 
@@ -102,10 +112,7 @@ def chaos(
     console = Console(stderr=as_json)
     with ended_by_signals():
         report = run_chaos(spec, kills, faults.split(","), folders, console, early)
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        show_report(console, report)
+    tell(as_json, report, show_report)
     if any(report.get(each) for each in UNLAWFUL):
         sys.exit(EXIT_FAILED)
 
@@ -126,11 +133,7 @@ def why(run: str, token: str, as_json: bool) -> None:
     """
     from shoal.apps.why import explain, show
 
-    found = explain(run, token)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        show(Console(), found)
+    tell(as_json, explain(run, token), show)
 
 
 @main.command(short_help="write a run's tables to files")
@@ -183,21 +186,8 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
-SUITES = [
-    "wire",
-    "dense",
-    "sparse",
-    "train",
-    "allreduce",
-    "word2vec",
-    "ctr",
-    "moving",
-    "stragglers",
-]
-
-
 @main.command(short_help="measure Shoal beside its ceilings")
-@click.argument("suite", type=click.Choice(SUITES))
+@click.argument("suite", type=click.Choice(list(SUITES)))
 @option(
     "--rounds",
     type=click.IntRange(1),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.cli.group import as_json, ended_by_signals, given, main, options_of
+from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
 
 
@@ -37,21 +37,15 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
     from shoal.apps.train.command import run_job
     from shoal.data.places import search_path
     from shoal.reports.events import load_run
-    from shoal.reports.live import Live, show_summary
+    from shoal.reports.live import show_summary
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
     spec = from_mapping(job_values(job, given()))
-    explicit = Path(spec.data_dir) if spec.data_dir else None
-    folders = search_path(explicit, os.environ)
+    folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_job(
-            spec,
-            folders,
-            lambda folder: Live(console, folder.events, spec.workers, spec.epochs),
-            started_at,
-        )
+        summary = run_job(spec, folders, console, started_at)
     if not as_json:
         losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
         show_summary(console, summary, losses)
@@ -89,10 +83,7 @@ def train_ctr(as_json: bool, **options: Any) -> None:
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_ctr(spec, console, started_at)
-    if as_json:
-        click.echo(json.dumps(summary))
-    else:
-        show_summary(console, summary)
+    tell(as_json, summary, show_summary)
 
 
 @main.command("train word2vec", short_help="train vectors of words on text")
@@ -117,10 +108,7 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> Non
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_words(spec, console, started_at)
-    if as_json:
-        click.echo(json.dumps(summary))
-    else:
-        show_summary(console, summary)
+    tell(as_json, summary, show_summary)
 
 
 def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:

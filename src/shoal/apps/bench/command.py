@@ -6,6 +6,8 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +17,10 @@ from rich.progress import track
 from rich.table import Table
 
 from shoal.apps.bench.breakdown import rooms
-from shoal.apps.bench.suites import (
-    allreduce,
-    chains,
-    ctr,
-    dense,
-    rebalance,
-    sparse,
-    stragglers,
-    training,
-    wire,
-    word2vec,
-)
+from shoal.apps.bench.suites import SUITES
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
-
-SUITES = {
-    "wire": wire,
-    "dense": dense,
-    "sparse": sparse,
-    "train": training,
-    "word2vec": word2vec,
-    "ctr": ctr,
-    "allreduce": allreduce,
-    "moving": rebalance,
-    "stragglers": stragglers,
-}
 
 
 def run_suite(
@@ -61,16 +40,17 @@ def run_suite(
     keep_memory()
     if replicas > 1 and suite not in ("dense", "moving"):
         raise UsageError(f"replicas are measured by `shoal bench dense` and `moving`, not {suite}")
-    chosen: Any = chains if replicas > 1 and suite == "dense" else SUITES[suite]
+    name = "chains" if replicas > 1 and suite == "dense" else SUITES[suite]
+    chosen = import_module(f"shoal.apps.bench.suites.{name}")
+    known = {"data_dirs": data_dirs, "replicas": replicas}
+    given = {key: known[key] for key in known if key in signature(chosen.rows).parameters}
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
         folder = RunFolder.create(Path(path), suite)
-        given: tuple[Any, ...] = (data_dirs,) if chosen in (word2vec, ctr) else ()
-        given = (replicas,) if chosen in (chains, rebalance) else given
-        measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), *given)
+        measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), **given)
         rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}
     if suite == "wire":
-        report["rooms"] = rooms(wire.SMALL)
+        report["rooms"] = rooms(chosen.SMALL)
     return report
 
 

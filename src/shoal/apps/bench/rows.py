@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median, quantiles
 from time import perf_counter
@@ -17,7 +17,9 @@ Side = tuple[Call, set[int]]  # what is measured, and the cores that its caller 
 Batches = list[list[float]]  # seconds of each call, batch by batch
 
 
-def by_turns(sides: list[Side], count: int, rounds: int, warm_up: int = WARM_UP) -> list[Batches]:
+def by_turns(
+    sides: Sequence[Side], count: int, rounds: int, warm_up: int = WARM_UP
+) -> list[Batches]:
     """Measure each side's call, `count` times in a batch, batch by batch in turns."""
     measured: list[Batches] = [[] for _ in sides]
     for call, _ in sides:
@@ -50,7 +52,7 @@ def on(cores: set[int]) -> Iterator[None]:
 
 def latency(name: str, ours: Batches, ceiling: Batches, **more: Any) -> Row:
     """Microseconds a call: the median batch's median. Lower is better."""
-    return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", more)
+    return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", **more)
 
 
 def beside(row: Row, peer_name: str, peer: float) -> Row:
@@ -60,21 +62,23 @@ def beside(row: Row, peer_name: str, peer: float) -> Row:
 
 def rate(name: str, things: int, unit: str, ours: Batches, ceiling: Batches) -> Row:
     """Millions of things a second, `things` a call: the median batch's mean. Higher is better."""
-    value, bound = (
-        median(things * len(batch) / sum(batch) for batch in side) / 1e6 for side in (ours, ceiling)
-    )
-    return _row(name, ours, value, bound, unit, "higher", {})
+    value, bound = (_a_second(things, side) / 1e6 for side in (ours, ceiling))
+    return _row(name, ours, value, bound, unit, "higher")
 
 
-def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches, **more: Any) -> Row:
+def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches) -> Row:
     """GB/s (1e9 bytes), the median batch's mean. Higher is better."""
     value, bound = gigabytes(nbytes, ours), gigabytes(nbytes, ceiling)
-    return _row(name, ours, value, bound, "GB/s", "higher", more)
+    return _row(name, ours, value, bound, "GB/s", "higher")
 
 
 def gigabytes(nbytes: int, batches: Batches) -> float:
     """A second, the median batch's mean."""
-    return median(nbytes * len(batch) / sum(batch) for batch in batches) / 1e9
+    return _a_second(nbytes, batches) / 1e9
+
+
+def _a_second(things: int, batches: Batches) -> float:
+    return median(things * len(batch) / sum(batch) for batch in batches)
 
 
 def quality(
@@ -101,15 +105,8 @@ def microseconds(batches: Batches) -> float:
 
 
 def _row(
-    name: str,
-    ours: Batches,
-    value: float,
-    ceiling: float,
-    unit: str,
-    better: str,
-    more: dict[str, Any],
+    name: str, ours: Batches, value: float, ceiling: float, unit: str, better: str, **more: Any
 ) -> Row:
     calls = [second * 1e6 for batch in ours for second in batch]
     cuts = quantiles(calls, n=100) if len(calls) > 1 else calls * 99
-    row = quality(name, value, unit, ceiling, better, **more)
-    return {**row, "p50": cuts[49], "p99": cuts[98]}
+    return quality(name, value, unit, ceiling, better, p50=cuts[49], p99=cuts[98], **more)

@@ -33,7 +33,7 @@ from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.reports.events import write_tables
-from shoal.simulation.faults.schedule import FAULT_NAMES, Fault, fault_of
+from shoal.simulation.faults.schedule import FAULT_NAMES, fault_of
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
@@ -42,8 +42,6 @@ SECONDS_A_FAULT = 2.0  # the job lasts so long for each
 CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 NEEDS_ROOT = ("slow", "partition")
 DRAWN = [name for name in FAULT_NAMES if name.split("-")[0] not in NEEDS_ROOT]
-
-
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
 
 
@@ -86,7 +84,8 @@ def run_chaos(
     write_log.mkdir()
     started_at = time.time()
     with ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(_names(job))) if _need_hosts(chosen) else None
+        links = any(each.what in NEEDS_ROOT for each in chosen)
+        hosts = stack.enter_context(Hosts(_names(job))) if links else None
         made = HostsEngine(folder, hosts) if hosts is not None else LocalEngine(folder)
         engine, bar = stack.enter_context(made), Progress(console=console, transient=True)
         stack.enter_context(bar)
@@ -151,18 +150,16 @@ def _resumed(
     except DataMissing:  # it had not come to its first one
         goes_on, passed = job, 0
     held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
-    verdict = judge(folder.path / "writes", _times(held))
+    verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
+    rolled_back = verdict.pop("acknowledged_lost")  # after the checkpoint
     summary = run_job(goes_on, data_dirs)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,
         "ranges": list(lost.ranges),
         "resumed_at": passed,
-        "intended": verdict.intended,
-        "acknowledged": verdict.acknowledged,
-        "rolled_back": verdict.lost,  # acknowledged after the checkpoint
-        "acknowledged_doubled": verdict.doubled,
-        "strange": verdict.strange,
+        "rolled_back": rolled_back,
+        **verdict,
         "accuracy": summary["accuracy"],
         "accuracy_undisturbed": undisturbed["accuracy"],
         "run_dir": summary["run_dir"],
@@ -180,13 +177,12 @@ def _tasks(
     """The job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
+        task = replace(task, args={**task.args, **token})
         if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
-            task = replace(task, preload=SPARSE, args={**task.args, **token})
+            task = replace(task, preload=SPARSE)
         elif task.name.startswith("worker"):
-            arguments = {**task.args, **token, "write_log": where, "seconds": seconds}
+            arguments = {**task.args, "write_log": where, "seconds": seconds}
             task = Task(task.name, "shoal.apps.chaos.processes:run_worker", arguments)
-        else:
-            task = replace(task, args={**task.args, **token})
         yield task
     yield Task(
         "prober",
@@ -205,10 +201,6 @@ def _names(job: JobSpec) -> list[str]:
     """Of all processes."""
     servers = [f"server-{rank}" for rank in range(job.servers)]
     return ["scheduler", *servers, *(f"worker-{rank}" for rank in range(job.workers)), "prober"]
-
-
-def _need_hosts(schedule: Sequence[Fault]) -> bool:
-    return any(each.what in ("slow", "partition") for each in schedule)
 
 
 def _report(
@@ -232,11 +224,7 @@ def _report(
         "injected": [
             {"what": each.fault.what, "name": each.name, "step": each.step} for each in injected
         ],
-        "intended": verdict.intended,
-        "acknowledged": verdict.acknowledged,
-        "acknowledged_lost": verdict.lost,
-        "acknowledged_doubled": verdict.doubled,
-        "strange": verdict.strange,
+        **msgspec.structs.asdict(verdict),
         "takeover_s_median": median(takeovers) if takeovers else None,
         "takeover_s_max": max(takeovers, default=None),
         "scheduler_back_s_median": median(back) if back else None,

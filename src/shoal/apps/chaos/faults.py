@@ -72,7 +72,11 @@ class FaultInjector:
 
     def tick(self) -> None:
         now = time.monotonic()
-        self._read()
+        for event in self._new_events():
+            if event["kind"] == "view":
+                self._seen(event)
+            elif event["kind"] == "step":
+                self._step = max(self._step, event["step"])
         for name in self._leaving - self._engine.running.keys():
             self._leaving.remove(name)
             self._engine.start_again(name)
@@ -130,14 +134,6 @@ class FaultInjector:
                 self._engine.running[name] = 0  # until the one that takes its place is there
                 os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGTERM)
         return None
-
-    def _read(self) -> None:
-        """Follow the run's events."""
-        for event in self._new_events():
-            if event["kind"] == "view":
-                self._seen(event)
-            elif event["kind"] == "step":
-                self._step = max(self._step, event["step"])
 
     def _seen(self, view: dict[str, Any]) -> None:
         """The cluster is whole when a view has all members and all replicas of all rows."""

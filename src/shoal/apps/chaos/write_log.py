@@ -55,15 +55,15 @@ class WriteLog:
 class Verdict(msgspec.Struct, frozen=True):
     """The fate of all pushes.
 
-    lost:      acknowledged, and not in the table
-    doubled:   acknowledged, and applied more than once
-    strange:   applied though not intended, or more often than intended
+    acknowledged_lost:      not in the table
+    acknowledged_doubled:   applied more than once
+    strange:                applied though not intended, or more often than intended
     """
 
     intended: int
     acknowledged: int
-    lost: int
-    doubled: int
+    acknowledged_lost: int
+    acknowledged_doubled: int
     strange: int
 
 

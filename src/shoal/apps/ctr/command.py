@@ -17,7 +17,7 @@ from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
-from shoal.engines.base import SPARSE, Task
+from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.jobs.spec import dump_job
@@ -49,7 +49,17 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
-        for task in _tasks(spec, engine, started_at, passed):
+        workers = worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.ctr.worker:run_ctr_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            threads=threads_of(spec.workers),
+            passed=passed,
+        )
+        cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
+        for task in (*cluster, *workers):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
@@ -70,21 +80,6 @@ def _fields(spec: CtrSpec) -> int:
         return INTEGERS + CATEGORIES
     first = next(iter(reader), None)
     return 1 if first is None or not len(first.fields) else int(first.fields.max()) + 1
-
-
-def _tasks(spec: CtrSpec, engine: LocalEngine, started_at: float, passed: int) -> list[Task]:
-    return [
-        *run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE),
-        *worker_tasks(
-            engine,
-            spec.workers,
-            "shoal.apps.ctr.worker:run_ctr_worker",
-            spec=msgspec.to_builtins(spec),
-            started_at=started_at,
-            threads=threads_of(spec.workers),
-            passed=passed,
-        ),
-    ]
 
 
 def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Rows:
 
     at:      where in the block the next line begins
     number:  of that line in the file, from 0
+    count:   rows so far
     seen:    whether any line was not blank
     """
 
@@ -35,40 +36,25 @@ class Rows:
         self.counts = np.empty(size, np.int64)
         self.keys = np.empty(0, np.uint64)
         self.values = np.empty(0, np.float32)
-        self._state = np.zeros(5, np.int64)  # at, number, rows, keys, seen
-
-    @property
-    def at(self) -> int:
-        return int(self._state[0])
-
-    @property
-    def number(self) -> int:
-        return int(self._state[1])
-
-    @property
-    def count(self) -> int:
-        return int(self._state[2])
-
-    @property
-    def seen(self) -> bool:
-        return bool(self._state[4])
+        self.at = self.number = self.count = self._used = 0  # keys in use
+        self.seen = False
 
     def parse(self, block: np.ndarray, kind: int, sharers: int, mine: int) -> int:
         """Go on in a block of whole lines; of every `sharers` batches' lines those of `mine`.
 
         FULL: a batch is; ODD: the next line is not parsed; DONE: the block is
         """
-        return int(
-            _parse(
-                block, kind, sharers, mine, self.labels, self.counts, self.keys, self.values,
-                self._state,
-            )
-        )  # fmt: skip
+        begin = self.at, self.number, self.count, self._used
+        into = self.labels, self.counts, self.keys, self.values
+        result, seen, *end = _parse(block, kind, sharers, mine, begin, into)
+        self.at, self.number, self.count, self._used = end
+        self.seen |= seen
+        return int(result)
 
     def begin(self, nbytes: int) -> None:
         """A block of so many bytes comes."""
-        self._state[0] = 0
-        most = int(self._state[3]) + nbytes // 2 + 1  # a key is a digit and what is before it
+        self.at = 0
+        most = self._used + nbytes // 2 + 1  # a key is a digit and what is before it
         if most > len(self.keys):
             more = 2 * most - len(self.keys)
             self.keys = np.concatenate([self.keys, np.empty(more, np.uint64)])
@@ -76,41 +62,32 @@ class Rows:
 
     def skip(self, nbytes: int) -> None:
         """The next line, of so many bytes, is done."""
-        self._state[:2] += nbytes, 1
-        self._state[4] = 1
+        self.at += nbytes
+        self.number += 1
+        self.seen = True
 
     def add(self, label: float, keys: list[int], values: list[float] | None) -> None:
         """A row that was parsed elsewhere."""
-        _, _, rows, first, _ = self._state.tolist()
-        stop = first + len(keys)
-        self.labels[rows], self.counts[rows] = label, len(keys)
-        self.keys[first:stop] = keys
-        self.values[first:stop] = 1 if values is None else values
-        self._state[2:4] = rows + 1, stop
+        first, self._used = self._used, self._used + len(keys)
+        self.labels[self.count], self.counts[self.count] = label, len(keys)
+        self.keys[first : self._used] = keys
+        self.values[first : self._used] = 1 if values is None else values
+        self.count += 1
 
     def take(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Labels, counts, keys and values of the rows so far; the next batch begins."""
-        rows, keys = self.count, int(self._state[3])
-        self._state[2:4] = 0
-        parts = (self.labels[:rows], self.counts[:rows], self.keys[:keys], self.values[:keys])
-        labels, counts, all_keys, values = (part.copy() for part in parts)
-        return labels, counts, all_keys, values
+        rows, used = self.count, self._used
+        self.count = self._used = 0
+        labels, counts = self.labels[:rows].copy(), self.counts[:rows].copy()
+        return labels, counts, self.keys[:used].copy(), self.values[:used].copy()
 
 
 @kernel
-def _parse(
-    block: Any,
-    kind: Any,
-    sharers: Any,
-    mine: Any,
-    labels: Any,
-    counts: Any,
-    keys: Any,
-    values: Any,
-    state: Any,
-) -> Any:
-    at, number, rows, first = state[0], state[1], state[2], state[3]
-    size, result = labels.size, DONE
+def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any) -> Any:
+    """`begin` is where to go on: at, number, rows and keys; returned as they are at the end."""
+    at, number, rows, first = begin
+    labels, counts, keys, values = into
+    size, result, seen = labels.size, DONE, False
     while at < block.size:
         if rows == size:
             result = FULL
@@ -124,14 +101,13 @@ def _parse(
                 found = 0
                 break
         if found != BLANK:
-            state[4] = 1
+            seen = True
             if number // size % sharers == mine:
                 if kind == CRITEO:
                     found = _criteo(block, at, stop, labels, rows, keys, values, first)
                 else:
-                    found = _pairs(
-                        block, at, stop, kind == LIBSVM, labels, rows, keys, values, first
-                    )
+                    valued = kind == LIBSVM
+                    found = _pairs(block, at, stop, valued, labels, rows, keys, values, first)
                 if found == STRANGE:
                     result = ODD
                     break
@@ -140,8 +116,7 @@ def _parse(
                 first += found
         at = stop + 1
         number += 1
-    state[0], state[1], state[2], state[3] = at, number, rows, first
-    return result
+    return result, seen, at, number, rows, first
 
 
 @kernel

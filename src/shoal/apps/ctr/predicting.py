@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,7 @@ def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
     return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
 
 
-def predict(
-    run: Path, file: Path, out: Path, servers: int = 1, tick: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+def predict(run: Path, file: Path, out: Path, servers: int = 1) -> dict[str, Any]:
     """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
 
     A key that the run has not seen has its initial weight.
@@ -61,21 +58,11 @@ def predict(
         out.open("w").close()
     except OSError as error:
         raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
-    with tempfile.TemporaryDirectory(prefix="shoal-predict-") as path:
-        scores = Path(path) / TEST
-        _score(spec, file, out, scores, servers, tick)
-        return figures([scores])
-
-
-def _score(
-    spec: CtrSpec, file: Path, out: Path, scores: Path, servers: int, tick: Callable[[], None]
-) -> None:
-    """Start servers with a run's weights (`spec.init`), and a worker that leaves chances in `out`
-    and scores of the file in `scores`."""
     with (
         tempfile.TemporaryDirectory(prefix="shoal-predict-") as path,
         LocalEngine(RunFolder.create(Path(path), "predict")) as engine,
     ):
+        scores = Path(path) / TEST
         arguments = {
             "spec": msgspec.to_builtins(spec),
             "scheduler": engine.address("scheduler"),
@@ -90,4 +77,5 @@ def _score(
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
-        engine.join(tick)
+        engine.join()
+        return figures([scores])

@@ -22,14 +22,13 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
-    if (job.saves or job.resume) and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} has no servers to write checkpoints")
-    if job.slow_workers != "wait" and not traits.uses_servers:
-        raise InvalidValue(f"strategy {job.strategy!r} sums over all workers and can drop none")
-    if job.on_worker_loss != "stop" and not traits.uses_servers:
-        raise InvalidValue(
-            f"strategy {job.strategy!r} sums over all workers and ends when one is lost"
-        )
+    for asked, what in (
+        (job.saves or job.resume, "has no servers to write checkpoints"),
+        (job.slow_workers != "wait", "sums over all workers and can drop none"),
+        (job.on_worker_loss != "stop", "sums over all workers and ends when one is lost"),
+    ):
+        if asked and not traits.uses_servers:
+            raise InvalidValue(f"strategy {job.strategy!r} {what}")
     if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
         raise InvalidValue(
             "slow_workers 'backup' has other workers do the batches of a slow one: add "

@@ -7,33 +7,27 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import Console
 
 from shoal import factories as imports
 from shoal.apps.train.checks import check_inputs, check_job
-from shoal.apps.train.resume import begun_with, resumable, resumed_at
+from shoal.apps.train.resume import begun_with, join_run, resumed_at
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.protocol.scheduler.leases import LedgerRecord, as_of
 from shoal.reports.events import read_events, time_to, write_tables
+from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class Watcher(Protocol):
-    """Shows progress; `tick` is called several times a second."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *_: Any) -> None: ...
-    def tick(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -58,11 +52,12 @@ class TrainResult:
 def run_job(
     job: JobSpec,
     data_dirs: Sequence[Path],
-    watch: Callable[[RunFolder], Watcher] | None = None,
+    console: Console | None = None,
     started_at: float | None = None,
 ) -> dict[str, Any]:
     """Run a job here and return its summary.
 
+    console:    shows progress, if it is given
     started_at: `time.time()` when the command began, for honest wall times
 
     Raises:
@@ -78,16 +73,9 @@ def run_job(
     with LocalEngine(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
             engine.start(task)
-        watcher = watch(folder) if watch is not None else None
-        with watcher if watcher is not None else nullcontext():
-            tick = watcher.tick if watcher is not None else lambda: None
-            workers = [f"worker-{rank}" for rank in range(job.workers)]
-            spare = spare_processes(job.servers, job.replicas)
-            spare += workers if job.on_worker_loss == "replace" else []
-            given_up = workers if job.on_worker_loss in ("drop", "reassign") else ()
-            returning = workers if job.slow_workers == "backup" else ()
-            with resumable(folder, "train", job.replicas):
-                engine.join(tick, spare=spare, given_up=given_up, returning=returning)
+        live = Live(console, folder.events, job.workers, job.epochs) if console else None
+        with live or nullcontext():
+            join_run(engine, job, "train", tick=live.tick if live else lambda: None)
     write_tables(folder)
     summary = {**summarise(job, folder, started_at), "notes": notes}
     folder.write_summary(summary)

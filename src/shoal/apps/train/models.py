@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -18,12 +19,9 @@ models: Registry[Factory] = Registry("model")
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """inputs-128-128-classes with tanh, the seed's network for MNIST (784-128-128-10)."""
-    inputs = 1
-    for side in shape:
-        inputs *= side
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(inputs, 128),
+        nn.Linear(prod(shape), 128),
         nn.Tanh(),
         nn.Linear(128, 128),
         nn.Tanh(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.options import FaultTolerantRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
 from shoal.storage.run_folder import RunFolder
 
@@ -28,6 +30,26 @@ def resumable(folder: RunFolder, command: str, replicas: int, words: str = "") -
             except (DataMissing, DataCorrupt) as error:
                 hint = error.message
         raise RangeLost(f"{lost.message}; {hint}") from None
+
+
+def join_run(
+    engine: LocalEngine,
+    run: FaultTolerantRun,
+    command: str,
+    words: str = "",
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait for a run's processes, of which some may be lost, as its options have it.
+
+    command, words: as in `resumable`
+    """
+    workers = [f"worker-{rank}" for rank in range(run.workers)]
+    spare = spare_processes(run.servers, run.replicas)
+    spare += workers if run.on_worker_loss == "replace" else []
+    given_up = workers if run.on_worker_loss in ("drop", "reassign") else ()
+    returning = workers if run.slow_workers == "backup" else ()
+    with resumable(engine.folder, command, run.replicas, words):
+        engine.join(tick, spare=spare, given_up=given_up, returning=returning)
 
 
 def resumed_at(resume: str, resume_at: int = -1) -> int:

@@ -16,7 +16,7 @@ from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
-from shoal.engines.base import SPARSE, Task
+from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
@@ -57,7 +57,15 @@ def run_words(
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
         corpus.save(saved)
-        for task in _tasks(spec, engine, started_at, saved):
+        workers = worker_tasks(
+            engine,
+            spec.workers,
+            "shoal.apps.word2vec.worker:run_words_worker",
+            spec=msgspec.to_builtins(spec),
+            started_at=started_at,
+            corpus=str(saved),
+        )
+        for task in (*run_tasks(engine, spec, started_at, preload=SPARSE), *workers):
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:
@@ -65,20 +73,6 @@ def run_words(
     summary = _summarise(spec, corpus, folder, started_at)
     folder.write_summary(summary)
     return summary
-
-
-def _tasks(spec: WordsSpec, engine: LocalEngine, started_at: float, corpus: Path) -> list[Task]:
-    return [
-        *run_tasks(engine, spec, started_at, preload=SPARSE),
-        *worker_tasks(
-            engine,
-            spec.workers,
-            "shoal.apps.word2vec.worker:run_words_worker",
-            spec=msgspec.to_builtins(spec),
-            started_at=started_at,
-            corpus=str(corpus),
-        ),
-    ]
 
 
 def _summarise(

@@ -54,16 +54,17 @@ def load_kernels(dim: int) -> None:
     train_block(np.array([0, 1], np.int32), few, few.copy(), one, 1, 1, 0.0, 0, False)
 
 
+@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
 def train_block(
-    ids: np.ndarray,
-    inputs: np.ndarray,
-    outputs: np.ndarray,
-    pool: np.ndarray,
-    window: int,
-    negative: int,
-    lr: float,
-    seed: int,
-    cbow: bool,
+    ids: Any,
+    inputs: Any,
+    outputs: Any,
+    pool: Any,
+    window: Any,
+    negative: Any,
+    lr: Any,
+    seed: Any,
+    cbow: Any,
 ) -> None:
     """Train on a piece of text, in place.
 
@@ -71,41 +72,9 @@ def train_block(
     inputs:   (n, dim) float32; outputs: (m, dim), of which the first n are the same words
     pool:     int32, places in `outputs`; as many as a power of two
     """
-    dim = inputs.shape[1]
-    _train(
-        ids,
-        inputs.reshape(-1),
-        outputs.reshape(-1),
-        pool,
-        U(dim),
-        window,
-        negative,
-        np.float32(lr),
-        np.uint64(seed * 2 + 1),
-        cbow,
-        SIGMOID,
-        np.empty(dim, np.float32),
-        np.empty(dim, np.float32),
-    )
-
-
-@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
-def _train(
-    ids: Any,
-    inputs: Any,
-    outputs: Any,
-    pool: Any,
-    dim: Any,
-    window: Any,
-    negative: Any,
-    lr: Any,
-    state: Any,
-    cbow: Any,
-    sigmoid: Any,
-    mean: Any,
-    change: Any,
-) -> None:
-    mask = U(pool.size - 1)
+    dim, step, state = U(inputs.shape[1]), np.float32(lr), U(seed * 2 + 1)
+    rows, others = inputs.reshape(-1), outputs.reshape(-1)
+    mean, change = np.empty(dim, np.float32), np.empty(dim, np.float32)
     for at in range(ids.size):
         word = ids[at]
         if word < 0:
@@ -126,55 +95,31 @@ def _train(
                 if near != at:
                     row = U(ids[near]) * dim
                     for j in range(dim):
-                        mean[j] += inputs[row + j]
+                        mean[j] += rows[row + j]
             for j in range(dim):
                 mean[j] *= share
-            state = _against(
-                mean, U(0), outputs, word, pool, mask, dim, negative, lr, state, sigmoid, change
-            )
+            state = _against(mean, others, word, pool, negative, step, state, change)
             for near in range(first, last + 1):
                 if near != at:
                     row = U(ids[near]) * dim
                     for j in range(dim):
-                        inputs[row + j] += change[j]
+                        rows[row + j] += change[j]
             continue
         for near in range(first, last + 1):
             if near != at:
                 row = U(ids[near]) * dim
-                state = _against(
-                    inputs,
-                    row,
-                    outputs,
-                    word,
-                    pool,
-                    mask,
-                    dim,
-                    negative,
-                    lr,
-                    state,
-                    sigmoid,
-                    change,
-                )
+                one = rows[row : row + dim]
+                state = _against(one, others, word, pool, negative, step, state, change)
                 for j in range(dim):
-                    inputs[row + j] += change[j]
+                    one[j] += change[j]
 
 
 @njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
 def _against(
-    inputs: Any,
-    row: Any,
-    outputs: Any,
-    word: Any,
-    pool: Any,
-    mask: Any,
-    dim: Any,
-    negative: Any,
-    lr: Any,
-    state: Any,
-    sigmoid: Any,
-    change: Any,
+    one: Any, outputs: Any, word: Any, pool: Any, negative: Any, lr: Any, state: Any, change: Any
 ) -> Any:
     """One input against a word and its noise; leaves the input's change in `change`."""
+    dim, mask = U(one.size), U(pool.size - 1)
     for j in range(dim):
         change[j] = 0
     for k in range(negative + 1):
@@ -187,15 +132,15 @@ def _against(
         to = U(target) * dim
         total = np.float32(0)
         for j in range(dim):
-            total += inputs[row + j] * outputs[to + j]
+            total += one[j] * outputs[to + j]
         if total >= MOST or total <= -MOST:
             continue
         place = np.int64((total + np.float32(MOST)) * np.float32(TABLE / MOST / 2))
-        step = (label - sigmoid[place]) * lr
+        step = (label - SIGMOID[place]) * lr
         for j in range(dim):
             change[j] += step * outputs[to + j]
         for j in range(dim):
-            outputs[to + j] += step * inputs[row + j]
+            outputs[to + j] += step * one[j]
     return state
 
 

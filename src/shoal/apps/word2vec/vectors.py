@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from shoal.apps.word2vec.corpus import read_lines
 from shoal.errors import DataCorrupt, DataMissing
 
 QUESTIONS_A_BLOCK = 512
@@ -112,9 +112,5 @@ def _lines(path: Path) -> Iterator[str]:
     """The lines of a text file, gzipped or not."""
     if not path.is_file():
         raise DataMissing(f"no file {path}")
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
-                yield line.decode("utf-8-sig").rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataCorrupt(f"{path} cannot be read as text: {error}") from None
+    for line in read_lines([str(path)]):
+        yield line.rstrip("\r\n")

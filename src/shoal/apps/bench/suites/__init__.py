@@ -1,1 +1,13 @@
 """Benchmark suites, one module each."""
+
+SUITES = {  # by the name that `shoal bench` knows; their modules need torch
+    "wire": "wire",
+    "dense": "dense",
+    "sparse": "sparse",
+    "train": "training",
+    "allreduce": "allreduce",
+    "word2vec": "word2vec",
+    "ctr": "ctr",
+    "moving": "rebalance",
+    "stragglers": "stragglers",
+}

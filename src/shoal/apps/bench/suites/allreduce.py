@@ -15,7 +15,7 @@ from itertools import cycle
 import torch
 
 from shoal.apps.bench.baselines.ceilings import Echo
-from shoal.apps.bench.pairs import first_of_two, second_of_two
+from shoal.apps.bench.clusters import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
 from shoal.collective.process_group import ProcessGroup

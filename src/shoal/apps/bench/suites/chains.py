@@ -8,25 +8,21 @@ share these cores with a third (`bare_chain.py`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import cycle
-from pathlib import Path
 
 import torch
 
 from shoal.apps.bench.baselines.bare_chain import BareChain
-from shoal.apps.bench.rows import Batches, Call, Row, beside, gigabytes, throughput, timed
+from shoal.apps.bench.clusters import one_worker
+from shoal.apps.bench.rows import Call, Row, beside, by_turns, gigabytes, throughput
+from shoal.apps.bench.suites.dense import BUFFERS, CALLS, MIB, table_of
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, TableSpec
 
-MIB = 1 << 20
-CALLS = {1: 50, 64: 3}  # a batch, by MiB
-BUFFERS = 4
 COUNT = 2
 
 
@@ -36,39 +32,23 @@ def rows(folder: RunFolder, rounds: int, replicas: int) -> Iterator[Row]:
 
 
 def _row(folder: RunFolder, rounds: int, replicas: int, size: int) -> Row:
+    table, cores = table_of(size), os.sched_getaffinity(0)
+    buffers = [torch.ones(table.rows) for _ in range(BUFFERS)]
+    source = cycle(buffers)
+
+    def push(client: Client) -> None:
+        client.blocking.push("bench", next(source))
+
+    calls: list[Call] = []
     with ExitStack() as stack:
-        engines = [_engine(folder.path, each, size, stack) for each in (1, replicas)]
-        buffers = [torch.ones(size * MIB // 4) for _ in range(BUFFERS)]
-        source = cycle(buffers)
-        calls: list[Call] = []
-        for engine, servers in zip(engines, (1, replicas), strict=True):
-            client = _client(engine, servers, size, stack)
-            calls.append(lambda client=client: client.blocking.push("bench", next(source)))  # type: ignore[misc]
+        for servers in (1, replicas):
+            own = RunFolder.create(folder.path, f"{servers}-{size}")
+            cluster = one_worker(own, table, servers, replicas=servers)
+            engine, client = stack.enter_context(cluster)
+            calls.append(partial(push, client))
         if replicas == 2 and size > 1:
-            bare = stack.enter_context(closing(BareChain(engines[1], buffers)))
-            calls.append(bare.call)
-        found: list[Batches] = [[] for _ in calls]
-        for number in range(rounds + 1):
-            for call, batches in zip(calls, found, strict=True):
-                batch = [timed(call) for _ in range(CALLS[size])]
-                if number:  # the first is to warm up
-                    batches.append(batch)
-    alone, chained, *others = found
+            calls.append(stack.enter_context(closing(BareChain(engine, buffers))).call)
+        sides = [(call, cores) for call in calls]
+        alone, chained, *others = by_turns(sides, CALLS[size], rounds, warm_up=CALLS[size])
     row = throughput(f"push {size} MiB local, {replicas} replicas", size * MIB, chained, alone)
     return beside(row, "bare processes", gigabytes(size * MIB, others[0])) if others else row
-
-
-def _engine(path: Path, replicas: int, size: int, stack: ExitStack) -> LocalEngine:
-    folder = RunFolder.create(path, f"{replicas}-{size}")
-    engine = stack.enter_context(LocalEngine(folder))
-    stack.callback(engine.finish)
-    return engine
-
-
-def _client(engine: LocalEngine, replicas: int, size: int, stack: ExitStack) -> Client:
-    """Of a cluster with a table of `size` MiB on so many servers, all of it on each."""
-    scheduler = start_cluster(engine, replicas, 1, replicas=replicas)
-    client = stack.enter_context(closing(Client(scheduler, ClientOptions())))
-    access = Access("sgd", {"lr": 1e-3})
-    client.create_table(TableSpec("bench", size * MIB // 4, access=access, nonfinite="allow"))
-    return client

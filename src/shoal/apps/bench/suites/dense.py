@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import cycle
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import cycle, islice
 
 import torch
 
 from shoal.apps.bench.baselines.ceilings import Echo, HandOff
 from shoal.apps.bench.baselines.peers import gloo, ray_actor
+from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import (
     Batches,
     Call,
@@ -35,8 +38,6 @@ from shoal.apps.bench.rows import (
     timed,
 )
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
@@ -56,102 +57,68 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
             yield from _rows(folder, scheme, size, rounds)
 
 
-def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> list[Row]:
+def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Row]:
     """A push's row and a pull's: a fresh cluster of one server, and the ceilings' processes."""
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    with LocalEngine(folder) as engine:
-        server = "tcp://127.0.0.1:0" if scheme == "tcp" else ""
-        scheduler = start_cluster(engine, 1, 1, server_listen=server)
-        buffers = [torch.ones(size * MIB // 4) for _ in range(BUFFERS)]
-        out = torch.zeros(size * MIB // 4)
-        bounds, partners = _ceilings(engine, scheme, size, buffers, out, cores - one or cores)
-        client = Client(scheduler, ClientOptions())
-        try:
-            access = Access("sgd", {"lr": 1e-3})
-            spec = TableSpec("bench", size * MIB // 4, access=access, nonfinite="allow")
-            client.create_table(spec)
-            ours = _measure(client, buffers, out, 1, WARM_UP)
-            ours = [[], []]
-            theirs: list[Batches] = [[] for _ in bounds]
-            for _ in range(rounds):
-                for all_batches, batches in zip(
-                    ours, _measure(client, buffers, out, 1, CALLS[size]), strict=True
-                ):
-                    all_batches += batches
-                with on(one):
-                    bare = by_turns([(call, one) for call in bounds], CALLS[size], 1, warm_up=1)
-                for all_batches, batches in zip(theirs, bare, strict=True):
-                    all_batches += batches
-            peers = _peers(engine, scheme, buffers, out, CALLS[size], rounds)
-        finally:
-            for each in partners:
-                each.close()
-            client.close()
-        engine.finish()
-    names = (f"{what} {size} MiB {scheme}" for what in ("push", "pull"))
-    found = []
-    for at, (name, mine) in enumerate(zip(names, ours, strict=True)):
-        row = throughput(name, size * MIB, mine, theirs[min(at, len(theirs) - 1)])
-        if peers:
-            row = beside(row, PEERS[scheme], gigabytes(size * MIB, peers[at]))
-        found.append(row)
-    return found
+    table = table_of(size)
+    buffers = [torch.ones(table.rows) for _ in range(BUFFERS)]
+    out = torch.zeros(table.rows)
+    server = "tcp://127.0.0.1:0" if scheme == "tcp" else ""
+    ours, theirs = [], []  # by round, then by side
+    with (
+        one_worker(folder, table, server_listen=server) as (engine, client),
+        ExitStack() as partners,
+    ):
+        bounds = _ceilings(engine, scheme, buffers, out, cores - one or cores, partners)
+        _measure(client, buffers, out, WARM_UP)
+        for _ in range(rounds):
+            ours.append(_measure(client, buffers, out, CALLS[size]))
+            with on(one):
+                bare = by_turns([(call, one) for call in bounds], CALLS[size], 1, warm_up=1)
+            theirs.append([batch for [batch] in bare])
+        source = cycle(buffers)
+        peer = gloo(engine, source, out) if scheme == "tcp" else ray_actor(source, out)
+        with peer as calls:  # none where it is not installed
+            peers = by_turns([(each, cores) for each in calls or ()], CALLS[size], rounds, WARM_UP)
+    ceilings = list(zip(*theirs, strict=True))
+    for at, (what, mine) in enumerate(zip(("push", "pull"), zip(*ours, strict=True), strict=True)):
+        bound = ceilings[min(at, len(ceilings) - 1)]
+        row = throughput(f"{what} {size} MiB {scheme}", size * MIB, list(mine), list(bound))
+        yield beside(row, PEERS[scheme], gigabytes(size * MIB, peers[at])) if peers else row
 
 
-def _peers(
-    engine: LocalEngine,
-    scheme: str,
-    buffers: list[torch.Tensor],
-    out: torch.Tensor,
-    count: int,
-    rounds: int,
-) -> list[Batches]:
-    """Batches of a peer's pushes and pulls; none where it is not installed."""
-    source = cycle(buffers)
-    peer = gloo(engine, source, out) if scheme == "tcp" else ray_actor(source, out)
-    with peer as calls:
-        if calls is None:
-            return []
-        cores = os.sched_getaffinity(0)
-        return by_turns([(call, cores) for call in calls], count, rounds, warm_up=WARM_UP)
+def table_of(size: int) -> TableSpec:
+    """A table of so many MiB."""
+    access = Access("sgd", {"lr": 1e-3})
+    return TableSpec("bench", size * MIB // 4, access=access, nonfinite="allow")
 
 
-def _measure(
-    client: Client, buffers: list[torch.Tensor], out: torch.Tensor, rounds: int, count: int
-) -> list[Batches]:
-    """Batches of pushes and of pulls, a pull after each push."""
-    source = cycle(buffers)
-    pushes: Batches = []
-    pulls: Batches = []
-    for _ in range(rounds):
-        pushed, pulled = [], []
-        for _ in range(count):
-            values = next(source)
-            pushed.append(timed(lambda values=values: client.blocking.push("bench", values)))  # type: ignore[misc]
-            pulled.append(timed(lambda: client.blocking.pull("bench", out=out)))
-        pushes.append(pushed)
-        pulls.append(pulled)
+def _measure(client: Client, buffers: list[torch.Tensor], out: torch.Tensor, count: int) -> Batches:
+    """A batch of pushes and one of pulls, a pull after each push."""
+    pushes, pulls = [], []
+    for values in islice(cycle(buffers), count):
+        pushes.append(timed(partial(client.blocking.push, "bench", values)))
+        pulls.append(timed(partial(client.blocking.pull, "bench", out=out)))
     return [pushes, pulls]
 
 
 def _ceilings(
     engine: LocalEngine,
     scheme: str,
-    size: int,
     buffers: list[torch.Tensor],
     out: torch.Tensor,
     cores: set[int],
-) -> tuple[list[Call], list[Echo | HandOff]]:
-    """The calls beside ours (one for both rows, or one for each), and who has to be closed."""
-    nbytes = size * MIB
+    partners: ExitStack,
+) -> list[Call]:
+    """The calls beside ours: one for both rows, or one for each."""
+    nbytes = out.nbytes
     if scheme == "tcp":
         there = Echo(engine, "there", True, nbytes, 1, cores)
         back = Echo(engine, "back", True, 1, nbytes, cores)
-        return [there.call, back.call], [there, back]
-    if size > 1:
+        return [partners.enter_context(closing(each)).call for each in (there, back)]
+    if nbytes > MIB:
         source = cycle(buffers)
-        return [lambda: out.copy_(next(source))], []
+        return [lambda: out.copy_(next(source))]
     views = [buffer.view(torch.uint8).numpy().data for buffer in buffers]
-    bare = HandOff(engine, "hand-off", views, cores)
-    return [bare.call], [bare]
+    return [partners.enter_context(closing(HandOff(engine, "hand-off", views, cores))).call]

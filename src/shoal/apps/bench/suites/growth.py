@@ -15,11 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, latency, quality
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Init, TableSpec
 
@@ -35,19 +33,13 @@ COUNT = 2
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     batches = BATCHES if rounds >= LEAST_ROUNDS else FEW
-    with LocalEngine(folder) as engine:
-        client = Client(start_cluster(engine, 1, 1), ClientOptions())
-        try:
-            client.create_table(SPEC)
-            _waits(client, range(1))  # what is loaded at the first call is no growth
-            server = engine.pid("server-0")
-            before = _resident(server)
-            growing = _waits(client, range(1, batches))
-            grown = _resident(server) - before
-            settled = _waits(client, range(1, batches))
-        finally:
-            client.close()
-        engine.finish()
+    with one_worker(folder, SPEC) as (engine, client):
+        _waits(client, range(1))  # what is loaded at the first call is no growth
+        server = engine.pid("server-0")
+        before = _resident(server)
+        growing = _waits(client, range(1, batches))
+        grown = _resident(server) - before
+        settled = _waits(client, range(1, batches))
     row = latency("longest wait, growing", [growing], [settled])
     longest, bound = max(growing) * 1e3, max(settled) * 1e3
     yield {**row, "value": longest, "ceiling": bound, "ratio": longest / bound, "unit": "ms"}

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, quality
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import server_task, start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.cluster import server_task
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.views import View
@@ -44,35 +43,31 @@ ROUNDS = 1
 def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
     """One round: it takes half a minute."""
     del rounds
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, SERVERS, 1, replicas=replicas)
-        client = Client(scheduler, ClientOptions())
-        try:
-            fragment = ROWS // (SERVERS * FRAGMENTS_EACH)
-            access = Access("sgd", {"lr": 1e-3})
-            client.create_table(
-                TableSpec("bench", ROWS, (WIDTH,), access=access, fragment_rows=fragment)
-            )
-            load = Load(client)
-            load.go_on(AFTER_S)
-            load.begin()
-            engine.start(server_task(engine, scheduler, SERVERS))
-            load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS + 1 and _whole(view))
-            load.go_on(AFTER_S)
-            joined, even = load.longest_low(), _most_over_even(client.view)
-            load.begin()
-            os.kill(engine.pid("server-0"), signal.SIGTERM)
-            load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS and _whole(view))
-            load.go_on(AFTER_S)
-            left = load.longest_low()
-            yield quality("low, a server joins", joined, "s", 3.0, "lower")
-            yield quality("low, a server leaves", left, "s", 3.0, "lower")
-            yield quality("failed requests", load.failed, "", 1.0, "lower")
-            yield quality("most over even, joined", even, "x", 1.1, "lower")
-            yield quality("most over even, left", _most_over_even(client.view), "x", 1.1, "lower")
-        finally:
-            client.close()
-        engine.finish()
+    spec = TableSpec(
+        "bench",
+        ROWS,
+        (WIDTH,),
+        access=Access("sgd", {"lr": 1e-3}),
+        fragment_rows=ROWS // (SERVERS * FRAGMENTS_EACH),
+    )
+    with one_worker(folder, spec, SERVERS, replicas=replicas) as (engine, client):
+        load = Load(client)
+        load.go_on(AFTER_S)
+        load.begin()
+        engine.start(server_task(engine, engine.address("scheduler"), SERVERS))
+        load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS + 1 and _whole(view))
+        load.go_on(AFTER_S)
+        joined, even = load.longest_low(), _most_over_even(client.view)
+        load.begin()
+        os.kill(engine.pid("server-0"), signal.SIGTERM)
+        load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS and _whole(view))
+        load.go_on(AFTER_S)
+        left = load.longest_low()
+        yield quality("low, a server joins", joined, "s", 3.0, "lower")
+        yield quality("low, a server leaves", left, "s", 3.0, "lower")
+        yield quality("failed requests", load.failed, "", 1.0, "lower")
+        yield quality("most over even, joined", even, "x", 1.1, "lower")
+        yield quality("most over even, left", _most_over_even(client.view), "x", 1.1, "lower")
 
 
 class Load:

@@ -25,12 +25,10 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, Side, by_turns, rate
 from shoal.apps.bench.suites import growth as growing
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
 from shoal.node.future import Future
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.index import KeyIndex
@@ -55,21 +53,12 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     cores = os.sched_getaffinity(0)
     resident = np.random.default_rng(0).permutation(RESIDENT).astype(np.uint64)
     batches = zipf_batches(resident)
-    with LocalEngine(folder) as engine:
-        client = Client(start_cluster(engine, 1, 1), ClientOptions())
-        try:
-            client.create_table(SPEC)
-            for start in range(0, RESIDENT, KEYS):
-                client.pull("bench", keys=resident[start : start + KEYS]).wait()
-            ours, bare = Caller(client, batches), Bare(resident, batches)
-            two, one, bound = by_turns(
-                [(ours.pipelined, cores), (ours.blocking, cores), (bare.call, {min(cores)})],
-                CALLS,
-                rounds,
-            )
-        finally:
-            client.close()
-        engine.finish()
+    with one_worker(folder, SPEC) as (_, client):
+        for start in range(0, RESIDENT, KEYS):
+            client.pull("bench", keys=resident[start : start + KEYS]).wait()
+        ours, bare = Caller(client, batches), Bare(resident, batches)
+        sides = [(ours.pipelined, cores), (ours.blocking, cores), (bare.call, {min(cores)})]
+        two, one, bound = by_turns(sides, CALLS, rounds)
     yield rate("push_pull 10k x 16", KEYS, "M keys/s", two, bound)
     yield rate("push_pull 10k x 16, one at a time", KEYS, "M keys/s", one, bound)
     yield _own_method(batches, rounds)

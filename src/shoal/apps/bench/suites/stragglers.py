@@ -14,7 +14,6 @@ waited for it        ... and before it was dropped: what `shoal why` says of it,
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,8 +26,7 @@ from shoal.apps.bench.rows import Row, quality
 from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.engines.base import Task
-from shoal.engines.cluster import start_cluster
+from shoal.engines.cluster import start_cluster, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
@@ -97,21 +95,11 @@ def _run(
     """
     path = RunFolder.create(folder.path, "stragglers")
     with LocalEngine(path) as engine:
-        scheduler = engine.address("scheduler")
-        policy: dict[str, Any] = {"slow_workers": slow_workers, "slow_window_s": WINDOW_S}
-        start_cluster(engine, 1, WORKERS, **policy)
-        for rank in range(WORKERS):
-            arguments = {
-                "scheduler": scheduler,
-                "rank": rank,
-                "staleness": staleness,
-                "steps": steps,
-                "seconds": seconds,
-                "into": str(path.worker(rank)),
-            }
-            name = "shoal.apps.bench.suites.stragglers:run_worker"
-            engine.start(Task(f"worker-{rank}", name, arguments))
-
+        start_cluster(engine, 1, WORKERS, slow_workers=slow_workers, slow_window_s=WINDOW_S)
+        entry = f"{__name__}:run_worker"
+        how = {"staleness": staleness, "steps": steps, "seconds": seconds}
+        for task in worker_tasks(engine, WORKERS, entry, **how):
+            engine.start(task)
         begun = path.worker(0) / "begun"
 
         def tick() -> None:
@@ -121,21 +109,22 @@ def _run(
                 said.update(explain(str(path.path)))
 
         engine.join(tick)
-    return [json.loads((path.worker(rank) / "told").read_text()) for rank in range(WORKERS)]
+    return path.results(WORKERS)
 
 
 def run_worker(
-    scheduler: str, rank: int, staleness: int, steps: int, seconds: float, into: str
+    scheduler: str, rank: int, folder: str, staleness: int, steps: int, seconds: float
 ) -> None:
     """Work, and write down how long it took and how much of it was waiting."""
     configure_log()
+    path = RunFolder(Path(folder))
     with Client(scheduler, ClientOptions(rank=rank)) as client:
         rule = ssp(staleness) if staleness else bsp()
         client.create_table(TableSpec("w", 1024, access=Access("sum"), consistency=rule))
         ones = torch.ones(1024)
         into_rows = torch.empty(1024)
         client.barrier("begin")
-        (Path(into) / "begun").touch()
+        (path.worker(rank) / "begun").touch()
         begin, waited, done = time.monotonic(), 0.0, 0
         try:
             while done < steps or time.monotonic() < begin + seconds:
@@ -149,4 +138,4 @@ def run_worker(
         except Dropped:
             pass
         told = {"steps": done, "seconds": time.monotonic() - begin, "idle_s": waited}
-        (Path(into) / "told").write_text(json.dumps(told))
+        path.write_result(rank, told)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.apps.bench.pairs import first_of_two, second_of_two
+from shoal.apps.bench.clusters import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable

@@ -9,66 +9,53 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 
 from shoal.apps.bench.baselines.ceilings import Echo
+from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Call, Row, Side, by_turns, latency, microseconds, throughput
-from shoal.client.client import Client
-from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec
 
 SMALL = 64
 LARGE = 1 << 20
 CALLS = {SMALL: 400, LARGE: 50}  # a batch
-EXCHANGES = (("push_pull 64 B", SMALL, SMALL), ("push 1 MiB", LARGE, 1), ("pull 1 MiB", 1, LARGE))
+EXCHANGES = {"push_pull 64 B": (SMALL, SMALL), "push 1 MiB": (LARGE, 1), "pull 1 MiB": (1, LARGE)}
 
 COUNT = 2 * len(EXCHANGES)
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     for scheme in ("unix", "tcp"):
-        for index in range(len(EXCHANGES)):
-            yield _row(folder, scheme, index, rounds)
+        for what in EXCHANGES:
+            yield _row(folder, scheme, what, rounds)
 
 
-def _row(folder: RunFolder, scheme: str, index: int, rounds: int) -> Row:
+def _row(folder: RunFolder, scheme: str, what: str, rounds: int) -> Row:
     """One row: a fresh cluster of one server, and echo processes for the ceiling."""
-    what, nbytes, reply = EXCHANGES[index]
-    name, size = f"{what} {scheme}", max(nbytes, reply)
+    nbytes, reply = EXCHANGES[what]
+    name, size, tcp = f"{what} {scheme}", max(nbytes, reply), scheme == "tcp"
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    with LocalEngine(folder) as engine:
-        tcp = scheme == "tcp"
-        server = "tcp://127.0.0.1:0" if tcp else ""
-        scheduler = start_cluster(engine, 1, 1, server_listen=server)
-        apart = Echo(engine, "echo-apart", tcp, nbytes, reply, cores - one or cores)
-        together = Echo(engine, "echo-together", tcp, nbytes, reply, one)
-        client = Client(scheduler, ClientOptions())
-        try:
-            client.create_table(TableSpec("bench", size // 4, merge="sum"))
-            sides: list[Side] = [(_call(client, index, size), cores), (apart.call, one)]
-            if size == SMALL:
-                sides.append((together.call, one))
-            batches = by_turns(sides, CALLS[size], rounds)
-        finally:
-            apart.close()
-            together.close()
-            client.close()
-        engine.finish()
+    values, out = torch.ones(size // 4), torch.empty(size // 4)
+    table = TableSpec("bench", size // 4, merge="sum")
+    server = "tcp://127.0.0.1:0" if tcp else ""
+    with (
+        one_worker(folder, table, server_listen=server) as (engine, client),
+        closing(Echo(engine, "echo-apart", tcp, nbytes, reply, cores - one or cores)) as apart,
+        closing(Echo(engine, "echo-together", tcp, nbytes, reply, one)) as together,
+    ):
+        calls: dict[str, Call] = {
+            "push_pull 64 B": lambda: client.blocking.push_pull("bench", values, out=out),
+            "push 1 MiB": lambda: client.blocking.push("bench", values),
+            "pull 1 MiB": lambda: client.blocking.pull("bench", out=out),
+        }
+        sides: list[Side] = [(calls[what], cores), (apart.call, one)]
+        if size == SMALL:
+            sides.append((together.call, one))
+        batches = by_turns(sides, CALLS[size], rounds)
     if size == SMALL:
         return latency(name, *batches[:2], together=microseconds(batches[2]))
     return throughput(name, size, *batches)
-
-
-def _call(client: Client, index: int, size: int) -> Call:
-    values = torch.ones(size // 4)
-    out = torch.empty(size // 4)
-    if index == 0:
-        return lambda: client.blocking.push_pull("bench", values, out=out)
-    if index == 1:
-        return lambda: client.blocking.push("bench", values)
-    return lambda: client.blocking.pull("bench", out=out)

@@ -1,9 +1,13 @@
-"""Two workers that measure together, ours and torch.distributed's: the same calls in one order."""
+"""Clusters to measure, with one worker here, or with two that measure together.
+
+The two call ours and torch.distributed's, the same calls in one order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,6 +19,20 @@ from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.spec import TableSpec
+
+
+@contextmanager
+def one_worker(
+    folder: RunFolder, table: TableSpec, servers: int = 1, **options: Any
+) -> Iterator[tuple[LocalEngine, Client]]:
+    """A cluster with a table, and its only worker; `options` are those of `start_cluster`."""
+    with LocalEngine(folder) as engine:
+        scheduler = start_cluster(engine, servers, 1, **options)
+        with Client(scheduler, ClientOptions()) as client:
+            client.create_table(table)
+            yield engine, client
+        engine.finish()
 
 
 @contextmanager

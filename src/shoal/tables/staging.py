@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,18 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
-class Retention(ABC):
-    """What a store says to what it has staged, whatever its kind.
+class Shard(ABC):
+    """What shards of all kinds have in common.
 
     syncing:  the rows are still coming from another replica
     """
 
     syncing = False
+
+    @property
+    def evicted(self) -> int:
+        """Number of evicted rows."""
+        return 0
 
     def retain(self, staged: Any) -> None:
         """Keep its memory when it is applied: other servers are to have it as well."""
@@ -69,6 +75,13 @@ class Retention(ABC):
     def sync(self, on: bool) -> None:
         """Rows begin to come from another replica; or all have."""
         self.syncing = on
+
+    def keep(self, clients: Collection[int]) -> None:  # noqa: B027
+        """Forget the state of all other workers, where there is any."""
+
+    def changes(self) -> dict[str, Tensor] | None:
+        """The changes since the last checkpoint; None if the whole state has to be written."""
+        return None
 
     @abstractmethod
     def release(self, staged: Any) -> None:

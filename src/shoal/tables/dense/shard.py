@@ -6,7 +6,7 @@ sender that dies half-way changes nothing. Streamed pushes are the exception (`s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from shoal.tables.dense.merge import merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
-from shoal.tables.spec import TableSpec
+from shoal.tables.spec import ITEM_SIZES, TableSpec
 from shoal.tables.staging import (
     ALIGN,
     POOLED_PER_SIZE,
     Merged,
-    Retention,
+    Shard,
     StagedRows,
     Staging,
     StreamedRows,
@@ -30,14 +30,11 @@ from shoal.tables.staging import (
     side_by_side,
 )
 
-DTYPES = {
-    name: getattr(torch, name)
-    for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8")
-}
+DTYPES = {name: getattr(torch, name) for name in ITEM_SIZES}
 _RANGES_KEPT = 64
 
 
-class DenseShard(Retention):
+class DenseShard(Shard):
     """The rows `held` of a table, with their optimizer state.
 
     Attributes:
@@ -78,14 +75,6 @@ class DenseShard(Retention):
 
     def __len__(self) -> int:
         return len(self.held)
-
-    @property
-    def evicted(self) -> int:
-        """Number of evicted rows: none in a dense table."""
-        return 0
-
-    def keep(self, clients: Collection[int]) -> None:
-        """Forget the state of all other workers: a dense shard has none."""
 
     # ------------------------------------------------------------------ replicas
 
@@ -161,10 +150,6 @@ class DenseShard(Retention):
         live = {"rows": self.rows, **slots}
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
-
-    def changes(self) -> dict[str, Tensor] | None:
-        """The changes since the last checkpoint: None, because a step changes all rows."""
-        return None
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
@@ -268,7 +253,10 @@ class DenseShard(Retention):
                 self.updates[index] += 1
                 self.versions[index] += 1
         else:
-            self._apply_keys(staged.rows, staged.keys, staged.values, lr)
+            for index, part in self._touched(staged.rows):
+                self._update_some(index, part, staged.keys, staged.values, lr)
+                self.updates[index] += 1
+                self.versions[index] += 1
         self.release(staged)
 
     def _prepared(self, staged: StagedRows) -> list[tuple[int, Prepared]]:
@@ -276,13 +264,6 @@ class DenseShard(Retention):
             (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
             for index, part in self._touched(staged.rows)
         ]
-
-    def _apply_keys(self, rows: KeyRange, keys: Tensor, values: Tensor, lr: float | None) -> None:
-        for index, part in self._touched(rows):
-            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
-            self._update_some(index, keys[first:last], values[first:last], lr)
-            self.updates[index] += 1
-            self.versions[index] += 1
 
     def write(self, staged: StagedRows) -> None:
         """Assign rows; the optimizer state stays."""
@@ -345,20 +326,23 @@ class DenseShard(Retention):
             rows = values[part.start - update.rows.start : part.stop - update.rows.start]
             self.access.apply(*self._piece(part), rows, self.updates[index], lr)
         else:
-            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
-            self._update_some(index, keys[first:last], values[first:last], lr)
+            self._update_some(index, part, keys, values, lr)
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
         return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
 
-    def _update_some(self, index: int, keys: Tensor, update: Tensor, lr: float | None) -> None:
-        if not len(keys):
+    def _update_some(
+        self, index: int, part: KeyRange, keys: Tensor, values: Tensor, lr: float | None
+    ) -> None:
+        """Update the rows of those keys that are in `part` of a fragment."""
+        first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
+        if first == last:
             return
-        places = keys - self.held.start
+        places = keys[first:last] - self.held.start
         rows = self.rows[places]
         slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.access.apply(rows, slots, update, self.updates[index], lr)
+        self.access.apply(rows, slots, values[first:last], self.updates[index], lr)
         self.rows[places] = rows
         for name, slot in slots.items():
             self.slots[name][places] = slot

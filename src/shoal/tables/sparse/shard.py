@@ -7,7 +7,7 @@ its keys are checked, and one kernel applies it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,11 @@ from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.sparse.staging import MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Retention, Staging
+from shoal.tables.staging import ALIGN, Shard, Staging
 from shoal.tables.touched import Touched
 
 
-class SparseShard(Retention):
+class SparseShard(Shard):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
     Attributes:
@@ -200,9 +200,6 @@ class SparseShard(Retention):
     def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
         places = self._places(keys)  # which may move the records
         self.method.read(self.records, places, out, self.stride)
-
-    def keep(self, clients: Collection[int]) -> None:
-        """Forget the state of all other workers: a sparse shard has none."""
 
     # ------------------------------------------------------------------ replicas
 

@@ -46,9 +46,6 @@ class ProcessGroup:
         except RuntimeError as error:
             raise PeerError(f"allreduce of {self.world_size} workers failed: {error}") from error
 
-    def barrier(self) -> None:
-        dist.barrier()
-
     def close(self) -> None:
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()

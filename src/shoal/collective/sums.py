@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from itertools import pairwise
 
 from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
@@ -11,25 +11,24 @@ LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
 PROBE_S = 0.2  # without progress, until the neighbours are asked; doubles
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """The pieces of a tensor of `nbytes` bytes, for a number of workers.
+Edges = tuple[tuple[int, int, int], ...]  # of each piece: (segment, start, stop)
 
-    >>> Cut.of(100 * 4, 2, 128).edges
+
+def cut(nbytes: int, workers: int, most: int) -> Edges:
+    """The pieces of a tensor of `nbytes` bytes, of at most `most` bytes, for a number of workers.
+
+    Cut evenly, at the edges of cache lines and so of items, whose size divides a line's.
+
+    >>> cut(100 * 4, 2, 128)
     ((0, 0, 128), (0, 128, 192), (1, 192, 320), (1, 320, 400))
     """
-
-    edges: tuple[tuple[int, int, int], ...]  # (segment, start, stop)
-
-    @staticmethod
-    def of(nbytes: int, workers: int, most: int) -> Cut:
-        """Cut evenly, at the edges of cache lines and so of items, whose size divides a line's."""
-        lines = -(-nbytes // LINE_BYTES)
-        ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(1, workers)]
-        edges = []
-        for segment, (start, stop) in enumerate(zip([0, *ends], [*ends, nbytes], strict=True)):
-            for first in range(start, stop, most):
-                edges.append((segment, first, min(first + most, stop)))
-        return Cut(tuple(edges))
+    lines = -(-nbytes // LINE_BYTES)
+    ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(workers)] + [nbytes]
+    return tuple(
+        (segment, first, min(first + most, stop))
+        for segment, (start, stop) in enumerate(pairwise(ends))
+        for first in range(start, stop, most)
+    )
 
 
 class Sum:
@@ -49,7 +48,7 @@ class Sum:
         request_id: int,
         ask: Reduce,
         values: memoryview,
-        edges: tuple[tuple[int, int, int], ...],
+        edges: Edges,
         workers: int,
         index: int,
         now: float,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod, Prepared
-from shoal.tables.dense.merge import merge_some, merge_whole, rows_of
+from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
@@ -275,9 +275,7 @@ class DenseShard(Shard):
             self.versions[index] += 1
         self.release(staged)
 
-    def merge(
-        self, contributions: Sequence[tuple[float, float | None, StagedRows]]
-    ) -> list[Merged]:
+    def merge(self, contributions: Sequence[Contribution]) -> list[Merged]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         "mean": u = sum_i w_i u_i / sum_i w_i, over the pushes that cover the row; "sum": the plain

@@ -25,7 +25,7 @@ from shoal.tables.sparse.init import KINDS, create
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
-from shoal.tables.sparse.staging import MergedKeys, StagedKeys
+from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Shard, Staging
 from shoal.tables.touched import Touched
@@ -131,9 +131,7 @@ class SparseShard(Shard):
             scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
-    def merge(
-        self, contributions: Sequence[tuple[float, float | None, StagedKeys]]
-    ) -> list[MergedKeys]:
+    def merge(self, contributions: Sequence[Contribution]) -> list[MergedKeys]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         "mean": u = sum_i w_i u_i / sum_i w_i, where a push without the key counts as zero; "sum":
@@ -154,7 +152,7 @@ class SparseShard(Shard):
         for lr, staged in updates:
             self.apply(staged, lr)
 
-    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> MergedKeys:
+    def _merge(self, contributions: Sequence[Contribution]) -> MergedKeys:
         keys, numbers = distinct(np.concatenate([each.keys for _, _, each in contributions]))
         merged = np.zeros((len(keys), self.spec.width), self.dtype)
         factors = self.spec.factors([weight for weight, _, _ in contributions])

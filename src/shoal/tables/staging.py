@@ -173,8 +173,8 @@ class Merged:
     @property
     def views(self) -> tuple[memoryview, ...]:
         """The bytes of the keys, if it has any, and of the values."""
-        values = _bytes(self.values)
-        return (values,) if self.keys is None else (_bytes(self.keys), values)
+        parts = (self.values,) if self.keys is None else (self.keys, self.values)
+        return tuple(data_of(each.contiguous()) for each in parts)
 
 
 def side_by_side(updates: list[Merged]) -> list[Merged]:
@@ -202,10 +202,9 @@ def _end(values: Tensor) -> int:
     return values.data_ptr() + values.nbytes
 
 
-def _bytes(values: Tensor) -> memoryview:
-    if not values.numel():
-        return memoryview(b"")
-    data: memoryview = values.contiguous().view(-1).view(torch.uint8).numpy().data
+def data_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor."""
+    data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return data
 
 

@@ -37,10 +37,16 @@ Prepared = Callable[[int, float | None], object]  # (step, lr): one more update
 NUMPY_ADDS = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
 SMALL = 4096  # elements; up to here a call of torch costs more than the addition itself
 
-# Default rates of methods that dense and sparse tables have.
+# Defaults of methods that both dense and sparse tables have.
 SGD_LR = 0.01
 ADAGRAD_LR = 0.01
-ADAM_LR = 0.001
+ADAM_OPTIONS: Options = {
+    "lr": 0.001,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
 
 # Allowed range of each option: an option means the same in every method.
 RANGES = {

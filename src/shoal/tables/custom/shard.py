@@ -268,7 +268,6 @@ class CustomShard(Shard):
         Raises:
             AccessFailed: the handler failed to save.
         """
-        del at, nbytes
         try:
             pairs: Pairs = self.handler.save()
             arrays = pairs.keys, pairs.values, pairs.lens
@@ -320,7 +319,6 @@ class CustomShard(Shard):
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Load the pairs of a checkpointed shard that belong here."""
-        del held, same
         from shoal.tables.sparse.distinct import within
 
         keys = state["keys"].numpy().view(np.uint64)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.tables.access import ADAGRAD_LR, ADAM_LR, SGD_LR, Slots
+from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, SGD_LR, Slots
 from shoal.tables.dense.gradient_method import FLOATS, GradientMethod, decayed, pool
 from shoal.tables.schedules import SCHEDULE_OPTIONS
 from shoal.tables.spec import Options
@@ -339,11 +339,7 @@ class Adam(GradientMethod):
 
     name = "adam"
     options: ClassVar[Options] = {
-        "lr": ADAM_LR,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
+        **ADAM_OPTIONS,
         "amsgrad": False,
         "decoupled": False,
         **SCHEDULE_OPTIONS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange, cut_at_edges
-from shoal.tables.access import AccessMethod, Prepared
+from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
@@ -113,19 +113,16 @@ class DenseShard(Shard):
 
     def sample(self, at: int, nbytes: int) -> Sample:
         """Fragment number `at`, of any size."""
-        del nbytes
         return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
 
     def digest(self, rows: KeyRange, keys: None) -> int:
         """A digest of these rows and their state."""
-        del keys
         updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
         values, slots = self._piece(rows)
         return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Staging memory for a snapshot of these rows."""
-        del keys
         shape = (len(rows), self.spec.width)
         counted = (torch.int64, (2, len(self._touched(rows))))
         return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
@@ -247,7 +244,10 @@ class DenseShard(Shard):
         """Apply a push with the access method, fragment by fragment."""
         if staged.keys is None:
             if staged.prepared is None:
-                staged.prepared = self._prepared(staged)
+                staged.prepared = [
+                    (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
+                    for index, part in self._touched(staged.rows)
+                ]
             for index, update in staged.prepared:
                 update(self.updates[index], lr)
                 self.updates[index] += 1
@@ -258,12 +258,6 @@ class DenseShard(Shard):
                 self.updates[index] += 1
                 self.versions[index] += 1
         self.release(staged)
-
-    def _prepared(self, staged: StagedRows) -> list[tuple[int, Prepared]]:
-        return [
-            (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
-            for index, part in self._touched(staged.rows)
-        ]
 
     def write(self, staged: StagedRows) -> None:
         """Assign rows; the optimizer state stays."""

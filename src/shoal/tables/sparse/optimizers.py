@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.registry import Registry
-from shoal.tables.access import ADAGRAD_LR, ADAM_LR, ANY_DTYPE, SGD_LR, checked
+from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, ANY_DTYPE, SGD_LR, checked
 from shoal.tables.schedules import SCHEDULE_OPTIONS, schedule_lr
 from shoal.tables.sparse import records
 from shoal.tables.sparse.jit import U
@@ -249,14 +249,7 @@ class AdamRows(RowMethod):
     name = "adam"
     update = records.adam
     scalars = ("weight_decay", "beta1", "beta2", "eps")
-    options: ClassVar[Options] = {
-        "lr": ADAM_LR,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        **SCHEDULE_OPTIONS,
-    }
+    options: ClassVar[Options] = {**ADAM_OPTIONS, **SCHEDULE_OPTIONS}
 
     def state(self, width: int) -> np.ndarray:
         return np.zeros(2 * width + 1)

@@ -236,7 +236,6 @@ class SparseShard(Shard):
 
     def digest(self, rows: KeyRange, keys: np.ndarray) -> int:
         """A digest of the records of these keys; of absent keys, of their initial records."""
-        del rows
         places = self._index.find(keys)
         here = places != MISSING
         records = np.empty((len(keys), self.stride), self.dtype)
@@ -301,7 +300,6 @@ class SparseShard(Shard):
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
         method their state."""
-        del held
         keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
         mine = within(keys, self.held.start, self.held.stop)
         keys, records = keys[mine], records[mine]

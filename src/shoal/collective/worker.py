@@ -6,16 +6,7 @@ from math import inf
 
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
-from shoal.protocol.machine import (
-    Arrival,
-    Asked,
-    Effects,
-    Event,
-    PeerLost,
-    Received,
-    Stop,
-    Ticked,
-)
+from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
 from shoal.protocol.messages import Message, MissingPieces, Piece, SumAck, WorkerLeft
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session

@@ -9,14 +9,7 @@ from threading import Lock
 
 from shoal.errors import AddressInUse, HandshakeFailed
 from shoal.transport import handshake
-from shoal.transport.base import (
-    Connection,
-    Identity,
-    Listener,
-    Transport,
-    place_of,
-    transports,
-)
+from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
 from shoal.transport.stream import StreamConnection
 
 _listeners: dict[str, InprocListener] = {}

@@ -232,14 +232,7 @@ def _find_or_add(
 
 @kernel
 def _assume(
-    table: Any,
-    keys: Any,
-    places: Any,
-    created: Any,
-    owners: Any,
-    uses: Any,
-    last: Any,
-    state: Any,
+    table: Any, keys: Any, places: Any, created: Any, owners: Any, uses: Any, last: Any, state: Any
 ) -> Any:
     base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
     rows = state[0]

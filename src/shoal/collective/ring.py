@@ -115,7 +115,7 @@ class Ring:
         if nbytes * workers <= self._gathered_bytes:
             values = memoryview(bytearray(nbytes * workers))
             edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
-        one = Sum(request_id, ask, values, edges, workers, self._index, now)
+        one = Sum(request_id, ask, values, edges, workers, self._index, now + PROBE_S)
         if one.gathered:
             one.view((self._index + 1) % workers)[:] = ask.values
         self._sums[number] = one

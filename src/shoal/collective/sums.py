@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 from shoal.protocol.machine import Sink
@@ -31,10 +32,12 @@ def cut(nbytes: int, workers: int, most: int) -> Edges:
     )
 
 
+@dataclass(eq=False)
 class Sum:
     """The allreduce of one tensor.
 
     Attributes:
+        again_at: when the neighbours are asked, unless something arrives before.
         partial: pieces whose partial sum has not arrived.
         whole: pieces whose total sum has not arrived.
         added: bytes of a piece's partial sum that are added to this worker's values.
@@ -43,33 +46,25 @@ class Sum:
         taken: whether the next worker has everything.
     """
 
-    def __init__(
-        self,
-        request_id: int,
-        ask: Reduce,
-        values: memoryview,
-        edges: Edges,
-        workers: int,
-        index: int,
-        now: float,
-    ) -> None:
-        self.request_id = request_id
-        self.ask = ask
-        self.values = values
-        self.edges = edges
-        self.workers = workers
-        self.index = index
-        self.gathered = values is not ask.values
-        last = (index + 1) % workers
+    request_id: int
+    ask: Reduce
+    values: memoryview
+    edges: Edges
+    workers: int
+    index: int
+    again_at: float
+
+    def __post_init__(self) -> None:
+        self.gathered = self.values is not self.ask.values
+        last = (self.index + 1) % self.workers
         self.partial: dict[int, None] = {}
         if not self.gathered:
-            self.partial = {p: None for p, (s, _, _) in enumerate(edges) if s != index}
-        self.whole = {p: None for p, (s, _, _) in enumerate(edges) if s != last}
+            self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != self.index}
+        self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
         self.added: dict[int, int] = {}
         self.sinks: list[Sink] = []
         self.told = self.taken = False
         self.wait_s = PROBE_S
-        self.again_at = now + PROBE_S
 
     @property
     def complete(self) -> bool:

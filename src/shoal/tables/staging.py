@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -151,7 +152,7 @@ class StagedRows:
         return ""
 
 
-class Merged:
+class Merged(msgspec.Struct, eq=False):
     """The merged pushes of a round, for some rows.
 
     Attributes:
@@ -160,15 +161,10 @@ class Merged:
         lr: learning rate in place of the schedule's.
     """
 
-    __slots__ = ("keys", "lr", "rows", "values")
-
-    def __init__(
-        self, rows: KeyRange, keys: Tensor | None, values: Tensor, lr: float | None
-    ) -> None:
-        self.rows = rows
-        self.keys = keys
-        self.values = values
-        self.lr = lr
+    rows: KeyRange
+    keys: Tensor | None
+    values: Tensor
+    lr: float | None
 
     @property
     def views(self) -> tuple[memoryview, ...]:
@@ -208,7 +204,7 @@ def data_of(tensor: Tensor) -> memoryview:
     return data
 
 
-class StreamedRows:
+class StreamedRows(msgspec.Struct, eq=False):
     """A push of whole rows that is applied while it arrives, one fragment at a time.
 
     Attributes:
@@ -216,17 +212,11 @@ class StreamedRows:
         pieces: for each view: the fragment's number, its first row, and its update.
     """
 
-    __slots__ = ("kept", "pieces", "rows", "views")
-
-    keys = None  # all of its rows
-
-    def __init__(
-        self, rows: KeyRange, views: list[memoryview], pieces: list[tuple[int, int, Prepared]]
-    ) -> None:
-        self.rows = rows
-        self.kept = False
-        self.views = views
-        self.pieces = pieces
+    rows: KeyRange
+    views: list[memoryview]
+    pieces: list[tuple[int, int, Prepared]]
+    kept: bool = False
+    keys: ClassVar[None] = None  # all of its rows
 
     def problem(self) -> str:
         return ""

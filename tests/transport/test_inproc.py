@@ -1,4 +1,4 @@
-"""Queues of one process: descriptors, threads and turns."""
+"""Socket pairs of one process: descriptors, threads and turns."""
 
 import os
 import select
@@ -10,7 +10,8 @@ from shoal.errors import AddressInUse, HandshakeFailed
 from shoal.protocol.machine import Discard
 from shoal.protocol.messages import Nudge
 from shoal.testing.connections import CALLER, LISTENER, TIMEOUT_S, End, connected, meet, readable
-from shoal.transport.inproc import FRAMES_A_TURN, InprocTransport
+from shoal.transport.inproc import InprocTransport
+from shoal.transport.stream import INBOX_BYTES
 
 ADDRESS = "inproc://here"
 
@@ -83,21 +84,19 @@ def test_the_signal_counts_arrivals(transport):
     listener.close()
 
 
-def test_a_receive_turn_is_bounded_and_the_rest_signals_again(pair):
-    count = 2 * FRAMES_A_TURN + 1
+def test_nothing_is_left_where_more_than_one_inbox_waits(pair):
+    count = INBOX_BYTES // 16
     for number in range(count):
         pair.caller.send(Nudge(str(number)))
-    turns = []
     while readable(pair.callee.connection.fileno(), 0):
-        before = len(pair.callee.delivered)
         pair.callee.receive()
-        turns.append(len(pair.callee.delivered) - before)
-    assert turns == [FRAMES_A_TURN, FRAMES_A_TURN, 1]
+        pair.caller.connection.flush()
+    assert pair.callee.messages == [Nudge(str(number)) for number in range(count)]
     pair.callee.receive()
     assert not pair.callee.ended
 
 
-@pytest.mark.parametrize("count", [0, 1, FRAMES_A_TURN, FRAMES_A_TURN + 1])
+@pytest.mark.parametrize("count", [0, 1, 64, 65])
 def test_the_end_of_a_connection_is_signalled(pair, count):
     for number in range(count):
         pair.caller.send(Nudge(str(number)))
@@ -136,8 +135,11 @@ def test_threads_on_both_ends_exchange_all_messages(transport):
 
         def talk(caller=caller, sent=sent):
             for number in range(sent):
-                caller.send(Nudge(str(number)), [memoryview(b"payload")], False)
+                caller.send(Nudge(str(number)), [memoryview(b"payload")])
                 caller.receive(lambda *_: Discard(""), lambda *_: None, lambda *_: None)
+            while caller.backlog:
+                select.select([], [caller], [], TIMEOUT_S)
+                caller.flush()
             caller.close()
 
         thread = threading.Thread(target=talk)

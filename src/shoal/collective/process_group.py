@@ -10,6 +10,8 @@ from torch import Tensor
 
 from shoal.errors import PeerError
 
+TIMEOUT = timedelta(seconds=60)  # until an operation fails
+
 
 class ProcessGroup:
     """torch.distributed as a `Collective`.
@@ -18,12 +20,9 @@ class ProcessGroup:
         rank: this worker's.
         world_size: number of workers.
         rendezvous: a torch init method, such as file:///PATH or tcp://HOST:PORT.
-        timeout_s: seconds until an operation fails.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, rendezvous: str, timeout_s: float = 60.0
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, rendezvous: str) -> None:
         self.rank = rank
         self.world_size = world_size
         self._mine = not dist.is_initialized()
@@ -35,7 +34,7 @@ class ProcessGroup:
                 init_method=rendezvous,
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=TIMEOUT,
             )
 
     def all_reduce(self, tensor: Tensor, mean: bool = False) -> None:
@@ -45,9 +44,6 @@ class ProcessGroup:
                 tensor.div_(self.world_size)
         except RuntimeError as error:
             raise PeerError(f"allreduce of {self.world_size} workers failed: {error}") from error
-
-    def barrier(self) -> None:
-        dist.barrier()
 
     def close(self) -> None:
         if self._mine and dist.is_initialized():

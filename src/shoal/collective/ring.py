@@ -21,7 +21,7 @@ from math import inf
 from mmap import mmap
 from zlib import crc32
 
-from shoal.collective.sums import PROBE_S, Cut, Sum
+from shoal.collective.sums import PROBE_S, Sum, cut
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.machine import (
     Arrival,
@@ -111,11 +111,11 @@ class Ring:
                 ask.finish(ask.values, workers)
             out.append(Resolve(request_id, Outcome()))
             return
-        values, edges = ask.values, Cut.of(nbytes, workers, self._piece_bytes).edges
+        values, edges = ask.values, cut(nbytes, workers, self._piece_bytes)
         if nbytes * workers <= self._gathered_bytes:
             values = memoryview(bytearray(nbytes * workers))
             edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
-        one = Sum(request_id, ask, values, edges, workers, self._index, now)
+        one = Sum(request_id, ask, values, edges, workers, self._index, now + PROBE_S)
         if one.gathered:
             one.view((self._index + 1) % workers)[:] = ask.values
         self._sums[number] = one

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
+from itertools import pairwise
 
 from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
@@ -11,31 +12,32 @@ LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
 PROBE_S = 0.2  # without progress, until the neighbours are asked; doubles
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """The pieces of a tensor of `nbytes` bytes, for a number of workers.
+Edges = tuple[tuple[int, int, int], ...]  # of each piece: (segment, start, stop)
 
-    >>> Cut.of(100 * 4, 2, 128).edges
+
+def cut(nbytes: int, workers: int, most: int) -> Edges:
+    """The pieces of a tensor of `nbytes` bytes, of at most `most` bytes, for a number of workers.
+
+    Cut evenly, at the edges of cache lines and so of items, whose size divides a line's.
+
+    >>> cut(100 * 4, 2, 128)
     ((0, 0, 128), (0, 128, 192), (1, 192, 320), (1, 320, 400))
     """
-
-    edges: tuple[tuple[int, int, int], ...]  # (segment, start, stop)
-
-    @staticmethod
-    def of(nbytes: int, workers: int, most: int) -> Cut:
-        """Cut evenly, at the edges of cache lines and so of items, whose size divides a line's."""
-        lines = -(-nbytes // LINE_BYTES)
-        ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(1, workers)]
-        edges = []
-        for segment, (start, stop) in enumerate(zip([0, *ends], [*ends, nbytes], strict=True)):
-            for first in range(start, stop, most):
-                edges.append((segment, first, min(first + most, stop)))
-        return Cut(tuple(edges))
+    lines = -(-nbytes // LINE_BYTES)
+    ends = [min(nbytes, LINE_BYTES * (lines * s // workers)) for s in range(workers)] + [nbytes]
+    return tuple(
+        (segment, first, min(first + most, stop))
+        for segment, (start, stop) in enumerate(pairwise(ends))
+        for first in range(start, stop, most)
+    )
 
 
+@dataclass(eq=False)
 class Sum:
     """The allreduce of one tensor.
 
     Attributes:
+        again_at: when the neighbours are asked, unless something arrives before.
         partial: pieces whose partial sum has not arrived.
         whole: pieces whose total sum has not arrived.
         added: bytes of a piece's partial sum that are added to this worker's values.
@@ -44,33 +46,25 @@ class Sum:
         taken: whether the next worker has everything.
     """
 
-    def __init__(
-        self,
-        request_id: int,
-        ask: Reduce,
-        values: memoryview,
-        edges: tuple[tuple[int, int, int], ...],
-        workers: int,
-        index: int,
-        now: float,
-    ) -> None:
-        self.request_id = request_id
-        self.ask = ask
-        self.values = values
-        self.edges = edges
-        self.workers = workers
-        self.index = index
-        self.gathered = values is not ask.values
-        last = (index + 1) % workers
+    request_id: int
+    ask: Reduce
+    values: memoryview
+    edges: Edges
+    workers: int
+    index: int
+    again_at: float
+
+    def __post_init__(self) -> None:
+        self.gathered = self.values is not self.ask.values
+        last = (self.index + 1) % self.workers
         self.partial: dict[int, None] = {}
         if not self.gathered:
-            self.partial = {p: None for p, (s, _, _) in enumerate(edges) if s != index}
-        self.whole = {p: None for p, (s, _, _) in enumerate(edges) if s != last}
+            self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != self.index}
+        self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
         self.added: dict[int, int] = {}
         self.sinks: list[Sink] = []
         self.told = self.taken = False
         self.wait_s = PROBE_S
-        self.again_at = now + PROBE_S
 
     @property
     def complete(self) -> bool:

@@ -6,16 +6,7 @@ from math import inf
 
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
-from shoal.protocol.machine import (
-    Arrival,
-    Asked,
-    Effects,
-    Event,
-    PeerLost,
-    Received,
-    Stop,
-    Ticked,
-)
+from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
 from shoal.protocol.messages import Message, MissingPieces, Piece, SumAck, WorkerLeft
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
@@ -45,24 +36,20 @@ class CollectiveWorker(WorkerMachine):
         return super().arriving(sender, message, nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
+        out: Effects = []
         if isinstance(event, Received) and isinstance(event.message, RINGS):
-            out: Effects = []
             self.ring.handle(event, now, out)
             return out
-        if isinstance(event, Asked) and isinstance(event.request, Reduce):
-            if not self.session.ended:
-                out = []
-                self.ring.ask(event.request_id, event.request, now, out)
+        if isinstance(event, Asked):
+            request = event.request
+            if isinstance(request, Reduce) and not self.session.ended:
+                self.ring.ask(event.request_id, request, now, out)
                 return out
-        elif isinstance(event, Asked) and isinstance(event.request, Cancel):
-            cancelled: Effects = []
-            self.ring.cancel(event.request.request_id, cancelled)
-            return cancelled + super().handle(event, now)
-        elif isinstance(event, Asked) and isinstance(event.request, FinishWork):
-            told: Effects = []
-            self.ring.leave(told)
-            return told + super().handle(event, now)
-        out = super().handle(event, now)
+            if isinstance(request, Cancel):
+                self.ring.cancel(request.request_id, out)
+            elif isinstance(request, FinishWork):
+                self.ring.leave(out)
+        out += super().handle(event, now)
         if isinstance(event, Ticked):
             self.ring.tick(now, out)
         elif isinstance(event, PeerLost):
@@ -80,9 +67,8 @@ class CollectiveWorker(WorkerMachine):
         super()._end(out)
 
     def deadline(self) -> float | None:
-        due = self.ring.deadline()
         other = super().deadline()
-        due = due if other is None else min(due, other)
+        due = min(self.ring.deadline(), inf if other is None else other)
         return due if due < inf else None
 
     def address_of(self, node: NodeId) -> str | None:

@@ -103,12 +103,8 @@ class Writer:
         try:
             if self._keep:
                 Checkpoints(self._folder()).prune(self._keep)
-        except (
-            SafetensorError,
-            OSError,
-            ValueError,
-            UnknownFormat,
-        ) as error:  # the next write tries again
+        except (SafetensorError, OSError, ValueError, UnknownFormat) as error:
+            # the next write tries again
             log.info("older checkpoints could not be removed: %s", error)
 
 

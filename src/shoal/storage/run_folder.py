@@ -32,6 +32,14 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.events = path / "events.jsonl"
+        self.job = path / "job.toml"
+        self.summary = path / "summary.json"
+        self.model = path / "model.safetensors"
+        self.shards = path / "shards"
+        self.checkpoints = path / "checkpoints"
+        self.scheduler = path / "scheduler"  # has the address, during the run
+        self.pids = path / "pids.json"
 
     @classmethod
     def create(cls, parent: Path, title: str) -> RunFolder:
@@ -58,14 +66,6 @@ class RunFolder:
             return folder
         raise FileExistsError(f"no free run folder beside {path}")
 
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.toml"
-
     def write_job(self, toml: str) -> None:
         write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
 
@@ -84,33 +84,8 @@ class RunFolder:
         check_format(self.summary, figures.pop(FORMAT_KEY, None))
         return figures
 
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def shards(self) -> Path:
-        return self.path / "shards"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def checkpoint(self, clock: int) -> Path:
         return self.checkpoints / folder_of(clock)
-
-    @property
-    def scheduler(self) -> Path:
-        """Has the scheduler's address during the run."""
-        return self.path / "scheduler"
-
-    @property
-    def pids(self) -> Path:
-        return self.path / "pids.json"
 
     def worker(self, rank: int) -> Path:
         folder = self.path / "workers" / str(rank)

@@ -28,6 +28,7 @@ from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
 Tables = list[tuple[TableSpec, tuple[int, int]]]
+Places = tuple[ViewId, list[int]]
 # In a file's metadata:
 SINCE = "since"  # the folder with the file whose changes this one has
 SINCE_CRC = "since_crc32"  # that file's checksum
@@ -58,6 +59,20 @@ def save_shards(
     write_whole(path, lambda fresh: save_file(tensors, fresh, metadata))
 
 
+class SavedPart(msgspec.Struct, frozen=True):
+    """A shard in a file.
+
+    number:  which of the file's shards it is
+    place:   its order among replicas: latest view first, then nearest to the tail
+    """
+
+    path: Path
+    number: int
+    spec: TableSpec
+    rows: KeyRange
+    place: tuple[int, int, int]
+
+
 class SavedShards:
     """The shards of a run that has ended, or of a checkpoint.
 
@@ -66,14 +81,12 @@ class SavedShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: list[tuple[Path, Tables]] = [
-            (path, _tables_of(path)) for path in shard_files(folder)
-        ]
+        self._parts = [part for path in shard_files(folder) for part in _parts_of(path)]
 
     @property
     def tables(self) -> dict[str, TableSpec]:
         """The tables by name."""
-        return {spec.name: spec for _, tables in self._files for spec, _ in tables}
+        return {part.spec.name: part.spec for part in self._parts}
 
     def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
         """All parts of a table: ranges of rows and their state. Of several replicas it is the one
@@ -82,23 +95,16 @@ class SavedShards:
         Raises:
             DataCorrupt: no server has left some of the rows
         """
-        found = [
-            (place, KeyRange(*held), path, number)
-            for path, tables in self._files
-            for number, ((spec, held), place) in enumerate(
-                zip(tables, _places_of(path, len(tables)), strict=True)
-            )
-            if spec.name == table and held[0] < held[1]
-        ]
-        chosen: list[tuple[KeyRange, Path, int]] = []
-        for _, rows, path, number in sorted(found, key=lambda each: each[0]):
-            if not any(len(rows & other) for other, _, _ in chosen):
-                chosen.append((rows, path, number))
-        ranges = sorted((rows for rows, _, _ in chosen), key=lambda rows: rows.start)
+        found = [part for part in self._parts if part.spec.name == table and len(part.rows)]
+        chosen: list[SavedPart] = []
+        for part in sorted(found, key=lambda part: part.place):
+            if not any(len(part.rows & other.rows) for other in chosen):
+                chosen.append(part)
+        ranges = sorted((part.rows for part in chosen), key=lambda rows: rows.start)
         if not tiles(ranges, self.tables[table].keys.stop):
             raise DataCorrupt(f"{self.folder} does not have all rows of table {table!r}")
-        for rows, path, number in chosen:
-            yield rows, _read(path, number)
+        for part in chosen:
+            yield part.rows, _read(part.path, part.number)
 
     def merged(self, table: str) -> dict[str, Tensor]:
         """A table's `rows`; of a sparse one its `keys` as well, in order; of a custom one its
@@ -146,14 +152,20 @@ class SavedShards:
         return opened
 
 
-def _tables_of(path: Path) -> Tables:
+def _parts_of(path: Path) -> list[SavedPart]:
     try:
         metadata = metadata_of(path)
         tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
         raise DataCorrupt(f"{path} is no file of shards: {error}") from None
     check_format(path, metadata.get(FORMAT_KEY))
-    return tables
+    (term, number), places = NO_VIEW, [0] * len(tables)
+    if PLACES in metadata:
+        (term, number), places = msgspec.json.decode(metadata[PLACES], type=Places)
+    return [
+        SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
+        for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))
+    ]
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -164,15 +176,6 @@ def metadata_of(path: Path) -> dict[str, str]:
     """
     with safe_open(path, "pt") as file:
         return file.metadata() or {}
-
-
-def _places_of(path: Path, count: int) -> list[tuple[int, int, int]]:
-    """For each shard its order among replicas: latest view first, then nearest to the tail."""
-    written = metadata_of(path).get(PLACES)
-    if not written:
-        return [(0, 0, 0)] * count
-    (term, number), places = msgspec.json.decode(written, type=tuple[ViewId, list[int]])
-    return [(-term, -number, place) for place in places]
 
 
 def with_earlier(path: Path) -> list[Path]:

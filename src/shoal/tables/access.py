@@ -31,15 +31,22 @@ from shoal.tables.schedules import ANY, BELOW_ONE, NOT_NEGATIVE, PREFIX, UNIT, n
 from shoal.tables.spec import ITEM_SIZES, Options
 
 ANY_DTYPE = frozenset(ITEM_SIZES)
+Slots = Mapping[str, Tensor]  # state tensors by name, each shaped and typed as the rows
 Prepared = Callable[[int, float | None], object]  # (step, lr): one more update
 
 NUMPY_ADDS = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
 SMALL = 4096  # elements; up to here a call of torch costs more than the addition itself
 
-# Default rates of methods that dense and sparse tables have.
+# Defaults of methods that both dense and sparse tables have.
 SGD_LR = 0.01
 ADAGRAD_LR = 0.01
-ADAM_LR = 0.001
+ADAM_OPTIONS: Options = {
+    "lr": 0.001,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
 
 # Allowed range of each option: an option means the same in every method.
 RANGES = {
@@ -120,12 +127,7 @@ class AccessMethod(ABC):
 
     @abstractmethod
     def apply(
-        self,
-        rows: Tensor,
-        slots: Mapping[str, Tensor],
-        update: Tensor,
-        step: int,
-        lr: float | None = None,
+        self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None = None
     ) -> None:
         """Apply one update to `rows` and `slots`, in place.
 
@@ -140,7 +142,7 @@ class AccessMethod(ABC):
             InvalidValue: the update has another shape or dtype than the rows.
         """
 
-    def prepared(self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor) -> Prepared:
+    def prepared(self, rows: Tensor, slots: Slots, update: Tensor) -> Prepared:
         """`apply` with its tensors bound, for updates that arrive in the same memory every time.
 
         Training pushes the same rows in every step: checks and views are then made only once.
@@ -179,8 +181,27 @@ def require_alike(owner: str, rows: Tensor, update: Tensor) -> None:
         )
 
 
+class ValueMethod(AccessMethod):
+    """An access method whose update is a value. It has no options and no state."""
+
+    options: ClassVar[Options] = {}
+    dtypes = ANY_DTYPE
+    change: ClassVar[Callable[[Tensor, Tensor], Tensor]]  # (rows, update)
+
+    @final
+    def state(self) -> dict[str, float]:
+        return {}
+
+    @final
+    def apply(
+        self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None = None
+    ) -> None:
+        require_alike(self.name, rows, update)
+        type(self).change(rows, update)
+
+
 @final
-class Sum(AccessMethod):
+class Sum(ValueMethod):
     """Sum: add the update, for counters and for workers that push differences.
 
     Update rule::
@@ -201,24 +222,9 @@ class Sum(AccessMethod):
     """
 
     name = "sum"
-    options: ClassVar[Options] = {}
-    dtypes = ANY_DTYPE
+    change = Tensor.add_
 
-    def state(self) -> dict[str, float]:
-        return {}
-
-    def apply(
-        self,
-        rows: Tensor,
-        slots: Mapping[str, Tensor],
-        update: Tensor,
-        step: int,
-        lr: float | None = None,
-    ) -> None:
-        require_alike(self.name, rows, update)
-        rows.add_(update)
-
-    def prepared(self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor) -> Prepared:
+    def prepared(self, rows: Tensor, slots: Slots, update: Tensor) -> Prepared:
         if rows.numel() > SMALL or rows.dtype not in NUMPY_ADDS:
             return super().prepared(rows, slots, update)
         require_alike(self.name, rows, update)
@@ -227,7 +233,7 @@ class Sum(AccessMethod):
 
 
 @final
-class Assign(AccessMethod):
+class Assign(ValueMethod):
     """Assign: replace the rows; the last push wins.
 
     Update rule::
@@ -245,19 +251,4 @@ class Assign(AccessMethod):
     """
 
     name = "assign"
-    options: ClassVar[Options] = {}
-    dtypes = ANY_DTYPE
-
-    def state(self) -> dict[str, float]:
-        return {}
-
-    def apply(
-        self,
-        rows: Tensor,
-        slots: Mapping[str, Tensor],
-        update: Tensor,
-        step: int,
-        lr: float | None = None,
-    ) -> None:
-        require_alike(self.name, rows, update)
-        rows.copy_(update)
+    change = Tensor.copy_

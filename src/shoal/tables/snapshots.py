@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
-from shoal.tables.staging import aligned
+from shoal.tables.staging import aligned, data_of
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -82,12 +82,6 @@ def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict
 def copied(tensors: Sequence[Tensor]) -> tuple[memoryview, ...]:
     """The bytes of copies of these tensors."""
     return tuple(data_of(each.clone()) for each in tensors if each.numel())
-
-
-def data_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
-    data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
-    return data
 
 
 def crc32(tensors: Sequence[Tensor], found: int = 0) -> int:

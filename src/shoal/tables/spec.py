@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from math import ceil, prod
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
@@ -207,22 +207,6 @@ def asp() -> Consistency:
     return Consistency("asp", 0, "arrival")
 
 
-_KINDS = {
-    "name": str,
-    "rows": int,
-    "row_shape": tuple,
-    "dtype": str,
-    "init": Init,
-    "access": Access,
-    "consistency": Consistency,
-    "fragment_rows": int,
-    "kind": str,
-    "nonfinite": str,
-    "max_rows": int,
-    "evict": str,
-}
-
-
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     """Specification of a table: a named collection of rows of `row_shape` values.
 
@@ -280,18 +264,17 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""
 
     def __post_init__(self) -> None:
-        for field, kind in _KINDS.items():
+        for field, kind in _TYPES.items():
             value = getattr(self, field)
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise InvalidValue(
                     f"a table's {field} has type {kind.__name__}, not {type(value).__name__} "
                     f"({value!r})"
                 )
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
-        _require_one_of("kind", self.kind, ("dense", "sparse", "custom"))
-        _require_one_of("nonfinite", self.nonfinite, ("reject", "zero", "allow"))
-        _require_one_of("evict", self.evict, ("lru", "lfu"))
+        for field, known in _CHOICES.items():
+            _require_one_of(field, getattr(self, field), known)
         if not 0 <= self.max_rows <= ROWS_MOST or (self.max_rows and not self.sparse):
             raise InvalidValue(
                 f"table {self.name!r}: max_rows is for sparse tables, from 0 (no bound) to "
@@ -316,8 +299,6 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(
                 f"table {self.name!r}: the sides of row_shape are at least 1, not {self.row_shape}"
             )
-        _require_one_of("dtype", self.dtype, ITEM_SIZES)
-        _require_one_of("merge", self.merge, ("mean", "sum"))
         if self.merge == "mean" and "int" in self.dtype and self.kind != "custom":
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
         if self.fragment_rows < 0:
@@ -394,3 +375,12 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         stop = self.keys.stop
         edges = range(0, stop, self.fragment_rows)
         return [KeyRange(start, min(start + self.fragment_rows, stop)) for start in edges]
+
+
+_ANNOTATIONS = {field.name: field.type for field in msgspec.structs.fields(TableSpec)}
+_LITERALS = {name: get_args(a) for name, a in _ANNOTATIONS.items() if get_origin(a) is Literal}
+_CHOICES: dict[str, Collection[str]] = {"dtype": ITEM_SIZES, **_LITERALS}
+_TYPES = {
+    name: str if name in _LITERALS else get_origin(annotation) or annotation
+    for name, annotation in _ANNOTATIONS.items()
+}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,13 +47,18 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
-class Retention(ABC):
-    """What a store says to what it has staged, whatever its kind.
+class Shard(ABC):
+    """What shards of all kinds have in common.
 
     syncing:  the rows are still coming from another replica
     """
 
     syncing = False
+
+    @property
+    def evicted(self) -> int:
+        """Number of evicted rows."""
+        return 0
 
     def retain(self, staged: Any) -> None:
         """Keep its memory when it is applied: other servers are to have it as well."""
@@ -69,6 +76,13 @@ class Retention(ABC):
     def sync(self, on: bool) -> None:
         """Rows begin to come from another replica; or all have."""
         self.syncing = on
+
+    def keep(self, clients: Collection[int]) -> None:  # noqa: B027
+        """Forget the state of all other workers, where there is any."""
+
+    def changes(self) -> dict[str, Tensor] | None:
+        """The changes since the last checkpoint; None if the whole state has to be written."""
+        return None
 
     @abstractmethod
     def release(self, staged: Any) -> None:
@@ -138,7 +152,7 @@ class StagedRows:
         return ""
 
 
-class Merged:
+class Merged(msgspec.Struct, eq=False):
     """The merged pushes of a round, for some rows.
 
     Attributes:
@@ -147,21 +161,16 @@ class Merged:
         lr: learning rate in place of the schedule's.
     """
 
-    __slots__ = ("keys", "lr", "rows", "values")
-
-    def __init__(
-        self, rows: KeyRange, keys: Tensor | None, values: Tensor, lr: float | None
-    ) -> None:
-        self.rows = rows
-        self.keys = keys
-        self.values = values
-        self.lr = lr
+    rows: KeyRange
+    keys: Tensor | None
+    values: Tensor
+    lr: float | None
 
     @property
     def views(self) -> tuple[memoryview, ...]:
         """The bytes of the keys, if it has any, and of the values."""
-        values = _bytes(self.values)
-        return (values,) if self.keys is None else (_bytes(self.keys), values)
+        parts = (self.values,) if self.keys is None else (self.keys, self.values)
+        return tuple(data_of(each.contiguous()) for each in parts)
 
 
 def side_by_side(updates: list[Merged]) -> list[Merged]:
@@ -189,14 +198,13 @@ def _end(values: Tensor) -> int:
     return values.data_ptr() + values.nbytes
 
 
-def _bytes(values: Tensor) -> memoryview:
-    if not values.numel():
-        return memoryview(b"")
-    data: memoryview = values.contiguous().view(-1).view(torch.uint8).numpy().data
+def data_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor."""
+    data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return data
 
 
-class StreamedRows:
+class StreamedRows(msgspec.Struct, eq=False):
     """A push of whole rows that is applied while it arrives, one fragment at a time.
 
     Attributes:
@@ -204,17 +212,11 @@ class StreamedRows:
         pieces: for each view: the fragment's number, its first row, and its update.
     """
 
-    __slots__ = ("kept", "pieces", "rows", "views")
-
-    keys = None  # all of its rows
-
-    def __init__(
-        self, rows: KeyRange, views: list[memoryview], pieces: list[tuple[int, int, Prepared]]
-    ) -> None:
-        self.rows = rows
-        self.kept = False
-        self.views = views
-        self.pieces = pieces
+    rows: KeyRange
+    views: list[memoryview]
+    pieces: list[tuple[int, int, Prepared]]
+    kept: bool = False
+    keys: ClassVar[None] = None  # all of its rows
 
     def problem(self) -> str:
         return ""

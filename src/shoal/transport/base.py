@@ -1,6 +1,6 @@
 """The contract of transports: non-blocking connections, chosen by the scheme of an address.
 
-    inproc://NAME        queues within this process
+    inproc://NAME        a socket pair within this process
     unix:///PATH         a Unix socket on this host, in a directory that only its owner enters
     tcp://HOST:PORT      between hosts; beyond this host only with a token
 

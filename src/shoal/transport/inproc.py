@@ -1,144 +1,28 @@
-"""The `inproc` transport: queues between threads of one process, for tests and debugging."""
+"""The `inproc` transport: socket pairs within one process, for tests and debugging."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
 from threading import Lock
 
-from shoal.errors import AddressInUse, BadMessage, HandshakeFailed
-from shoal.protocol.machine import CopyOnWriteGuard
-from shoal.protocol.messages import Message
+from shoal.errors import AddressInUse, HandshakeFailed
 from shoal.transport import handshake
-from shoal.transport.base import (
-    Arriving,
-    Connection,
-    Deliver,
-    Identity,
-    Listener,
-    Malformed,
-    Transport,
-    place_of,
-    sink_for,
-    transports,
-)
-from shoal.transport.wire import encode, message_of
-
-FRAMES_A_TURN = 64  # per call of `receive`, so that other connections get their turn
+from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
+from shoal.transport.stream import StreamConnection
 
 _listeners: dict[str, InprocListener] = {}
 _lock = Lock()
 
 
-class _Queue:
-    """Frames one way. `signal` is readable while there are any, or the end has come.
-
-    The eventfd belongs to the reader, who closes it; the lock keeps a writer from signalling a
-    descriptor that has a new owner by then.
-    """
-
-    def __init__(self) -> None:
-        self.frames: deque[tuple[bytes, bytes]] = deque()
-        self.ended = False
-        self.signal = os.eventfd(0, os.EFD_NONBLOCK)
-        self._lock = Lock()
-
-    def put(self, head: bytes, payload: bytes) -> None:
-        with self._lock:
-            if not self.ended:
-                self.frames.append((head, payload))
-                os.eventfd_write(self.signal, 1)
-
-    def quiet(self) -> None:
-        """Clear the signal before the queue is emptied: later frames signal again."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.signal)
-
-    def signal_again(self) -> None:
-        with self._lock:
-            if self.signal >= 0:
-                os.eventfd_write(self.signal, 1)
-
-    def end(self) -> None:
-        """Note that the writer is gone."""
-        with self._lock:
-            if not self.ended:
-                self.ended = True
-                os.eventfd_write(self.signal, 1)
-
-    def close(self) -> None:
-        """Note that the reader is gone."""
-        with self._lock:
-            self.ended = True
-            self.frames.clear()
-            if self.signal >= 0:
-                os.close(self.signal)
-                self.signal = -1
-
-
-class InprocConnection(Connection):
-    """Two queues. Frames are encoded, as everywhere; payloads are copied once on sending."""
-
-    def __init__(self, incoming: _Queue, outgoing: _Queue, peer: str) -> None:
-        self.peer = peer
-        self._incoming = incoming
-        self._outgoing = outgoing
-
-    def fileno(self) -> int:
-        return self._incoming.signal
-
-    def send(
-        self, message: Message, buffers: Sequence[memoryview], guard: CopyOnWriteGuard | None = None
-    ) -> None:
-        payload = b"".join(buffers)
-        self._outgoing.put(encode(message, len(payload)), payload)
-
-    def flush(self) -> None:
-        pass
-
-    def detach(self) -> None:
-        pass
-
-    def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
-        incoming = self._incoming
-        if incoming.signal < 0:
-            return False
-        incoming.quiet()
-        for _ in range(FRAMES_A_TURN):
-            if not incoming.frames:
-                return not incoming.ended
-            head, payload = incoming.frames.popleft()
-            try:
-                message = message_of(head)
-            except BadMessage as error:
-                malformed(self.peer, error)
-                continue
-            sink = None
-            if payload:
-                sink = sink_for(arriving(self.peer, message, len(payload)), len(payload))
-            if sink is None:
-                deliver(self.peer, message, None)
-                continue
-            for _ in sink.filling(memoryview(payload)):
-                deliver(self.peer, message, sink)
-                if sink.by_view and sink.revoked:
-                    deliver(self.peer, message, sink)
-                    break
-        incoming.signal_again()  # there may be more
-        return True
-
-    def close(self) -> None:
-        self._incoming.close()
-        self._outgoing.end()
-
-
 class InprocListener(Listener):
+    """Hands out connections whose callers have been greeted already."""
+
     def __init__(self, address: str, me: Identity) -> None:
         self.address = address
         self.me = me
-        self.arrivals: deque[InprocConnection] = deque()
+        self.arrivals: deque[StreamConnection] = deque()
         self.signal = os.eventfd(0, os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -189,10 +73,10 @@ class InprocTransport(Transport):
             said = handshake.hello(me, asked)
             verdict = handshake.judge(listener.me, asked, said)
             welcome = handshake.conclude(me, asked, said, verdict)
-            there, back = _Queue(), _Queue()
-            listener.arrivals.append(InprocConnection(there, back, me.node))
+            here, there = socket.socketpair()
+            listener.arrivals.append(StreamConnection(there, listener.me, me.node))
             os.eventfd_write(listener.signal, 1)
-        return InprocConnection(back, there, welcome.node)
+        return StreamConnection(here, me, welcome.node)
 
 
 transports.add("inproc", InprocTransport)

@@ -14,14 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
-from shoal.transport.base import (
-    Connection,
-    Identity,
-    Listener,
-    Transport,
-    place_of,
-    transports,
-)
+from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
 from shoal.transport.sockets import StreamListener, shake
 
 PATH_BYTES_MAX = 107  # of sockaddr_un

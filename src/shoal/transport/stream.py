@@ -18,14 +18,7 @@ from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
 from shoal.transport import handshake
-from shoal.transport.base import (
-    Arriving,
-    Connection,
-    Deliver,
-    Identity,
-    Malformed,
-    sink_for,
-)
+from shoal.transport.base import Arriving, Connection, Deliver, Identity, Malformed, sink_for
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
 from shoal.transport.payload import STRAIGHT_BYTES, Payload
 from shoal.transport.shared import (

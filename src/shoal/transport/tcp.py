@@ -9,14 +9,7 @@ import socket
 from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
-from shoal.transport.base import (
-    Connection,
-    Identity,
-    Listener,
-    Transport,
-    place_of,
-    transports,
-)
+from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
 from shoal.transport.sockets import StreamListener, shake
 
 

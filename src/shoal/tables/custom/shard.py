@@ -29,9 +29,9 @@ from shoal.errors import AccessFailed, InvalidValue
 from shoal.keys import KeyRange
 from shoal.registry import Registry
 from shoal.tables.custom.calls import Call, Pairs, answer_of
-from shoal.tables.snapshots import Sample, Snapshot
+from shoal.tables.snapshots import Snapshot
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import Merged, Retention
+from shoal.tables.staging import Shard
 
 SUM, ASSIGN = 0, 1  # values of `cmd` for `Lists`
 
@@ -113,12 +113,25 @@ class Lists:
 handlers.add("lists", Lists)
 
 
-class AnswersRecord(msgspec.Struct, array_like=True):
-    """The answers of a client's calls by number, for another replica."""
+class Answered(msgspec.Struct, array_like=True):
+    """The answer cache of a client: each call is executed once, even if it arrives again.
 
-    below: int
-    answers: dict[int, bytes]
-    errors: dict[int, str]
+    Attributes:
+        below: the client has the answers of all calls below this number.
+        answers: by the call's number.
+        errors: the texts of failed calls by number.
+    """
+
+    below: int = 0
+    answers: dict[int, bytes] = {}
+    errors: dict[int, str] = {}
+
+    def forget(self, below: int) -> None:
+        """Drop the answers below a number, which the client has."""
+        if below > self.below:
+            self.below = below
+            self.answers = {n: each for n, each in self.answers.items() if n >= below}
+            self.errors = {n: each for n, each in self.errors.items() if n >= below}
 
 
 class Everything(msgspec.Struct, array_like=True):
@@ -126,7 +139,7 @@ class Everything(msgspec.Struct, array_like=True):
     and the answers by client."""
 
     saved: tuple[tuple[str, bytes], tuple[str, bytes], tuple[str, bytes]]
-    answers: dict[int, AnswersRecord]
+    answers: dict[int, Answered]
 
 
 class StagedCall:
@@ -152,39 +165,8 @@ class StagedRows(StagedCall):
         return "a custom table takes calls of its handler, not rows"
 
 
-class Answered:
-    """The answer cache of a client: each call is executed once, even if it arrives again."""
-
-    def __init__(self) -> None:
-        self.below = 0  # the client has the answers of all calls below this number
-        self.answers: dict[int, bytes | AccessFailed] = {}
-
-    @classmethod
-    def of(cls, record: AnswersRecord) -> Answered:
-        """The cache of another replica."""
-        found = cls()
-        found.below, found.answers = record.below, {**record.answers}
-        found.answers |= {number: AccessFailed(text) for number, text in record.errors.items()}
-        return found
-
-    def record(self) -> AnswersRecord:
-        """The cache, for another replica."""
-        answers = {n: each for n, each in self.answers.items() if isinstance(each, bytes)}
-        errors = {n: e.message for n, e in self.answers.items() if isinstance(e, AccessFailed)}
-        return AnswersRecord(self.below, answers, errors)
-
-    def forget(self, below: int) -> None:
-        """Drop the answers below a number, which the client has."""
-        if below > self.below:
-            self.below = below
-            for number in [each for each in self.answers if each < below]:
-                del self.answers[number]
-
-
-class CustomShard(Retention):
+class CustomShard(Shard):
     """One server's handler of a table, and what it has answered."""
-
-    evicted = 0
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
@@ -212,15 +194,15 @@ class CustomShard(Retention):
         answered.forget(call.forget_below)
         if call.number < answered.below:  # a late duplicate, whose answer the client has
             return memoryview(NOTHING)
+        if call.number in answered.errors:
+            raise AccessFailed(answered.errors[call.number])
         answer = answered.answers.get(call.number)
         if answer is None:
             try:
-                answer = self._done(call)
+                answer = answered.answers[call.number] = self._done(call)
             except AccessFailed as error:
-                answer = error
-            answered.answers[call.number] = answer
-        if isinstance(answer, AccessFailed):
-            raise answer
+                answered.errors[call.number] = error.message
+                raise
         return memoryview(answer)
 
     def keep(self, clients: Collection[int]) -> None:
@@ -266,25 +248,16 @@ class CustomShard(Retention):
     def write(self, staged: StagedCall) -> None:
         raise AccessFailed(staged.problem())
 
-    def merge(
-        self, contributions: Sequence[tuple[float, float | None, StagedCall]]
-    ) -> list[Merged]:
+    def _no_rounds(self, *_: Any) -> Any:
+        """Replicas receive calls as clients send them."""
         raise AccessFailed("a custom table has no rounds")
 
-    def apply_round(self, updates: Sequence[tuple[float | None, StagedCall]]) -> None:
-        raise AccessFailed("a custom table has no rounds")
+    merge = apply_round = stage_told = part_of = _no_rounds
 
     def release(self, staged: StagedCall) -> None:
         """Nothing is pooled."""
 
     # ------------------------------------------------------------------ other servers
-
-    def stage_told(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Not used: replicas receive calls as clients send them."""
-        raise InvalidValue("a custom table has no rounds")
-
-    def part_of(self, staged: StagedCall) -> StagedCall:
-        raise InvalidValue("a custom table has no rounds")
 
     def split(self, ranges: Sequence[KeyRange]) -> Sequence[CustomShard]:
         raise InvalidValue("a custom table's shards cannot be split")
@@ -295,15 +268,13 @@ class CustomShard(Retention):
         Raises:
             AccessFailed: the handler failed to save.
         """
-        del at, nbytes
         try:
             pairs: Pairs = self.handler.save()
             arrays = pairs.keys, pairs.values, pairs.lens
             keys, values, lens = ((each.dtype.str, each.tobytes()) for each in arrays)
         except Exception as error:
             raise self._failed("save", error) from error
-        records = {client: each.record() for client, each in self._answered.items()}
-        data = msgspec.msgpack.encode(Everything((keys, values, lens), records))
+        data = msgspec.msgpack.encode(Everything((keys, values, lens), self._answered))
         words = np.zeros(1 + -(-len(data) // 8), np.uint64)
         words[0] = len(data)
         words[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
@@ -327,19 +298,14 @@ class CustomShard(Retention):
         except Exception as error:
             raise self._failed("load", error) from error
         self.handler = fresh
-        self._answered = {client: Answered.of(each) for client, each in sent.answers.items()}
+        self._answered = sent.answers
 
-    def sample(self, at: int, nbytes: int) -> Sample:
+    def _not_compared(self, *_: Any) -> Any:
         raise InvalidValue("a custom table's replicas cannot be compared")
 
-    def digest(self, rows: KeyRange, keys: np.ndarray | None) -> int:
-        raise InvalidValue("a custom table's replicas cannot be compared")
+    sample = digest = _not_compared
 
     # ------------------------------------------------------------------ disk
-
-    def changes(self) -> dict[str, torch.Tensor] | None:
-        """The changes since the last checkpoint: None, because only the handler knows them."""
-        return None
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
         """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save."""
@@ -353,7 +319,6 @@ class CustomShard(Retention):
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Load the pairs of a checkpointed shard that belong here."""
-        del held, same
         from shoal.tables.sparse.distinct import within
 
         keys = state["keys"].numpy().view(np.uint64)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 
-from shoal.tables.access import AccessMethod, require_alike
+from shoal.tables.access import AccessMethod, Slots, require_alike
 from shoal.tables.schedules import schedule_lr
 from shoal.tables.spec import Options
 
@@ -28,27 +27,21 @@ WIDE_FLOATS = FLOATS - {"float16"}
 class GradientMethod(AccessMethod):
     """An access method whose update is a gradient. It has a learning rate and works in blocks."""
 
-    dtypes = FLOATS
+    dtypes = WIDE_FLOATS
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._rate = schedule_lr(self.settings)
         self._slots = self.slots()
+        self._decay = self._number("weight_decay")  # added to the gradient
 
     @abstractmethod
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         """Apply an update to one block; allocates no more than the block's size."""
 
     @final
     def apply(
-        self,
-        rows: Tensor,
-        slots: Mapping[str, Tensor],
-        update: Tensor,
-        step: int,
-        lr: float | None = None,
+        self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None = None
     ) -> None:
         require_alike(self.name, rows, update)
         rate = self._rate(step) if lr is None else lr

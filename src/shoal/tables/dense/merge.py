@@ -11,10 +11,10 @@ from shoal.keys import KeyRange
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged, StagedRows
 
+Contribution = tuple[float, float | None, StagedRows]  # weight, learning rate, push
 
-def merge_whole(
-    spec: TableSpec, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
-) -> Merged:
+
+def merge_whole(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -> Merged:
     factors = spec.factors([weight for weight, _, _ in named])
     merged: Tensor | None = None
     for factor, (_, _, staged) in zip(factors, named, strict=True):
@@ -27,9 +27,7 @@ def merge_whole(
     return Merged(part, None, merged, named[0][1])
 
 
-def merge_some(
-    spec: TableSpec, part: KeyRange, named: Sequence[tuple[float, float | None, StagedRows]]
-) -> Merged:
+def merge_some(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -> Merged:
     factors = spec.factors([weight for weight, _, _ in named])
     merged = torch.zeros((len(part), spec.width), dtype=named[0][2].values.dtype)
     carried = torch.zeros(len(part), dtype=torch.bool)

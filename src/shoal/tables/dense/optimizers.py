@@ -9,7 +9,6 @@ rate: the push's `lr`, or the table's schedule (`shoal.tables.schedules`) at `st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import sqrt
 from typing import ClassVar, final
 
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.tables.access import ADAGRAD_LR, ADAM_LR, SGD_LR
-from shoal.tables.dense.gradient_method import WIDE_FLOATS, GradientMethod, decayed, pool
+from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, SGD_LR, Slots
+from shoal.tables.dense.gradient_method import FLOATS, GradientMethod, decayed, pool
 from shoal.tables.schedules import SCHEDULE_OPTIONS
 from shoal.tables.spec import Options
 
@@ -54,6 +53,7 @@ class SGD(GradientMethod):
     """
 
     name = "sgd"
+    dtypes = FLOATS
     options: ClassVar[Options] = {
         "lr": SGD_LR,
         "momentum": 0.0,
@@ -68,7 +68,6 @@ class SGD(GradientMethod):
         super().__init__(options)
         self._momentum = self._number("momentum")
         self._dampening = self._number("dampening")
-        self._decay = self._number("weight_decay")
         self._nesterov = self._flag("nesterov")
         self._sign = -1.0 if self._flag("maximize") else 1.0
         if self._nesterov and (self._momentum == 0 or self._dampening != 0):
@@ -80,9 +79,7 @@ class SGD(GradientMethod):
     def state(self) -> dict[str, float]:
         return {"momentum": 0.0} if self.settings["momentum"] else {}
 
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         if self._momentum == 0:
             self._descend(rows, update, lr)
             return
@@ -138,7 +135,6 @@ class Adagrad(GradientMethod):
     """
 
     name = "adagrad"
-    dtypes = WIDE_FLOATS
     options: ClassVar[Options] = {
         "lr": ADAGRAD_LR,
         "lr_decay": 0.0,
@@ -151,15 +147,12 @@ class Adagrad(GradientMethod):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._lr_decay = self._number("lr_decay")
-        self._decay = self._number("weight_decay")
         self._eps = self._number("eps")
 
     def state(self) -> dict[str, float]:
         return {"sum": self._number("initial_accumulator_value")}
 
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         squares = slots["sum"]
         gradient = decayed(update, rows, self._decay)
         squares.addcmul_(gradient, gradient)
@@ -204,7 +197,6 @@ class RMSprop(GradientMethod):
     """
 
     name = "rmsprop"
-    dtypes = WIDE_FLOATS
     options: ClassVar[Options] = {
         "lr": 0.01,
         "alpha": 0.99,
@@ -219,7 +211,6 @@ class RMSprop(GradientMethod):
         super().__init__(options)
         self._alpha = self._number("alpha")
         self._eps = self._number("eps")
-        self._decay = self._number("weight_decay")
         self._momentum = self._number("momentum")
         self._centered = self._flag("centered")
 
@@ -231,9 +222,7 @@ class RMSprop(GradientMethod):
             state["momentum"] = 0.0
         return state
 
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         squares = slots["square_avg"]
         gradient = decayed(update, rows, self._decay)
         squares.mul_(self._alpha).addcmul_(gradient, gradient, value=1.0 - self._alpha)
@@ -284,7 +273,6 @@ class Adadelta(GradientMethod):
     """
 
     name = "adadelta"
-    dtypes = WIDE_FLOATS
     options: ClassVar[Options] = {
         "lr": 1.0,
         "rho": 0.9,
@@ -297,14 +285,11 @@ class Adadelta(GradientMethod):
         super().__init__(options)
         self._rho = self._number("rho")
         self._eps = self._number("eps")
-        self._decay = self._number("weight_decay")
 
     def state(self) -> dict[str, float]:
         return {"square_avg": 0.0, "acc_delta": 0.0}
 
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         squares, deltas = slots["square_avg"], slots["acc_delta"]
         gradient = decayed(update, rows, self._decay)
         squares.mul_(self._rho).addcmul_(gradient, gradient, value=1.0 - self._rho)
@@ -353,13 +338,8 @@ class Adam(GradientMethod):
     """
 
     name = "adam"
-    dtypes = WIDE_FLOATS
     options: ClassVar[Options] = {
-        "lr": ADAM_LR,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
+        **ADAM_OPTIONS,
         "amsgrad": False,
         "decoupled": False,
         **SCHEDULE_OPTIONS,
@@ -371,9 +351,9 @@ class Adam(GradientMethod):
         self._beta2 = self._number("beta2")
         self._eps = self._number("eps")
         self._amsgrad = self._flag("amsgrad")
-        decay, decoupled = self._number("weight_decay"), self._flag("decoupled")
-        self._decay = 0.0 if decoupled else decay  # added to the gradient
-        self._shrinks = decay if decoupled else 0.0  # applied to the rows directly
+        self._shrinks = 0.0  # by which the rows are multiplied directly
+        if self._flag("decoupled"):
+            self._shrinks, self._decay = self._decay, 0.0
 
     def state(self) -> dict[str, float]:
         state = {"exp_avg": 0.0, "exp_avg_sq": 0.0}
@@ -381,9 +361,7 @@ class Adam(GradientMethod):
             state["max_exp_avg_sq"] = 0.0
         return state
 
-    def _block(
-        self, rows: Tensor, slots: Mapping[str, Tensor], update: Tensor, step: int, lr: float
-    ) -> None:
+    def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
         mean, squares = slots["exp_avg"], slots["exp_avg_sq"]
         if self._shrinks:
             rows.mul_(1.0 - lr * self._shrinks)

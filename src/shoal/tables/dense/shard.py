@@ -6,23 +6,23 @@ sender that dies half-way changes nothing. Streamed pushes are the exception (`s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange, cut_at_edges
-from shoal.tables.access import AccessMethod, Prepared
-from shoal.tables.dense.merge import merge_some, merge_whole, rows_of
+from shoal.tables.access import AccessMethod
+from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
-from shoal.tables.spec import TableSpec
+from shoal.tables.spec import ITEM_SIZES, TableSpec
 from shoal.tables.staging import (
     ALIGN,
     POOLED_PER_SIZE,
     Merged,
-    Retention,
+    Shard,
     StagedRows,
     Staging,
     StreamedRows,
@@ -30,14 +30,11 @@ from shoal.tables.staging import (
     side_by_side,
 )
 
-DTYPES = {
-    name: getattr(torch, name)
-    for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8")
-}
+DTYPES = {name: getattr(torch, name) for name in ITEM_SIZES}
 _RANGES_KEPT = 64
 
 
-class DenseShard(Retention):
+class DenseShard(Shard):
     """The rows `held` of a table, with their optimizer state.
 
     Attributes:
@@ -79,14 +76,6 @@ class DenseShard(Retention):
     def __len__(self) -> int:
         return len(self.held)
 
-    @property
-    def evicted(self) -> int:
-        """Number of evicted rows: none in a dense table."""
-        return 0
-
-    def keep(self, clients: Collection[int]) -> None:
-        """Forget the state of all other workers: a dense shard has none."""
-
     # ------------------------------------------------------------------ replicas
 
     def split(self, ranges: Sequence[KeyRange]) -> list[DenseShard]:
@@ -124,19 +113,16 @@ class DenseShard(Retention):
 
     def sample(self, at: int, nbytes: int) -> Sample:
         """Fragment number `at`, of any size."""
-        del nbytes
         return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
 
     def digest(self, rows: KeyRange, keys: None) -> int:
         """A digest of these rows and their state."""
-        del keys
         updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
         values, slots = self._piece(rows)
         return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Staging memory for a snapshot of these rows."""
-        del keys
         shape = (len(rows), self.spec.width)
         counted = (torch.int64, (2, len(self._touched(rows))))
         return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
@@ -161,10 +147,6 @@ class DenseShard(Retention):
         live = {"rows": self.rows, **slots}
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
-
-    def changes(self) -> dict[str, Tensor] | None:
-        """The changes since the last checkpoint: None, because a step changes all rows."""
-        return None
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
@@ -262,27 +244,20 @@ class DenseShard(Retention):
         """Apply a push with the access method, fragment by fragment."""
         if staged.keys is None:
             if staged.prepared is None:
-                staged.prepared = self._prepared(staged)
+                staged.prepared = [
+                    (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
+                    for index, part in self._touched(staged.rows)
+                ]
             for index, update in staged.prepared:
                 update(self.updates[index], lr)
                 self.updates[index] += 1
                 self.versions[index] += 1
         else:
-            self._apply_keys(staged.rows, staged.keys, staged.values, lr)
+            for index, part in self._touched(staged.rows):
+                self._update_some(index, part, staged.keys, staged.values, lr)
+                self.updates[index] += 1
+                self.versions[index] += 1
         self.release(staged)
-
-    def _prepared(self, staged: StagedRows) -> list[tuple[int, Prepared]]:
-        return [
-            (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
-            for index, part in self._touched(staged.rows)
-        ]
-
-    def _apply_keys(self, rows: KeyRange, keys: Tensor, values: Tensor, lr: float | None) -> None:
-        for index, part in self._touched(rows):
-            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
-            self._update_some(index, keys[first:last], values[first:last], lr)
-            self.updates[index] += 1
-            self.versions[index] += 1
 
     def write(self, staged: StagedRows) -> None:
         """Assign rows; the optimizer state stays."""
@@ -294,9 +269,7 @@ class DenseShard(Retention):
             self.versions[index] += 1
         self.release(staged)
 
-    def merge(
-        self, contributions: Sequence[tuple[float, float | None, StagedRows]]
-    ) -> list[Merged]:
+    def merge(self, contributions: Sequence[Contribution]) -> list[Merged]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         "mean": u = sum_i w_i u_i / sum_i w_i, over the pushes that cover the row; "sum": the plain
@@ -345,20 +318,23 @@ class DenseShard(Retention):
             rows = values[part.start - update.rows.start : part.stop - update.rows.start]
             self.access.apply(*self._piece(part), rows, self.updates[index], lr)
         else:
-            first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
-            self._update_some(index, keys[first:last], values[first:last], lr)
+            self._update_some(index, part, keys, values, lr)
 
     def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
         here = self._slice(part)
         return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
 
-    def _update_some(self, index: int, keys: Tensor, update: Tensor, lr: float | None) -> None:
-        if not len(keys):
+    def _update_some(
+        self, index: int, part: KeyRange, keys: Tensor, values: Tensor, lr: float | None
+    ) -> None:
+        """Update the rows of those keys that are in `part` of a fragment."""
+        first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
+        if first == last:
             return
-        places = keys - self.held.start
+        places = keys[first:last] - self.held.start
         rows = self.rows[places]
         slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.access.apply(rows, slots, update, self.updates[index], lr)
+        self.access.apply(rows, slots, values[first:last], self.updates[index], lr)
         self.rows[places] = rows
         for name, slot in slots.items():
             self.slots[name][places] = slot

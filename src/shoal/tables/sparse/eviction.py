@@ -77,10 +77,6 @@ class BoundedIndex:
         each = self._uses[start:stop].astype(np.int64), self._last[start:stop].view(np.int64)
         return np.stack(each, axis=1)
 
-    @property
-    def nbytes(self) -> int:
-        return self._segments.nbytes + self._keys.nbytes + self._uses.nbytes + self._last.nbytes
-
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key, or MISSING."""
         places, missing = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint64)
@@ -236,14 +232,7 @@ def _find_or_add(
 
 @kernel
 def _assume(
-    table: Any,
-    keys: Any,
-    places: Any,
-    created: Any,
-    owners: Any,
-    uses: Any,
-    last: Any,
-    state: Any,
+    table: Any, keys: Any, places: Any, created: Any, owners: Any, uses: Any, last: Any, state: Any
 ) -> Any:
     base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
     rows = state[0]

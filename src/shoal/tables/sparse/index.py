@@ -78,10 +78,6 @@ class KeyIndex:
         """The keys by place."""
         return self._keys.array[: self._count]
 
-    @property
-    def nbytes(self) -> int:
-        return self._segments.nbytes
-
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key, or MISSING."""
         places, missing = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint64)

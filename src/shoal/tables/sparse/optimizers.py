@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.registry import Registry
-from shoal.tables.access import ADAGRAD_LR, ADAM_LR, ANY_DTYPE, SGD_LR, checked
+from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, ANY_DTYPE, SGD_LR, checked
 from shoal.tables.schedules import SCHEDULE_OPTIONS, schedule_lr
 from shoal.tables.sparse import records
 from shoal.tables.sparse.jit import U
@@ -43,6 +43,7 @@ class RowMethod(ABC):
     Attributes:
         update: the loop, (records, places, updates, stride, *scalars); see `tables.sparse.records`.
         scalars: names of the options that the loop receives, after the rate if there is one.
+        creates: whether `create` changes new rows.
         at_once: records changed before they are read, as many as fit the cache; 0 if all records
             are changed before one is read.
 
@@ -55,6 +56,7 @@ class RowMethod(ABC):
     options: ClassVar[Options]
     update: ClassVar[Callable[..., None]]
     scalars: ClassVar[tuple[str, ...]] = ()
+    creates = False
     at_once: ClassVar[int] = 1024
     dtypes: ClassVar[frozenset[str]] = COMPILED
 
@@ -68,11 +70,6 @@ class RowMethod(ABC):
 
     def check(self, spec: TableSpec) -> None:  # noqa: B027
         """Refuse a table that the method cannot use, for another reason than its dtype."""
-
-    @property
-    def creates(self) -> bool:
-        """Whether `create` changes new rows."""
-        return False
 
     def create(  # noqa: B027
         self, rows: np.ndarray, width: int, keys: np.ndarray, seed: int
@@ -252,14 +249,7 @@ class AdamRows(RowMethod):
     name = "adam"
     update = records.adam
     scalars = ("weight_decay", "beta1", "beta2", "eps")
-    options: ClassVar[Options] = {
-        "lr": ADAM_LR,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        **SCHEDULE_OPTIONS,
-    }
+    options: ClassVar[Options] = {**ADAM_OPTIONS, **SCHEDULE_OPTIONS}
 
     def state(self, width: int) -> np.ndarray:
         return np.zeros(2 * width + 1)

@@ -132,14 +132,7 @@ def adam(
 
 @kernel
 def ftrl(
-    records: Any,
-    places: Any,
-    updates: Any,
-    stride: Any,
-    rate: Any,
-    beta: Any,
-    l1: Any,
-    l2: Any,
+    records: Any, places: Any, updates: Any, stride: Any, rate: Any, beta: Any, l1: Any, l2: Any
 ) -> None:
     count, width, flat = U(places.size), U(updates.shape[1]), updates.reshape(updates.size)
     zero = records.dtype.type(0)

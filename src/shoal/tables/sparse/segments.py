@@ -8,6 +8,7 @@ each may grow when it likes; kernels know them by (address, pairs), two numbers 
 from __future__ import annotations
 
 import mmap
+from ctypes import c_char
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,6 @@ class Segments:
     def pairs(self) -> np.ndarray:
         return self.table[1::2]
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.pairs.sum()) * int(PAIR)
-
     def grow(self, number: int, pairs: int) -> None:
         """Give a segment more memory; its pairs find their places in it.
 
@@ -86,24 +83,13 @@ def address_of(memory: np.ndarray | mmap.mmap) -> int:
     return array.ctypes.data
 
 
-class _At:
-    """Memory in numpy's array interface."""
-
-    def __init__(self, address: int, dtype: np.dtype[Any], count: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (count,),
-            "typestr": dtype.str,
-            "version": 3,
-        }
-
-
 def array_at(memory: mmap.mmap, dtype: np.dtype[Any]) -> np.ndarray:
     """The whole memory as an array without a reference: referenced memory cannot grow.
 
     Numba never releases the arguments of a function that raises.
     """
-    return np.asarray(_At(address_of(memory), dtype, len(memory) // dtype.itemsize))
+    unreferenced = memoryview((c_char * len(memory)).from_address(address_of(memory)))
+    return np.frombuffer(unreferenced, dtype, len(memory) // dtype.itemsize)
 
 
 @kernel

@@ -7,7 +7,7 @@ its keys are checked, and one kernel applies it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,13 @@ from shoal.tables.sparse.init import KINDS, create
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
-from shoal.tables.sparse.staging import MergedKeys, StagedKeys
+from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Retention, Staging
+from shoal.tables.staging import ALIGN, Shard, Staging
 from shoal.tables.touched import Touched
 
 
-class SparseShard(Retention):
+class SparseShard(Shard):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
     Attributes:
@@ -131,9 +131,7 @@ class SparseShard(Retention):
             scatter(self.records, places, staged.values[some], U(self.stride))
         self.release(staged)
 
-    def merge(
-        self, contributions: Sequence[tuple[float, float | None, StagedKeys]]
-    ) -> list[MergedKeys]:
+    def merge(self, contributions: Sequence[Contribution]) -> list[MergedKeys]:
         """Apply a round's pushes as one update, merged in the order given (by rank).
 
         "mean": u = sum_i w_i u_i / sum_i w_i, where a push without the key counts as zero; "sum":
@@ -154,7 +152,7 @@ class SparseShard(Retention):
         for lr, staged in updates:
             self.apply(staged, lr)
 
-    def _merge(self, contributions: Sequence[tuple[float, float | None, StagedKeys]]) -> MergedKeys:
+    def _merge(self, contributions: Sequence[Contribution]) -> MergedKeys:
         keys, numbers = distinct(np.concatenate([each.keys for _, _, each in contributions]))
         merged = np.zeros((len(keys), self.spec.width), self.dtype)
         factors = self.spec.factors([weight for weight, _, _ in contributions])
@@ -201,9 +199,6 @@ class SparseShard(Retention):
         places = self._places(keys)  # which may move the records
         self.method.read(self.records, places, out, self.stride)
 
-    def keep(self, clients: Collection[int]) -> None:
-        """Forget the state of all other workers: a sparse shard has none."""
-
     # ------------------------------------------------------------------ replicas
 
     def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
@@ -241,7 +236,6 @@ class SparseShard(Retention):
 
     def digest(self, rows: KeyRange, keys: np.ndarray) -> int:
         """A digest of the records of these keys; of absent keys, of their initial records."""
-        del rows
         places = self._index.find(keys)
         here = places != MISSING
         records = np.empty((len(keys), self.stride), self.dtype)
@@ -306,7 +300,6 @@ class SparseShard(Retention):
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
         method their state."""
-        del held
         keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
         mine = within(keys, self.held.start, self.held.stop)
         keys, records = keys[mine], records[mine]

@@ -49,6 +49,9 @@ class StagedKeys:
         return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.rows}"
 
 
+Contribution = tuple[float, float | None, StagedKeys]  # weight, learning rate, push
+
+
 class MergedKeys(msgspec.Struct):
     """The merged pushes of a round: keys, values, and in a bounded table places."""
 

@@ -127,6 +127,7 @@ class CustomRows(RowMethod):
             name: njit(nogil=True, error_model="numpy", forceinline=True)(function)
             for name, function in self.functions.items()
         }
+        self.creates = "init" in self.functions
         self._compiled = compiled
         self._apply_may_raise = True  # until `check` has looked at the compiled code
         self._loops = {name: _LOOPS[name](function) for name, function in compiled.items()}
@@ -180,10 +181,6 @@ class CustomRows(RowMethod):
             raise InvalidValue(f"{title} cannot be compiled by numba: {report[:300]}") from None
 
     # ------------------------------------------------------------------ loops
-
-    @property
-    def creates(self) -> bool:
-        return "init" in self.functions
 
     def create(self, rows: np.ndarray, width: int, keys: np.ndarray, seed: int) -> None:
         self._call("init", rows.reshape(-1), keys, np.int64(seed), width, rows.shape[1])

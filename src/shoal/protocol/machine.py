@@ -7,7 +7,7 @@ payload has not, `handle` for every event, and `handle(Ticked())` when `deadline
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -215,20 +215,6 @@ class Sink:
             stop = start + view.nbytes
             view[:] = data[start:stop]
             start = stop
-
-    def filling(self, data: memoryview) -> Iterator[None]:
-        """Copy the whole payload from `data`, yielding whenever the sink has to be delivered."""
-        if not self.by_view:
-            self.fill(data)
-            yield
-            return
-        start = 0
-        for view in self.views:
-            stop = start + view.nbytes
-            view[:] = data[start:stop]
-            start = stop
-            self.landed += 1
-            yield
 
     def revoke(self) -> None:
         self.revoked = True

@@ -222,7 +222,7 @@ class ServerMachine:
 
     def replicas(self) -> list[tuple[int, ShardStore]]:
         """Return (distance from the tail, shard) of each in-sync replica here."""
-        found = []
+        found: list[tuple[int, ShardStore]] = []
         for replica in self.replication.replicas.values():
             chain = replica.placement.in_sync[::-1]
             if replica.rank in chain:

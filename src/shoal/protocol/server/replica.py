@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.messages import Part
-from shoal.protocol.server.shard_store import Staged
+from shoal.protocol.server.shard_store import RowStore, Staged
 from shoal.protocol.views import FOREVER, Placement
 
 NOT_BEGUN = -1
@@ -40,7 +39,7 @@ class Replica(msgspec.Struct, eq=False):
     number: int
     table: int
     placement: Placement
-    shard: Any  # a ShardStore: movable ones and those of rows have more methods
+    shard: RowStore  # the most that a kind of shard can do; its kind says what it does
     rank: int = 0
     group: str = ""
     version: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.shard_store import OpenStore, ShardStore
+from shoal.protocol.server.shard_store import OpenStore, RowStore, ShardStore
 from shoal.protocol.views import Placement, View
 from shoal.tables.spec import Access, TableSpec
 
@@ -63,7 +65,7 @@ class Replicas:
                 del mine[replica.table, replica.rows.start]
                 self._keep(replica, placement, moved)
         for (table, _), placement in mine.items():
-            shard = self._opened(table, view.tables[table], placement, moved)
+            shard = cast(RowStore, self._opened(table, view.tables[table], placement, moved))
             fresh = Replica(self._next, table, placement, shard, rank, view.tables[table].group)
             if fresh.syncs:
                 fresh.begin_syncing()

@@ -55,6 +55,16 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
         """Whether every key of `other` is in this range."""
         return self.start <= other.start and other.stop <= self.stop
 
+    def without(self, other: KeyRange) -> list[KeyRange]:
+        """The ranges of its keys that `other` does not have.
+
+        Example:
+            >>> [str(rows) for rows in KeyRange(2, 9).without(KeyRange(4, 6))]
+            ['[2:4)', '[6:9)']
+        """
+        ends = (self.start, min(self.stop, other.start)), (max(self.start, other.stop), self.stop)
+        return [KeyRange(start, stop) for start, stop in ends if start < stop]
+
     def __str__(self) -> str:
         return f"[{self.start}:{self.stop})"
 

@@ -149,7 +149,7 @@ def test_a_staged_push_is_split_with_its_dense_shard(keys):
         staged.keys.copy_(torch.tensor(keys, dtype=torch.int64))
     staged.values.copy_(torch.arange(counted * WIDTH).view(-1, WIDTH))
     pieces = whole.split([KeyRange(0, 4), KeyRange(4, ROWS)])
-    parts = [piece.part_of(staged) for piece in pieces]
+    parts = [piece.part_of(staged, piece.held) for piece in pieces]
     assert [part.rows for part in parts] == [KeyRange(0, 4), KeyRange(4, ROWS)]
     assert torch.equal(torch.cat([part.values for part in parts]), staged.values)
     if keys is not None:
@@ -161,7 +161,7 @@ def test_a_staged_push_is_split_with_its_sparse_shard():
     staged = whole.stage(whole.held, 50)
     staged.keys[:] = np.arange(50)
     staged.values[:] = np.arange(50)[:, None]
-    parts = [piece.part_of(staged) for piece in whole.split(split_evenly(SLOTS, 3))]
+    parts = [piece.part_of(staged, piece.held) for piece in whole.split(split_evenly(SLOTS, 3))]
     assert not any(part.problem() for part in parts)
     for part in parts:
         assert part.values[:, 0].tolist() == part.keys.tolist()

@@ -209,12 +209,12 @@ class StreamedRows(msgspec.Struct, eq=False):
 
     Attributes:
         views: a destination for each fragment; all are the same memory.
-        pieces: for each view: the fragment's number, its first row, and its update.
+        pieces: for each view: the fragment's number, its rows, and their update.
     """
 
     rows: KeyRange
     views: list[memoryview]
-    pieces: list[tuple[int, int, Prepared]]
+    pieces: list[tuple[int, KeyRange, Prepared]]
     kept: bool = False
     keys: ClassVar[None] = None  # all of its rows
 

@@ -131,7 +131,9 @@ def fragment_applied_twice():
     right = RequestStaging.take
 
     def take(self, sender, request, footprint):
-        self._admission.logs[sender].streamed.pop(request.seq, None)
+        log = self._admission.logs[sender]
+        if request.seq not in log.outcomes:
+            log.parts.pop(request.seq, None)
         return right(self, sender, request, footprint)
 
     with patch.object(RequestStaging, "take", take):

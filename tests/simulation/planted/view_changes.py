@@ -211,10 +211,20 @@ pulls_wait_on = bug(
     WaitQueue, "clear", instead(None),
     "Pulls wait on at servers that are not asked any more.",
 )  # fmt: skip
-drained_in_mid_push = bug(
-    Admission, "idle", lambda right: property(lambda self: True),
-    "Rows are called drained with a push half streamed.",
+half_a_push_stays_behind = bug(
+    StateTransfer, "_take_in",
+    lambda right: lambda self, seen, log, replica: right(
+        self, replace(seen, pushes=tuple(_whole(each, replica) for each in seen.pushes)),
+        log, replica,
+    ),
+    "Rows move with a push half streamed, which is taken for whole.",
 )  # fmt: skip
+
+
+def _whole(pushed, replica):
+    seq, parts = pushed
+    return seq, tuple(replica.part(replica.rows, -1) for _ in parts)
+
 
 # ---------------------------------------------------------------------------- replicas
 

@@ -147,11 +147,6 @@ class Admission:
         left = self.left.get(incarnation)
         return (left.node, left.log) if left is not None else None
 
-    @property
-    def idle(self) -> bool:
-        """Whether no streamed push is half applied."""
-        return not any(log.streamed for log in self.logs.values())
-
     def promise(self, view: ViewId) -> None:
         """Promise a view: apply and answer nothing in an earlier view."""
         self.promised = max(self.promised, view)
@@ -190,7 +185,7 @@ class Admission:
         seq = request.seq
         if seq < log.forget_below:
             return "forgotten"
-        if self.draining and seq not in log.streamed:
+        if self.draining:
             return "frozen"
         known = seq in log.outcomes
         if seq in log.recheck or (seq in log.parts and not known):  # known from other servers
@@ -230,8 +225,7 @@ class Admission:
         """Return whether a request admitted in `view` still is: same view, no duplicate seen."""
         return (
             view == self.view
-            and not self.frozen
-            and (not self.draining or request.seq in log.streamed)
+            and not self.closed
             and request.seq not in log.outcomes
             and request.seq >= log.forget_below
         )

@@ -67,7 +67,6 @@ class Executor:
     # ------------------------------------------------------------------ requests
 
     def carry_out(self, admitted: AdmittedRequest, out: Effects) -> None:
-        """Carry out a request, or refuse it."""
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             self.forget(log, below)
@@ -138,17 +137,20 @@ class Executor:
         known = request.seq in log.parts
         changes: list[Change] = []
         waiting: dict[int, list[tuple[Replica, Staged]]] = {}  # by the clock that they wait for
+        arrived = () if admitted.streamed else admitted.loads  # or it is in the rows
         for part, (number, _, _), staged in zip(
-            request.pushes, admitted.footprint.pushes, admitted.loads, strict=False
+            request.pushes, admitted.footprint.pushes, arrived, strict=False
         ):
-            replica = self._replicas[number]
-            if known and log.covers(request.seq, part):
-                replica.shard.release(staged)
-            elif not at_once and (due := self.wait_queue.due(number, request)) > minimum:
-                waiting.setdefault(due, []).append((replica, staged))
-            else:
-                landed = admitted.streamed  # its fragments are in the rows
-                changes.append(Change(replica, part, request.lr, None if landed else staged))
+            replica, pieces = self._replicas[number], [staged]
+            if known:  # it has come again, and some of it may be in the rows
+                pieces = replica.pieces(staged, log.missing(request.seq, part))
+            due = 0 if at_once else self.wait_queue.due(number, request)
+            for piece in pieces:
+                if due > minimum:
+                    waiting.setdefault(due, []).append((replica, piece))
+                else:
+                    named = part if piece is staged else replica.part_of(piece)
+                    changes.append(Change(replica, named, request.lr, piece))
         if changes:
             pushed = -1 if at_once else request.clock
             self._apply(admitted, "write" if request.assign else "push", changes, out, pushed)
@@ -180,7 +182,7 @@ class Executor:
             replica = self._replicas[number]
             if staged is None or replica.shard.spec.kind != "custom":
                 continue
-            if not admitted.log.covers(request.seq, part):
+            if admitted.log.missing(request.seq, part):
                 changes.append(Change(replica, part, None, staged))
         if changes:
             self._apply(admitted, "call", changes, out)
@@ -216,7 +218,7 @@ class Executor:
         over = request.clock < self._clocks[request.incarnation]
         return (over and not request.assign) and any(
             self._replicas[number].shard.spec.consistency.apply_at == "round_end"
-            and log.covers(request.seq, part) is None
+            and log.missing(request.seq, part)
             for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)
         )
 

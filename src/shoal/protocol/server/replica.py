@@ -91,6 +91,14 @@ class Replica(msgspec.Struct, eq=False):
         """Return the part of a push that waits for its round."""
         return AppliedPart(self.part(rows, -1), self, -1)
 
+    def pieces(self, staged: Staged, missing: list[KeyRange]) -> list[Staged]:
+        """Return the parts of a staged push for the rows that miss it."""
+        if missing == [staged.rows]:
+            return [staged]
+        pieces = [self.shard.part_of(staged, rows) for rows in missing]
+        self.shard.release(staged)
+        return pieces
+
     @property
     def syncs(self) -> bool:
         """Whether it is the syncing replica of its chain."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.keys import KeyRange
 from shoal.protocol.messages import Code, Part
 from shoal.protocol.server.replica import AppliedPart, Cut
-
-FragmentId = tuple[int, int]  # table, first row
 
 
 class RequestLog:
@@ -19,7 +18,6 @@ class RequestLog:
 
     outcomes:  the outcome of each request
     parts:     the parts of each push that are here
-    streamed:  the applied fragments of each streamed push that is still coming in
     recheck:   requests that were seen before the chains changed; admitted again in part
     """
 
@@ -31,7 +29,6 @@ class RequestLog:
         "parts",
         "rank",
         "recheck",
-        "streamed",
     )
 
     def __init__(self, incarnation: int, rank: int, group: str = "") -> None:
@@ -41,7 +38,6 @@ class RequestLog:
         self.forget_below = 0
         self.outcomes: dict[int, Code] = {}
         self.parts: dict[int, list[AppliedPart]] = {}
-        self.streamed: dict[int, set[FragmentId]] = {}
         self.recheck: set[int] = set()
 
     # ------------------------------------------------------------------ what happened
@@ -75,22 +71,20 @@ class RequestLog:
             if part.version >= 0 or part.replica.number != number
         ]
 
-    def stream(self, seq: int, fragment: FragmentId) -> bool:
-        """Record a fragment that has come in; return whether it still has to be applied."""
-        done = self.streamed.setdefault(seq, set())
-        if fragment in done:
-            return False
-        done.add(fragment)
-        return True
-
-    def end_stream(self, seq: int) -> int:
-        """End a streamed push; return how many of its fragments were applied."""
-        return len(self.streamed.pop(seq))
+    def land(self, seq: int, landed: AppliedPart) -> None:
+        """Record a fragment of a streamed push that is applied."""
+        parts, rows = self.parts.setdefault(seq, []), landed.part
+        last = parts[-1] if parts else None
+        if last and last.replica is landed.replica and last.part.stop == rows.start:
+            joined = Part(rows.table, last.part.start, rows.stop)
+            parts[-1] = AppliedPart(joined, landed.replica, landed.version)
+        else:
+            parts.append(landed)
 
     def forget(self, below: int) -> None:
         """Forget every request below `below`: its worker has resolved it or given it up."""
         kept: dict[int, Any]
-        for kept in (self.outcomes, self.parts, self.streamed):
+        for kept in (self.outcomes, self.parts):
             if below - self.forget_below == 1:  # as in training, one request after the other
                 kept.pop(self.forget_below, None)
             else:
@@ -117,13 +111,18 @@ class RequestLog:
 
     # ------------------------------------------------------------------ reading
 
-    def covers(self, seq: int, part: Part) -> AppliedPart | None:
-        """Return the applied part that covers a part of a push, or None."""
+    def missing(self, seq: int, part: Part) -> list[KeyRange]:
+        """Return the rows of a part of a push that are neither applied nor wait in a round."""
+        missing = [KeyRange(part.start, part.stop)] if part.start < part.stop else []
         for applied in self.parts.get(seq, ()):
             here = applied.part
-            if here.table == part.table and here.start <= part.start and part.stop <= here.stop:
-                return applied
-        return None
+            if here.table == part.table:
+                missing = [
+                    rest
+                    for rows in missing
+                    for rest in rows.without(KeyRange(here.start, here.stop))
+                ]
+        return missing
 
     def complete(self, seq: int) -> bool:
         """Return whether all parts of a push that are here are on all servers of their chains."""

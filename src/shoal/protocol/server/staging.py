@@ -3,8 +3,9 @@
 Most payloads are staged whole and checked then. A push of many fragments that is applied on arrival
 is *streamed*: each fragment is applied as soon as it has come in, because the fragment is the unit
 that is checked, applied and de-duplicated. If the sender dies half-way, the fragments that came in
-whole are changed and no others. When the request comes again under the same id, the fragments that
-are applied already are left out. The push is acknowledged when all fragments are applied.
+whole are changed and no others. When the request comes again under the same id, here or to the
+server that has the rows then, what is applied already is left out: the request log has it. The push
+is acknowledged when all fragments are applied.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import NodeId, ViewId
@@ -128,24 +129,27 @@ class RequestStaging:
             return False
         self.guard.recall()
         number = payload.landed - 1
-        for (at, _, _), part, load in zip(
-            admitted.footprint.pushes, request.pushes, admitted.loads, strict=True
-        ):
+        for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
             if number < len(load.views):
-                shard = self._replicas[at].shard
-                place = part.table, shard.first_row(load, number)
-                if log.stream(request.seq, place):
-                    shard.apply_piece(load, number, request.lr)
+                self._apply(self._replicas[at], load, number, request, log)
                 break
             number -= len(load.views)
         return True
 
+    def _apply(
+        self, replica: Replica, load: Staged, number: int, request: Request, log: RequestLog
+    ) -> None:
+        part = replica.part(replica.shard.rows_of(load, number), -1)
+        if log.missing(request.seq, part):
+            replica.shard.apply_piece(load, number, request.lr)
+            log.land(request.seq, AppliedPart(part, replica, replica.count()))
+
     def end_stream(self, admitted: AdmittedRequest) -> bool:
         """End a streamed push that has come in whole; return whether all of it is applied."""
-        count = sum(len(load.views) for load in admitted.loads)
         for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
             self._replicas[at].shard.end_stream(load)
-        return admitted.log.end_stream(admitted.request.seq) == count
+        request, log = admitted.request, admitted.log
+        return not any(log.missing(request.seq, part) for part in request.pushes)
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:

@@ -82,9 +82,8 @@ class DenseShard(Shard):
         """Split into shards of these rows, which are whole fragments."""
         return [DenseShard(self.spec, rows, self) for rows in ranges]
 
-    def part_of(self, staged: StagedRows) -> StagedRows:
-        """The part of a push for this shard, which was split off the push's shard."""
-        rows = staged.rows & self.held
+    def part_of(self, staged: StagedRows, rows: KeyRange) -> StagedRows:
+        """The part of a push for some of its rows, staged here."""
         if staged.keys is None:
             part = self.stage(rows, -1)
             part.values.copy_(rows_of(staged, rows))
@@ -194,11 +193,11 @@ class DenseShard(Shard):
         for index, part in touched:
             views.append(memory[: len(part) * self._row_bytes].data)
             update = self.access.prepared(*self._piece(part), values[: len(part)])
-            pieces.append((index, part.start, update))
+            pieces.append((index, part, update))
         return StreamedRows(rows, views, pieces)
 
-    def first_row(self, streamed: StreamedRows, number: int) -> int:
-        """The first row of view `number`."""
+    def rows_of(self, streamed: StreamedRows, number: int) -> KeyRange:
+        """The rows of view `number`."""
         return streamed.pieces[number][1]
 
     def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:

@@ -208,10 +208,10 @@ class SparseShard(Shard):
             part.restore(self.held, self.state(), same=True)
         return parts
 
-    def part_of(self, staged: StagedKeys) -> StagedKeys:
-        """The part of a push for this shard, which was split off the push's shard."""
-        mine = within(staged.keys, self.held.start, self.held.stop)
-        part = self.stage(staged.rows & self.held, int(mine.sum()))
+    def part_of(self, staged: StagedKeys, rows: KeyRange) -> StagedKeys:
+        """The part of a push for some of its slots, staged here."""
+        mine = within(staged.keys, rows.start, rows.stop)
+        part = self.stage(rows, int(mine.sum()))
         part.keys[:], part.values[:] = staged.keys[mine], staged.values[mine]
         return part
 

@@ -51,7 +51,7 @@ class Drainer:
 
     @property
     def _idle(self) -> bool:
-        return self._admission.draining and self._admission.idle and self._chains.idle
+        return self._admission.draining and self._chains.idle
 
     def say(self, out: Effects) -> None:
         """Report to the scheduler once the server is drained."""

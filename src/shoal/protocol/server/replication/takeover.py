@@ -63,8 +63,8 @@ class Takeover:
                 return [(number, staged)]
             found = []
             for piece in cut[number][1]:
-                if len(staged.rows & piece.rows):
-                    found.append((piece.number, piece.shard.part_of(staged)))
+                if len(rows := staged.rows & piece.rows):
+                    found.append((piece.number, piece.shard.part_of(staged, rows)))
             return found
 
         self._executor.rounds.recut(pieces)

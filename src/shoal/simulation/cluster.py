@@ -25,6 +25,8 @@ from shoal.tables.opening import open_shard
 ALONE_S = 9.0  # longer than any fault separates a living member
 DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
 
+ROOM_FOR_WORKERS = 6  # of the members that may start
+
 
 class SimulatedCluster:
     """The members of a cluster.
@@ -91,8 +93,8 @@ class SimulatedCluster:
         return node
 
     def add_server(self) -> NodeId | None:
-        """Start another server, or return None if no more members may start."""
-        if self.full():
+        """Start another server, or return None if the members that may start are for workers."""
+        if self.full(spare=ROOM_FOR_WORKERS):
             return None
         node = f"server-{self._servers_started}"
         self._servers_started += 1
@@ -110,9 +112,9 @@ class SimulatedCluster:
     def _started(self) -> int:
         return self._workers_started + self._servers_started
 
-    def full(self) -> bool:
-        """Return whether no more members may start."""
-        return self._started >= self._plan.incarnations - 4
+    def full(self, spare: int = 0) -> bool:
+        """Return whether no more members may start, but for some to spare."""
+        return self._started >= self._plan.incarnations - 4 - spare
 
     def send_away(self, server: NodeId) -> None:
         """Ask a server to leave."""

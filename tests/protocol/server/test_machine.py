@@ -245,6 +245,13 @@ def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values)
     assert synchronous.sent(Frozen)[0].standing("").open_round == 1
 
 
+def test_the_open_round_is_past_those_in_rows_that_were_sent_here(synchronous):
+    """... though this server closed none: a worker that joined began at round 0 once."""
+    synchronous.machine.replication.replicas[0].sync_from(version=3, closed=5)
+    synchronous.receive(SCHEDULER, Freeze((1, 2)))
+    assert synchronous.sent(Frozen)[0].standing("").replayed == 5
+
+
 def test_requests_of_another_view_are_stale(server, values):
     assert server.ask(0, 0, values, view=(1, 0), pushes=PUSH) == ["stale"]
     assert server.sent(Reply)[0].view == (1, 1)

@@ -135,10 +135,13 @@ class Replication:
     def progress(self, group: str) -> GroupProgress:
         """Return how far the replicas of a group's tables have come, for a promise."""
         replicas, rounds = self.chains.of(group), self._executor.rounds
+        # rows that were sent here say more than their head's clock, if that had just taken over
+        known = [each.reached for each in replicas]
+        known += [r.closed for r in replicas if r.shard.spec.consistency.apply_at == "round_end"]
         return GroupProgress(
             group,
             rounds.first_open(group),
-            max((replica.reached for replica in replicas), default=0),
+            max(known, default=0),
             max((replica.closed for replica in replicas), default=0),
             rounds.waits(group) or self._executor.copied.waits(group),
         )

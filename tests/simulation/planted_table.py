@@ -29,7 +29,6 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for
     "checkpoints_begin_anew",
     "clock_not_told_again",
     "departed_are_forgotten",
-    "drained_in_mid_push",
     "earlier_departures_dropped",
     "ended_for_ever",
     "history_without_closed",

@@ -15,6 +15,7 @@ from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.replicas import Replicas
+from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
 from shoal.protocol.server.request_log import RequestLog
@@ -224,6 +225,26 @@ half_a_push_stays_behind = bug(
 def _whole(pushed, replica):
     seq, parts = pushed
     return seq, tuple(replica.part(replica.rows, -1) for _ in parts)
+
+
+resend_applies_all = bug(
+    Replica, "pieces", lambda right: lambda self, staged, missing: [staged],
+    "A push that comes again is applied whole, though some of its fragments are in the rows.",
+)  # fmt: skip
+
+
+def _heard_only(right):
+    def progress(self, group):
+        heard = max((replica.reached for replica in self.chains.of(group)), default=0)
+        return replace(right(self, group), replayed=heard)
+
+    return progress
+
+
+joiner_in_closed_rounds = bug(
+    Replication, "progress", _heard_only,
+    "A promise leaves out the rounds in rows that were sent there.",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------- replicas

@@ -47,8 +47,10 @@ class RequestLog:
         self.outcomes[seq] = code
 
     def admit_again(self, seq: int) -> None:
-        """Record that a request of an earlier view has come again in this one."""
-        self.recheck.discard(seq)
+        """Record that a request may be one of an earlier view, whose outcome is open again."""
+        if seq in self.recheck:
+            self.recheck.remove(seq)
+            self.outcomes.pop(seq, None)
 
     def wait(self, seq: int, parts: Sequence[AppliedPart]) -> None:
         """Record parts of a push that wait in an open round."""

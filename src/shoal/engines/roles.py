@@ -248,8 +248,8 @@ def _event_log(events: str, node: str, started_at: float) -> EventLog | None:
 def own_address(scheduler: str, interface: str = "") -> str:
     """An address for this host that the others can reach, on any free port.
 
-    For a scheduler on this host it stays on loopback; otherwise it is the address of the
-    interface that leads to the scheduler, or of the one that is named.
+    It is the address of the interface that leads to the scheduler (loopback, if the scheduler's
+    address is), or of the interface that is named.
     """
     from shoal.transport.tcp import TcpTransport, tcp_address
 

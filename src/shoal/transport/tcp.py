@@ -72,7 +72,7 @@ class TcpTransport(Transport):
         return StreamListener(sock, tcp_address(host, sock.getsockname()[1]), me)
 
     def beside(self, address: str, name: str) -> str:
-        """Any free port of the interface that leads there; loopback for an address of this host."""
+        """Any free port of the interface that leads there: loopback for an address of loopback."""
         host, port = endpoint_of(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -296,7 +296,10 @@ def test_a_wrong_token_is_refused_at_once(tmp_path):
         stderr=subprocess.PIPE,
     ) as scheduler:
         scheduler.stderr.readline()  # it listens
-        for token, text in (("wrong", "wrong token"), ("", "pass --token or token=, or set SHOAL_TOKEN")):
+        for token, text in (
+            ("wrong", "wrong token"),
+            ("", "pass --token or token=, or set SHOAL_TOKEN"),
+        ):
             began = time.monotonic()
             done = command("server", "--scheduler", address, cwd=tmp_path, SHOAL_TOKEN=token)
             assert "HandshakeRefused" in done.stderr

@@ -23,6 +23,8 @@ SPEC = TableSpec("calls", kind="custom", access=Access("lists"), saves=True)
 class Calls:
     """Calls the handler, and checks its rows."""
 
+    spec = SPEC
+
     def __init__(self) -> None:
         self.intended: set[int] = set()
         self.acknowledged: set[int] = set()

@@ -195,11 +195,8 @@ class Scenario:
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
-        gone = [
-            n
-            for n in self.cluster.servers
-            if not self.world.nodes[n].alive or n in self.cluster.lost
-        ]
+        nodes, lost_nodes = self.world.nodes, self.cluster.lost
+        gone = [n for n in self.cluster.servers if not nodes[n].alive or n in lost_nodes]
         view = self.cluster.view
         if view is None and gone and ended:
             self.world.coverage["end before the first view"] += 1
@@ -222,8 +219,8 @@ class Scenario:
         if ended == EVERY_WORKER_DIED and not self.plan.elastic:
             self._check_remaining(servers, "end without workers")
             return
-        for node, sim in self.world.nodes.items():
-            expected = node in self.cluster.lost or self._never_joined(sim)
+        for node, sim in nodes.items():
+            expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
         if len({machine.session.view_id for machine in servers.values()}) > 1:

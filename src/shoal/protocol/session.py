@@ -123,9 +123,8 @@ class Session:
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
-        self._cut_off = (
-            False  # the connection to the scheduler broke, and it was not heard of since
-        )
+        # the connection to the scheduler broke, and it was not heard of since
+        self._cut_off = False
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._waiting: dict[str, _Waiting] = {}
@@ -255,8 +254,7 @@ class Session:
                 out.append(Send(SCHEDULER, self._join))
             else:
                 self._again_at = now + self._pause
-                beat = Heartbeat(self.incarnation, self.progress, self.view_id)
-                out.append(Send(SCHEDULER, beat))
+                self.ask_for_view(out)
         for waiting in self._waiting.values():
             if now >= waiting.again_at:
                 waiting.again_at = now + self.options.resend_s
@@ -327,7 +325,7 @@ class Session:
         out.append(Send(SCHEDULER, Abort(reason, group)))
 
     def ask_for_view(self, out: Effects) -> None:
-        """Ask for a newer view, with a heartbeat that tells the scheduler which one is here."""
+        """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
         if self.view is not None:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.progress, self.view_id)))
 

@@ -151,6 +151,12 @@ class Plan(msgspec.Struct, frozen=True):
         more |= {"relentless": False, "restless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
 
+    def for_guests(self) -> Plan:
+        """Return the plan with the second group's workload in place of the first group's."""
+        rule, leased = self.guests_rule, self.guests_leased
+        more: dict[str, Any] = {"consistency": rule, "leased": leased, "bounded": False}
+        return msgspec.structs.replace(self, clocks=self.clocks // 2, **more)
+
     def phases(self) -> tuple[str, ...]:
         """Return the phases that this cluster goes through."""
         if self.consistency.apply_at == "round_end":

@@ -30,7 +30,7 @@ from shoal.simulation.checkers.history import (
 )
 from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
 from shoal.simulation.cluster import SimulatedCluster
-from shoal.simulation.faults.injector import FaultInjector
+from shoal.simulation.faults.injector import MOVES, FaultInjector
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
@@ -69,15 +69,7 @@ class Scenario:
         self.plan = plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
         random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
-        self.work = Workload(
-            self.world,
-            seed,
-            plan.consistency,
-            plan.clocks,
-            plan.bounded,
-            plan.leased,
-            plan.incarnations,
-        )
+        self.work = Workload(self.world, seed, plan)
         kinds = {
             "sparse ledger": self.work.sparse,
             "bounded table": self.work.bounded is not None,
@@ -87,22 +79,14 @@ class Scenario:
             "large cluster": plan.servers > 3,
             "several hosts": plan.hosts > 1,
             "fixed size": not plan.elastic,
+            "guests": plan.guests > 0,
+            "relentless": plan.relentless,
+            "restless": plan.restless,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
         self.works = {"": self.work}
         if plan.guests:
-            self.world.coverage["guests"] += 1
-            rule, clocks = plan.guests_rule, plan.clocks // 2
-            self.works[GUESTS] = Workload(
-                self.world,
-                seed * 47 + 1,
-                rule,
-                clocks,
-                False,
-                plan.guests_leased,
-                plan.incarnations,
-                self.work,
-            )
+            self.works[GUESTS] = Workload(self.world, seed * 47 + 1, plan.for_guests(), self.work)
         for work in self.works.values():
             work.may_end = self._may_end
         self.cluster = SimulatedCluster(self.world, plan, self.works)
@@ -122,11 +106,9 @@ class Scenario:
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         if plan.relentless:
-            self.world.coverage["relentless"] += 1
             self.faults.go_on(plan.phases(), plan.heal_at_s)
         if plan.restless:
-            self.world.coverage["restless"] += 1
-            self.faults.move(plan.phases(), plan.heal_at_s)
+            self.faults.go_on(plan.phases(), plan.heal_at_s, MOVES)
         self.world.at(plan.heal_at_s, self.faults.heal)
 
     # ------------------------------------------------------------------ hooks
@@ -158,18 +140,16 @@ class Scenario:
 
     def _on_declared_dead(self, node: NodeId, how: str) -> None:
         self.cluster.lost[node] = None
-        stopped_until = self.world.nodes[SCHEDULER].paused_until
-        was_running = (
-            self.world.nodes[node].alive and self.world.nodes[node].paused_until < stopped_until
-        )
+        sim, stopped_until = self.world.nodes[node], self.world.nodes[SCHEDULER].paused_until
+        was_running = sim.alive and sim.paused_until < stopped_until
         if was_running and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
             raise violated("blamed", f"{node} is {how}, but it was the scheduler that was stopped")
         if node in self.cluster.servers:
-            if self.world.nodes[node].alive:
+            if sim.alive:
                 self._check_given_up(node)
             return
         self.cluster.will_crash(node)
-        if self.world.nodes[node].alive:
+        if sim.alive:
             self.world.coverage["declared dead alive"] += 1
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
 
@@ -215,11 +195,8 @@ class Scenario:
             raise violated("stuck", f"{living} did not end; waiting: {self._waiting()}")
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
-        gone = [
-            n
-            for n in self.cluster.servers
-            if not self.world.nodes[n].alive or n in self.cluster.lost
-        ]
+        nodes, lost_nodes = self.world.nodes, self.cluster.lost
+        gone = [n for n in self.cluster.servers if not nodes[n].alive or n in lost_nodes]
         view = self.cluster.view
         if view is None and gone and ended:
             self.world.coverage["end before the first view"] += 1
@@ -242,8 +219,8 @@ class Scenario:
         if ended == EVERY_WORKER_DIED and not self.plan.elastic:
             self._check_remaining(servers, "end without workers")
             return
-        for node, sim in self.world.nodes.items():
-            expected = node in self.cluster.lost or self._never_joined(sim)
+        for node, sim in nodes.items():
+            expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
         if len({machine.session.view_id for machine in servers.values()}) > 1:

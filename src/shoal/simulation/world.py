@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
@@ -121,7 +122,7 @@ class World:
         self.on_crash(node)
         if tell:
             for other in list(self.nodes.values()):
-                self.at(self.now + 0.001, lambda o=other: self._handle(o, PeerLost(node)))  # type: ignore[misc]
+                self.at(self.now + 0.001, partial(self._handle, other, PeerLost(node)))
 
     def pause(self, node: NodeId, until: float) -> None:
         """Stop a node, as SIGSTOP does: its events are handled when it continues."""

@@ -64,20 +64,17 @@ class Barriers:
                 self.released[released_as(group, name)] = generation
                 self._persist(out)
                 out.append(Note("released", {"name": name, "generation": generation}))
-                out.extend(
-                    Send(node, BarrierReleased(name, generation)) for node in barrier.entered
-                )
+                released = BarrierReleased(name, generation)
+                out.extend(Send(node, released) for node in barrier.entered)
 
     def waits(self, now: float) -> list[Waiting]:
         """The members that wait in barriers, and for which members."""
         found = []
         for (group, name, _), barrier in self._open.items():
             members = self._members.by_id.values()
-            inside = sorted(m.name for m in members if m.id in barrier.entered)
+            inside = ", ".join(sorted(m.name for m in members if m.id in barrier.entered))
             reason = f"waits for {', '.join(self._absent(group, barrier))}"
-            found.append(
-                Waiting(", ".join(inside), f"barrier {name!r}", reason, now - barrier.since)
-            )
+            found.append(Waiting(inside, f"barrier {name!r}", reason, now - barrier.since))
         return found
 
     def _absent(self, group: str, barrier: _Barrier) -> list[str]:

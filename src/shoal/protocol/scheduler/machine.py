@@ -182,7 +182,7 @@ class SchedulerMachine:
             member = self.members.by_id.get(node)
             if member is None:  # the previous death has let a view through, without this member
                 continue
-            if self._views.alone(member) and detector.spare(node, now):
+            if self._views.bereaved(member) is not None and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))
             else:
                 self._lost(node, detector.how(node, now), now, out)

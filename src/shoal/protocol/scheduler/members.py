@@ -113,10 +113,6 @@ class Members:
             if node not in self.finished:
                 self.detector.heard_of(node, now, beat)
 
-    def quiet_for(self, now: float) -> float:
-        """Seconds since the quietest server was heard of."""
-        return self.detector.quiet_for(self.servers(), now)
-
     def check(self, trace: EventTrace) -> None:
         """Check that members have distinct incarnations that were given."""
         granted = [m.incarnation for m in self.by_id.values()]

@@ -124,12 +124,9 @@ def decide_view(
     joined = sorted(m.name for m in members.values() if m.id not in before and m.id not in unready)
     left = sorted(name for node, name in before.items() if node not in members)
     done = _done(previous.workers, members, finished)
-    if not joined and not left and not done:
-        return False, "nobody came or went"
-    words = [f"{', '.join(joined)} joined"] if joined else []
-    words += [f"{', '.join(left)} left"] if left else []
-    words += [f"{', '.join(done)} finished"] if done else []
-    return True, " and ".join(words)
+    changes = ((joined, "joined"), (left, "left"), (done, "finished"))
+    words = [f"{', '.join(names)} {what}" for names, what in changes if names]
+    return (True, " and ".join(words)) if words else (False, "nobody came or went")
 
 
 def _done(
@@ -185,13 +182,13 @@ def next_view(
         standings = [promise.standing(group) for promise in promises]
         return max((max(each.open_round, each.replayed) for each in standings), default=0)
 
-    def behind(group: str) -> int:
-        return min((promise.standing(group).open_round for promise in promises), default=0)
+    def awaited(gone: Member) -> bool:  # some server holds pushes of rounds that it counts in
+        standings = [promise.standing(gone.group) for promise in promises]
+        behind = any(each.open_round < gone.last_clock for each in standings)
+        return behind and any(each.waits for each in standings)
 
-    def waits(group: str) -> bool:
-        return any(promise.standing(group).waits for promise in promises)
-
-    known = {m.id: m for m in previous.workers} if previous else {}
+    before, departed = (previous.workers, previous.departed) if previous else ((), ())
+    known = {m.id: m for m in before}
     present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
     alive = members.keys() - {*finished, *gathering(members, previous, finished)}
     workers = tuple(
@@ -200,7 +197,7 @@ def next_view(
         if m.role == "worker" and m.id in alive
     )
     gone = []
-    for member in previous.workers if previous else ():
+    for member in before:
         if member.id in finished:
             gone.append(msgspec.structs.replace(member, last_clock=FOREVER))
         elif member.id not in alive:
@@ -218,8 +215,6 @@ def next_view(
     )
     at_work = {rank for parts in placements for placement in parts for rank in placement.chain}
     servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
-    departed = previous.departed if previous else ()
-    earlier = [m for m in departed if m.last_clock > behind(m.group) and waits(m.group)]
     return View(
         term=number[0],
         number=number[1],
@@ -227,7 +222,7 @@ def next_view(
         workers=workers,
         tables=tables,
         placements=placements,
-        departed=(*earlier, *gone),
+        departed=(*filter(awaited, departed), *gone),
         reason=reason,
         checkpoint_clocks=previous.checkpoint_clocks if previous is not None else (),
     )

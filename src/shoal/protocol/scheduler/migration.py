@@ -56,9 +56,8 @@ class Migration:
         if view is None or all(node == member.id or node in self._leaving for node in servers):
             return "it is the last server"
         for spec, placements in zip(view.tables, view.placements, strict=True):
-            if not movable(spec) and any(
-                member.rank in placement.chain for placement in placements
-            ):
+            here = any(member.rank in placement.chain for placement in placements)
+            if here and not movable(spec):
                 return f"table {spec.name!r} is custom, and its handler cannot save and load"
         return ""
 

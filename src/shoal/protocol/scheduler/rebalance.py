@@ -55,9 +55,11 @@ def next_placements(
 
 def unchanged(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
     """Whether two placements are equal apart from numbers of views."""
-    return [
-        [(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in before
-    ] == [[(a.rows, a.chain, a.syncing_since > 0) for a in placements] for placements in after]
+
+    def shards(tables: Sequence[Placements]) -> list[list[tuple[object, ...]]]:
+        return [[(a.rows, a.chain, a.syncing_since > 0) for a in parts] for parts in tables]
+
+    return shards(before) == shards(after)
 
 
 class _Draft(msgspec.Struct, eq=False):
@@ -111,10 +113,9 @@ class _Plan:
                 in_sync.append(syncing)
                 draft.newest = syncing
             elif in_sync:
+                same_giver = in_sync[-1] == placement.tail
                 draft.syncing = syncing
-                draft.since = (
-                    placement.syncing_since if in_sync[-1] == placement.tail else self._number
-                )
+                draft.since = placement.syncing_since if same_giver else self._number
         return draft
 
     def _of(self, table: int) -> list[_Draft]:
@@ -148,12 +149,11 @@ class _Plan:
         for draft in self._drafts:
             while len(draft.in_sync) > max(self._wanted(draft), 1):
                 loads = self._loads(draft.table)
-                old = [
-                    rank for rank in draft.in_sync if rank != draft.newest or rank in self._leaving
-                ]
-                draft.in_sync.remove(
-                    max(old, key=lambda r: (r in self._leaving, self._beside(draft, r), loads[r]))
+                old = [r for r in draft.in_sync if r != draft.newest or r in self._leaving]
+                leaves = max(
+                    old, key=lambda r: (r in self._leaving, self._beside(draft, r), loads[r])
                 )
+                draft.in_sync.remove(leaves)
 
     def repair(self) -> None:
         """Add a syncing replica to shards with too few replicas on staying servers."""
@@ -192,9 +192,7 @@ class _Plan:
                 if loads[giver] - loads[taker] <= max(1, UNEVEN * mean):
                     break
                 amount = max(1, int(min(loads[giver] - mean, mean - loads[taker])))
-                options = [
-                    d for d in self._drafts if d.table == table and self._may(d, giver, taker)
-                ]
+                options = [each for each in self._of(table) if self._may(each, giver, taker)]
                 if not options:
                     continue
                 fitting = [each for each in options if self._size(each) <= amount]

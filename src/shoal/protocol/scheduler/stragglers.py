@@ -44,25 +44,18 @@ class Stragglers:
         limit = self._options.slow_share
         if not limit:
             return []
-        if members.quiet_for(now) >= STALLED_S:  # the waits may be for that server
+        quiet_s = members.detector.quiet_for(members.servers(), now)
+        if quiet_s >= STALLED_S:  # the waits may be for that server
             self._reports.clear()
         since = min((reports[0][0] for reports in self._reports.values()), default=now)
         if now - since < self._options.slow_s:
             return []
-        late = [
-            (member, share)
-            for member, share in self.shares(members.by_id, now)
-            if member.id in (at_work := members.at_work(member.group)) and len(at_work) > 1
-        ]
-        return [
-            (
-                member,
-                f"the others waited for {member.name} {share:.0%} of the last "
-                f"{self._options.slow_s:g} s",
-            )
-            for member, share in late[:1]
-            if share >= limit
-        ]
+        for member, share in self.shares(members.by_id, now):
+            at_work = members.at_work(member.group)
+            if share >= limit and member.id in at_work and len(at_work) > 1:
+                seconds = f"{share:.0%} of the last {self._options.slow_s:g} s"
+                return [(member, f"the others waited for {member.name} {seconds}")]
+        return []
 
     def forget(self, member: Member) -> None:
         """Drop the reports about a member that is gone, and its own."""

@@ -191,10 +191,6 @@ class ViewChange:
 
     # ------------------------------------------------------------------ what happens
 
-    def alone(self, member: Member) -> bool:
-        """Whether a server has the sole replica of some rows."""
-        return self.bereaved(member) is not None
-
     def bereaved(self, dead: Member) -> list[str] | None:
         """The rows that are lost with a server; None if none are, empty if it was the last one."""
         if self.view is None or dead.role != "server":
@@ -238,9 +234,8 @@ class ViewChange:
             self.propose("", now, out)  # changes of membership are looked up when it is made
         elif self.view is not None and self._may_move():
             planned = self._next((self.term, self._number + 1), drained=True)
-            if not unchanged(planned.placements, self.view.placements) or self.migration.gone(
-                planned
-            ):
+            moves = not unchanged(planned.placements, self.view.placements)
+            if moves or self.migration.gone(planned):
                 self.propose("rows move", now, out, drain=True)
         elif reason != self.reason:
             out.append(Note("no view", {"reason": reason}))
@@ -305,14 +300,10 @@ class ViewChange:
             fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
             out.append(Note("returned", fields))
         self._persist(out)
-        whole = not any(
-            placement.syncing_since for placements in view.placements for placement in placements
-        )
+        whole = not any(each.syncing_since for parts in view.placements for each in parts)
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
         out.append(Note("view", {"view": view.id, "reason": view.reason, "whole": whole, **sizes}))
-        hosts = sorted(
-            {host for placements in view.placements for host in crowded(placements, view.servers)}
-        )
+        hosts = sorted({host for each in view.placements for host in crowded(each, view.servers)})
         if hosts != self._crowded:
             self._crowded = hosts
             out.append(Note("crowded", {"hosts": hosts}))

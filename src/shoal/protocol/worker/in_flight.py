@@ -140,9 +140,8 @@ class InFlight:
     def __init__(self, credit_bytes: int) -> None:
         self.sub_requests: dict[int, SubRequest] = {}
         self.unsent: dict[int, SubRequest] = {}
-        self._unaccepted: dict[
-            int, SubRequest
-        ] = {}  # those with pushes that some server may not hold
+        # those with pushes that some server may not hold
+        self._unaccepted: dict[int, SubRequest] = {}
         self.gated = False
         self._credit_bytes = credit_bytes
         self._under_way: dict[NodeId, int] = {}  # payload bytes sent and not accepted, by server
@@ -154,9 +153,7 @@ class InFlight:
         """Add a sub-request, behind those whose pushes it has to follow."""
         seq = self._next_seq
         self._next_seq = seq + 1
-        parts = {
-            server_part.server: SubRequestPart(server_part) for server_part in plan.server_parts
-        }
+        parts = {each.server: SubRequestPart(each) for each in plan.server_parts}
         sub_request = SubRequest(seq, request_id, ask, plan, clock, advance, parts)
         self._line_up(sub_request)
         self.sub_requests[seq] = self.unsent[seq] = sub_request
@@ -197,17 +194,10 @@ class InFlight:
                 sub_request.sent = False
             for part in sub_request.parts.values():
                 part.revoke()
-            server_parts = cut(sub_request)
-            sub_request.parts = {
-                server_part.server: SubRequestPart(server_part) for server_part in server_parts
-            }
+            sub_request.parts = {each.server: SubRequestPart(each) for each in cut(sub_request)}
             sub_request.since = view
         self.unsent = dict(self.sub_requests)
-        self._unaccepted = {
-            seq: sub_request
-            for seq, sub_request in self.sub_requests.items()
-            if sub_request.plan.pushed
-        }
+        self._unaccepted = {seq: each for seq, each in self.unsent.items() if each.plan.pushed}
         for sub_request in self.sub_requests.values():
             sub_request.gates, sub_request.follows = [], []
             self._line_up(sub_request)
@@ -236,10 +226,8 @@ class InFlight:
             if sub_request.sent:
                 continue
             to = [server for server, part in sub_request.parts.items() if part.server_part.nbytes]
-            ahead = min(
-                (pushing.get(server, sub_request.clock) for server in to), default=sub_request.clock
-            )
-            waits = sub_request.gates or ahead < sub_request.clock or self._crowded(sub_request)
+            overtakes = any(pushing[each] < sub_request.clock for each in to if each in pushing)
+            waits = sub_request.gates or overtakes or self._crowded(sub_request)
             if not waits and self.unsent.keys().isdisjoint(sub_request.follows):
                 yield sub_request
             else:
@@ -248,11 +236,9 @@ class InFlight:
 
     def follows(self, sub_request: SubRequest, server: NodeId) -> tuple[int, ...]:
         """The sequence numbers that a server has to admit before this sub-request."""
-        return (
-            tuple([each.seq for each in self.ahead(sub_request, server)])
-            if sub_request.follows
-            else ()
-        )
+        if not sub_request.follows:
+            return ()
+        return tuple([each.seq for each in self.ahead(sub_request, server)])
 
     def ahead(self, sub_request: SubRequest, server: NodeId) -> list[SubRequest]:
         """The sub-requests before this one that a server may not have admitted yet."""
@@ -262,10 +248,8 @@ class InFlight:
     def _crowded(self, sub_request: SubRequest) -> bool:
         """Whether the credit of one of its servers is used up."""
         for part in sub_request.parts.values():
-            nbytes, before = (
-                part.server_part.nbytes,
-                self._under_way.get(part.server_part.server, 0),
-            )
+            nbytes = part.server_part.nbytes
+            before = self._under_way.get(part.server_part.server, 0)
             if before and nbytes and before + nbytes > self._credit_bytes:
                 return True
         return False
@@ -325,23 +309,16 @@ class InFlight:
 
     def due(self, now: float) -> list[tuple[SubRequest, SubRequestPart]]:
         """The sent parts whose probe is due."""
-        return [
-            (sub_request, part)
-            for sub_request in self.sub_requests.values()
-            if sub_request.sent
-            for part in sub_request.open_parts()
-            if now >= part.again_at
-        ]
+        return [(each, part) for each, part in self._unanswered() if now >= part.again_at]
 
     def wakes_at(self) -> float:
         """When the next probe is due."""
-        times = [
-            part.again_at
-            for sub_request in self.sub_requests.values()
-            if sub_request.sent
-            for part in sub_request.open_parts()
-        ]
-        return min(times, default=inf)
+        return min((part.again_at for _, part in self._unanswered()), default=inf)
+
+    def _unanswered(self) -> Iterator[tuple[SubRequest, SubRequestPart]]:
+        for sub_request in self.sub_requests.values():
+            for part in sub_request.open_parts() if sub_request.sent else ():
+                yield sub_request, part
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
         """Probe again once the connection is back; half an answer is not waited for."""

@@ -84,10 +84,10 @@ class WorkerMachine:
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        part = self._part(self._sub_request_of(message), sender, message)
-        if part is None or part.done or part.server_part.nbytes_out not in (nbytes, -1):
+        answered = self._answered(sender, message) if isinstance(message, Reply) else None
+        if answered is None or answered[1].server_part.nbytes_out not in (nbytes, -1):
             return Discard("nobody waits for it")
-        return part.receive(nbytes)
+        return answered[1].receive(nbytes)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -228,41 +228,33 @@ class WorkerMachine:
         elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
             self._adopt(view, now, out)
 
-    def _sub_request_of(self, message: Message) -> SubRequest | None:
-        if not isinstance(message, Reply) or message.incarnation != self.session.incarnation:
+    def _answered(self, server: NodeId, reply: Reply) -> tuple[SubRequest, SubRequestPart] | None:
+        """The open part that a server answers, if the answer is to the part as it was last sent."""
+        if reply.incarnation != self.session.incarnation:
             return None
-        return self._in_flight.sub_requests.get(message.seq)
-
-    def _part(
-        self, sub_request: SubRequest | None, sender: NodeId, message: Message
-    ) -> SubRequestPart | None:
-        """The part that a server answers, if the answer is to the part as it was last sent."""
-        if sub_request is None or not isinstance(message, Reply):
+        sub_request = self._in_flight.sub_requests.get(reply.seq)
+        if sub_request is None or not sub_request.sent or reply.view < sub_request.since:
             return None
-        return (
-            sub_request.parts.get(sender)
-            if sub_request.sent and message.view >= sub_request.since
-            else None
-        )
+        part = sub_request.parts.get(server)
+        return None if part is None or part.done else (sub_request, part)
 
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        sub_request = self._sub_request_of(reply)
-        part = self._part(sub_request, sender, reply)
-        if sub_request is None or part is None or part.done:
+        answered = self._answered(sender, reply)
+        if answered is None:
             out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
             return
+        sub_request, part = answered
         part.heard(reply.reason or reply.code)
         match reply.code:
             case "applied":
                 self._applied(sub_request, part, reply, payload, now, out)
             case "accepted" | "waiting":  # if its pull waits, its push was admitted
                 part.ask_at(now + part.wait_s)
+                # not while other servers are to have it
                 if reply.code == "waiting" or sub_request.plan.closing or not self._in_flight.gated:
-                    self._in_flight.land(
-                        sub_request, part
-                    )  # not while other servers are to have it
+                    self._in_flight.land(sub_request, part)
                     self._pump(now, out)
             case "missing":
                 self._sender.send_again(sub_request, part, now, out)
@@ -309,9 +301,8 @@ class WorkerMachine:
     ) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who = self._name(part.server_part.server)
-        error = kind(
-            f"{who} refused {describe(self._sender.message(sub_request, part))}: {reply.reason}"
-        )
+        what = describe(self._sender.message(sub_request, part))
+        error = kind(f"{who} refused {what}: {reply.reason}")
         self._in_flight.land(sub_request, part)
         part.finish()
         if sub_request.request_id:
@@ -322,9 +313,7 @@ class WorkerMachine:
     def _sub_request_done(self, sub_request: SubRequest, out: Effects) -> None:
         self._in_flight.drop(sub_request)
         pending = self._requests.get(sub_request.request_id)
-        if pending is None:
-            return
-        if pending.done(sub_request):
+        if pending is not None and pending.done(sub_request):
             self._resolve(sub_request.request_id, None, out)
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
@@ -352,9 +341,8 @@ class WorkerMachine:
         lines, waits = [], False
         for sub_request in pending.sub_requests:
             for part in sub_request.open_parts():
-                why = (
-                    part.reason if sub_request.sent else "not sent: an earlier push is not accepted"
-                )
+                unsent = "not sent: an earlier push is not accepted"
+                why = part.reason if sub_request.sent else unsent
                 waits = waits or "waits for" in why
                 lines.append(f"{self._name(part.server_part.server)} {why}")
         text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"

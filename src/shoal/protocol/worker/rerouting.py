@@ -52,33 +52,22 @@ def reroute(in_flight: InFlight, before: View, router: Router, clock: int) -> li
             and (sub_request.plan.pulled or sub_request.advance >= 0)
             and not router.rides(sub_request.ask)
         ):
-            advances = sub_request.advance >= 0
-            rest = _rest(sub_request, _cut(server_parts, before, router, "pulls", advances))
             push = replace(sub_request.plan, pulled=(), advances=False)
+            advances = sub_request.advance >= 0
+            pulls = _cut(server_parts, before, router, "pulls", advances)
+            rest = SubRequestPlan((), sub_request.plan.pulled, False, advances, pulls)
             parted.append(sub_request.split_off(push, rest))
             return _cut(server_parts, before, router, "pushes", False)
         return _cut(server_parts, before, router, "all", sub_request.advance >= 0)
 
     in_flight.reroute(cut, router.view_id)
     following = [
-        in_flight.add(
-            sub_request.request_id,
-            sub_request.ask,
-            sub_request.plan,
-            sub_request.clock,
-            sub_request.advance,
-        )
-        for sub_request in parted
-        if sub_request.request_id
+        in_flight.add(each.request_id, each.ask, each.plan, each.clock, each.advance)
+        for each in parted
+        if each.request_id
     ]
     tell(in_flight, router, clock)
     return following
-
-
-def _rest(sub_request: SubRequest, server_parts: list[ServerPart]) -> SubRequestPlan:
-    return SubRequestPlan(
-        (), sub_request.plan.pulled, False, sub_request.advance >= 0, server_parts
-    )
 
 
 def tell(in_flight: InFlight, router: Router, clock: int) -> None:

@@ -197,11 +197,11 @@ class Router:
         """
         plan = self._plan(pushes, pulls, everybody)
         for op in pushes:
-            self._check(op.table, op.rows, op.keys, op.values)
+            self._check(op, op.values)
         for pull in pulls:
             if isinstance(pull.out, Answer):
                 continue
-            self._check(pull.table, pull.rows, pull.keys, pull.out)
+            self._check(pull, pull.out)
             if pull.out.readonly:
                 raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
         server_parts = []
@@ -373,14 +373,12 @@ class Router:
             raise InvalidValue(f"no table {table!r} in this run (known: {known})")
         return number
 
-    def _check(
-        self, table: str, rows: KeyRange, keys: memoryview | None, buffer: memoryview
-    ) -> None:
-        count = len(rows) if keys is None else len(keys)
-        size = self._sizes[self.numbers[table]]
+    def _check(self, op: PushOp | PullOp, buffer: memoryview) -> None:
+        count = len(op.rows) if op.keys is None else len(op.keys)
+        size = self._sizes[self.numbers[op.table]]
         if buffer.nbytes != count * size:
             raise InvalidValue(
-                f"table {table!r}: {count} rows of {size} bytes need {count * size} bytes, "
+                f"table {op.table!r}: {count} rows of {size} bytes need {count * size} bytes, "
                 f"not {buffer.nbytes}"
             )
 

@@ -44,27 +44,17 @@ class Sender:
         self.wake(again_at)
         for part in sub_request.parts.values():
             part.ask_at(again_at, self._probe_s)
-            self.bytes_pushed += part.server_part.nbytes
-            out.append(
-                Send(
-                    part.server_part.server,
-                    self.message(sub_request, part),
-                    part.server_part.buffers,
-                )
-            )
+            theirs = part.server_part
+            self.bytes_pushed += theirs.nbytes
+            out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
 
     def send_again(
         self, sub_request: SubRequest, part: SubRequestPart, now: float, out: Effects
     ) -> None:
         part.ask_at(now + part.wait_s)
         self.wake(part.again_at)
-        out.append(
-            Send(
-                part.server_part.server,
-                self.message(sub_request, part),
-                part.server_part.buffers,
-            )
-        )
+        theirs = part.server_part
+        out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
 
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
         """The request for a server, in the current view."""

@@ -60,13 +60,9 @@ def check_tiling(view: View) -> None:
         edges = {part.start for part in spec.fragments()} | {spec.keys.stop}
         if any(rows.stop not in edges for rows in held):
             raise violated("tiling", f"a fragment of {spec.name!r} is split in view {view.id}")
-        for placement in placements:
-            if (
-                not placement.chain
-                or len(set(placement.chain)) < len(placement.chain)
-                or set(placement.chain) - ranks
-            ):
-                raise violated("tiling", f"{spec.name!r} {placement.rows} is on {placement.chain}")
+        for rows, chain in ((each.rows, each.chain) for each in placements):
+            if not chain or len(set(chain)) < len(chain) or set(chain) - ranks:
+                raise violated("tiling", f"{spec.name!r} {rows} is on {chain}")
 
 
 class Ledger:
@@ -112,15 +108,11 @@ class Ledger:
                 continue
             if self.consistency.name == "asp" or at >= bound or values[key] != 0:
                 continue
-            certain = key in self.acknowledged or (
-                owner not in self.crashed and key not in self.failed
-            )
-            if certain:
-                raise violated(
-                    "freshness",
-                    f"worker {incarnation} reads at clock {clock} and misses worker {owner}'s "
-                    f"push at clock {at}, older than {bound}",
-                )
+            uncertain = owner in self.crashed or key in self.failed
+            if key in self.acknowledged or not uncertain:
+                reader = f"worker {incarnation} reads at clock {clock}"
+                push = f"worker {owner}'s push at clock {at}, older than {bound}"
+                raise violated("freshness", f"{reader} and misses {push}")
 
     def check_visit(self, values: Mapping[int, float], known: Collection[int]) -> None:
         """`freshness` and `exactly once` of a read that waits for no clock.
@@ -237,9 +229,9 @@ class Durability:
     def sent(self, target: NodeId, message: Message, disk: bytes | None) -> None:
         if disk is not self._disk:
             self._disk = disk
-            self._record = (
-                msgspec.msgpack.decode(disk, type=JournalRecord) if disk else JournalRecord()
-            )
+            self._record = JournalRecord()
+            if disk:
+                self._record = msgspec.msgpack.decode(disk, type=JournalRecord)
         record = self._record
         match message:
             case NewView(view):
@@ -252,12 +244,9 @@ class Durability:
                 keys = [released_as(group, name) for group in groups]
                 written = any(record.released.get(key, -1) >= generation for key in keys)
             case Leased(clock, epoch, first, count):
-                span = Span(epoch, first, count)
-                written = any(
-                    g.clock == clock and g.span == span
-                    for ledger in record.ledgers.values()
-                    for g in ledger.granted
-                )
+                granted = [each for ledger in record.ledgers.values() for each in ledger.granted]
+                lease = clock, Span(epoch, first, count)
+                written = lease in [(each.clock, each.span) for each in granted]
             case End():
                 written = record.ended or target in record.left or bool(message.error)
             case _:

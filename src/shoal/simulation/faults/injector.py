@@ -7,7 +7,8 @@ most useful ones, and hardly any would come by chance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 import msgspec
@@ -40,7 +41,7 @@ FAULTS = (
 )
 LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
-MOVES = ("join server", "leave server", "break in mid-payload")  # those of a restless seed
+MOVES = ("join server", "leave server", "break in mid-payload")  # of a restless seed: rows move
 STOPS_APART_S = 9.0  # after this time sole replicas are given up
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
@@ -91,12 +92,9 @@ class FaultInjector:
         random = self._random
         self._replicated = replicated
         for _ in range(number):
-            fault = PendingFault(random.choice(FAULTS), random.choice(phases), 0.0)
-            spread = 0.02 if fault.phase == "joining" else 1.5
-            self._world.at(
-                0.001 + spread * random.random() ** 2,
-                lambda fault=fault: self._add(fault),  # type: ignore[misc]
-            )
+            what, phase = random.choice(FAULTS), random.choice(phases)
+            spread = 0.02 if phase == "joining" else 1.5
+            self._world.at(0.001 + spread * random.random() ** 2, partial(self._add, what, phase))
         if kill_server is not None:
             least = 500 + random.randrange(300)
             about_to = random.choice(ABOUT_TO) if replicated else ""
@@ -109,14 +107,10 @@ class FaultInjector:
         random = self._relentless
         if self.healed or self._cluster.over():
             return
-        self._add(PendingFault(random.choice(faults), random.choice(phases), 0.0))
+        self._add(random.choice(faults), random.choice(phases))
         pause = PAUSE_S * random.random()
         if self._world.now + pause < until:
             self._world.at(self._world.now + pause, lambda: self.go_on(phases, until, faults))
-
-    def move(self, phases: tuple[str, ...], until: float) -> None:
-        """Draw servers that come and go, so that rows move, and connections that break."""
-        self.go_on(phases, until, MOVES)
 
     def heal(self) -> None:
         """End all faults."""
@@ -135,14 +129,13 @@ class FaultInjector:
         due = [each for each in self._pending if each.phase == phase or now >= each.until]
         for each in due:
             self._pending.remove(each)
-            self._world.at(now, lambda what=each.what: self._inject(what))  # type: ignore[misc]
+            self._world.at(now, partial(self._inject, each.what))
 
     # ------------------------------------------------------------------ injection
 
-    def _add(self, fault: PendingFault) -> None:
+    def _add(self, what: str, phase: str) -> None:
         if not self.healed:
-            fault.until = self._world.now + PHASE_WAIT_S
-            self._pending.append(fault)
+            self._pending.append(PendingFault(what, phase, self._world.now + PHASE_WAIT_S))
 
     def _inject(self, what: str) -> None:
         if self.healed or self._cluster.over():
@@ -164,26 +157,23 @@ class FaultInjector:
                 self._breaks_payload = True
             case "crash worker in mid-advance":
                 self._in_advance = len(workers) > 1
-            case "crash scheduler":
-                if self._world.nodes[SCHEDULER].alive:
-                    self.count(what)
-                    self._world.crash(SCHEDULER, tell=random.random() < 0.5)
-                    self._restart_later()
+            case "crash scheduler" if self._world.nodes[SCHEDULER].alive:
+                self.count(what)
+                self._world.crash(SCHEDULER, tell=random.random() < 0.5)
+                self._later(self._cluster.restart_scheduler)
             case "crash scheduler before persist" | "crash scheduler after persist":
                 self._at_persist = what.split()[2]
             case "partition":
                 island = frozenset(random.sample(names, random.randint(1, max(1, len(names) // 2))))
                 network.partition(island, until)
                 self.count(what)
-            case "clog":
-                if len(names) > 1:
-                    source, target = random.sample(names, 2)
-                    network.clog(source, target, until)
-                    self.count(what)
-            case "break":
-                if len(names) > 1:
-                    self.count(what)
-                    self._world.break_connection(*random.sample(names, 2))
+            case "clog" if len(names) > 1:
+                source, target = random.sample(names, 2)
+                network.clog(source, target, until)
+                self.count(what)
+            case "break" if len(names) > 1:
+                self.count(what)
+                self._world.break_connection(*random.sample(names, 2))
             case "slow worker":
                 slow = random.choice(workers or names)
                 for target in names:
@@ -197,9 +187,8 @@ class FaultInjector:
                 self._stop(what, [name for name in names if name.startswith(what.split()[1])])
             case "stop worker for long" | "stop server for long" | "stop scheduler for long":
                 self._stop_for_long(what, [n for n in names if n.startswith(what.split()[1])])
-            case "kill server":
-                if self._replicated:
-                    self._deaths.kill_another(True, random.choice(ABOUT_TO))
+            case "kill server" if self._replicated:
+                self._deaths.kill_another(True, random.choice(ABOUT_TO))
             case "join" | "join server":
                 add = self._cluster.add_worker if what == "join" else self._cluster.add_server
                 if add() is not None:
@@ -251,17 +240,15 @@ class FaultInjector:
             self._cluster.will_crash(node)
         self._world.crash(node)
         restarts = {"worker": self.replace_worker, "server": self._deaths.replace}
-        again = restarts.get(role, self._cluster.restart_scheduler)
-        self._world.at(self._world.now + 0.05 + self._random.random(), again)
+        self._later(restarts.get(role, self._cluster.restart_scheduler))
 
     def replace_worker(self) -> None:
         """Start a worker in the place of a crashed one."""
         if not self._cluster.over() and self._cluster.add_worker() is not None:
             self.count("restart worker")
 
-    def _restart_later(self) -> None:
-        at = self._world.now + 0.05 + self._random.random()
-        self._world.at(at, self._cluster.restart_scheduler)
+    def _later(self, restart: Callable[[], object]) -> None:
+        self._world.at(self._world.now + 0.05 + self._random.random(), restart)
 
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
         """Return whether a node crashes before an effect.
@@ -282,7 +269,7 @@ class FaultInjector:
             sim.disk = effect.record
         self.count(f"crash scheduler {self._at_persist} persist")
         self._at_persist = ""
-        self._restart_later()
+        self._later(self._cluster.restart_scheduler)
         return True
 
     def _as_rows_move(self) -> None:
@@ -294,10 +281,8 @@ class FaultInjector:
         begun = self._cluster.phase() != "joining" and not self._cluster.full()
         if begun and self._world.now > self._bereft_at and self._aside.random() < BEREFT:
             self._bereft_at = self._world.now + BEREFT_S
-            self._world.at(
-                self._world.now + 0.05 * self._aside.random(),
-                lambda: self._inject("crash worker as rows move"),
-            )
+            at = self._world.now + 0.05 * self._aside.random()
+            self._world.at(at, partial(self._inject, "crash worker as rows move"))
 
     def _delay_answers(self) -> None:
         """Delay answers, so that workers resend to other servers."""
@@ -309,9 +294,7 @@ class FaultInjector:
         self.count("answers late as rows move")
 
     def _half_advanced(self, node: NodeId, message: Message) -> bool:
-        if not isinstance(message, Request) or message.advance < 0:
-            return False
-        if not self._may_lose(node):
+        if not isinstance(message, Request) or message.advance < 0 or not self._may_lose(node):
             return False
         before, self._advanced = self._advanced, (node, message.seq)
         if before != self._advanced:

@@ -39,11 +39,7 @@ class ServerDeaths:
 
     def kill(self, victim: NodeId, least_events: int, about_to: str) -> None:
         """Crash a server after `least_events` events, while workers still have to push."""
-        if (
-            self._cluster.over()
-            or not self._cluster.at_work()
-            or not self._world.nodes[victim].alive
-        ):
+        if self._idle() or not self._world.nodes[victim].alive:
             return
         if self._world.events < least_events or about_to:
             if self._world.events >= least_events:
@@ -53,11 +49,14 @@ class ServerDeaths:
             self._world.at(again, lambda: self.kill(victim, least_events, about_to))
         elif self._random.random() < UNHEARD:
             self._silence(victim)
-            self._world.at(
-                self._world.now + 0.3 * self._random.random(), lambda: self._crash(victim)
-            )
+            at = self._world.now + 0.3 * self._random.random()
+            self._world.at(at, lambda: self._crash(victim))
         else:
             self._crash(victim)
+
+    def _idle(self) -> bool:
+        """Return whether no worker has anything to push any more."""
+        return self._cluster.over() or not self._cluster.at_work()
 
     def _crash(self, victim: NodeId) -> None:
         if self._world.nodes[victim].alive:
@@ -94,7 +93,7 @@ class ServerDeaths:
             self._count("restart server")
 
     def kill_another(self, patient: bool, about_to: str) -> None:
-        if self._cluster.over() or not self._cluster.at_work() or self.healed:
+        if self._idle() or self.healed:
             return
         if patient and not self._cluster.repaired():
             self._world.at(self._world.now + 0.02, lambda: self.kill_another(patient, about_to))

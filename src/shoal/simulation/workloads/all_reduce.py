@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -12,11 +13,12 @@ from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import Violation, violated
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program, Sleep
+from shoal.simulation.plan import SESSION
 from shoal.simulation.world import World
 
 SUMS = 12
@@ -46,18 +48,11 @@ class RingScenario:
             link_bytes=1 << 20,
         )
         self.world = world = World(seed, options, keep_lines)
-        session_options = SessionOptions(
-            join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3
-        )
-        world.add(
-            SCHEDULER,
-            SchedulerMachine(
-                SchedulerOptions(servers=0, workers=self.workers, silence_s=6.0, broken_s=4.0)
-            ),
-        )
+        scheduled = SchedulerOptions(servers=0, workers=self.workers, silence_s=6.0, broken_s=4.0)
+        world.add(SCHEDULER, SchedulerMachine(scheduled))
         for index in range(self.workers):
             node = f"worker-{index}"
-            session = Session(node, "worker", rank=index, options=session_options)
+            session = Session(node, "worker", rank=index, options=SESSION)
             session.announce(f"sim://{node}")
             machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
             world.add(node, machine, self._program(node, machine, Random(seed * 31 + index)))
@@ -66,12 +61,8 @@ class RingScenario:
             self.victim = f"worker-{random.randrange(self.workers)}"
             world.at(0.5 + 2 * random.random(), lambda: world.crash(self.victim))
         for _ in range(BREAKS):
-            one, other = random.sample(range(self.workers), 2)
-            at = 0.2 + 3 * random.random()
-            world.at(at, lambda a=one, b=other: self._break(a, b))  # type: ignore[misc]
-
-    def _break(self, one: int, other: int) -> None:
-        self.world.break_connection(f"worker-{one}", f"worker-{other}")
+            ends = [f"worker-{index}" for index in random.sample(range(self.workers), 2)]
+            world.at(0.2 + 3 * random.random(), partial(world.break_connection, *ends))
 
     def values(self, worker: int, number: int) -> np.ndarray:
         """Return a worker's tensor: whole numbers, so that a sum is exact in any order."""
@@ -139,8 +130,6 @@ def simulate_ring(seed: int, keep_lines: bool = False) -> tuple[RingScenario, st
     scenario = RingScenario(seed, keep_lines)
     try:
         scenario.run()
-    except Violation as found:
-        return scenario, found.message
-    except InvariantBroken as found:
+    except (Violation, InvariantBroken) as found:
         return scenario, str(found)
     return scenario, ""

@@ -17,11 +17,11 @@ from shoal.tables.custom.calls import Call, What, read_answer
 from shoal.tables.custom.shard import CustomShard
 from shoal.tables.spec import Access, TableSpec
 
-SPEC = TableSpec("calls", kind="custom", access=Access("lists"), saves=True)
-
 
 class Calls:
     """Calls the handler, and checks its rows."""
+
+    spec = TableSpec("calls", kind="custom", access=Access("lists"), saves=True)
 
     def __init__(self) -> None:
         self.intended: set[int] = set()
@@ -32,11 +32,8 @@ class Calls:
         """Add 1 to a key of every shard at once; if that is acknowledged, check that each is 1."""
         keys = self._keys(machine, key)
         self.intended.update(keys.values())
-        one: dict[str, Any] = {
-            "lens": np.ones(1, np.int64),
-            "values": np.ones(1, np.float32).view(np.uint8).data,
-        }
-        ops = self._ops(machine, "push", keys, **one)
+        one = np.ones(1, np.float32).view(np.uint8).data
+        ops = self._ops(machine, "push", keys, lens=np.ones(1, np.int64), values=one)
         outcome = yield Exchange(pulls=tuple(ops), timeout_s=timeout_s)
         if outcome.error is not None:
             return
@@ -64,7 +61,7 @@ class Calls:
 
     def _keys(self, machine: WorkerMachine, key: int) -> dict[KeyRange, int]:
         """Return a key of each shard that no other call uses."""
-        view, table = machine.session.view, machine.number_of(SPEC.name)
+        view, table = machine.session.view, machine.number_of(self.spec.name)
         assert view is not None
         assert table is not None
         return {
@@ -82,5 +79,5 @@ class Calls:
         for number, (rows, key) in enumerate(keys.items(), start=first):
             named = np.array([key], np.uint64)
             call = Call(incarnation, number, first, what, 0, named, **parts)
-            found.append(PullOp(SPEC.name, rows, Answer(), call.words().data))
+            found.append(PullOp(self.spec.name, rows, Answer(), call.words().data))
         return found

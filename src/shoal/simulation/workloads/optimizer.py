@@ -140,10 +140,8 @@ class OptimizerWorkload:
         for clock, rows, overlapped in self._reads:
             before = [row for at, row in states if at <= clock][-1]
             after = [row for at, row in states if at <= clock + overlapped][-1]
-            right = np.isclose(rows, before, rtol=TOLERANCE) | np.isclose(
-                rows, after, rtol=TOLERANCE
-            )
-            if not right.all():
+            right = [np.isclose(rows, each, rtol=TOLERANCE) for each in (before, after)]
+            if not np.logical_or(*right).all():
                 text = f"a read at clock {clock} brought {rows.tolist()}, not {before}"
                 raise violated("order", text)
         for clock, weight in self._weights:

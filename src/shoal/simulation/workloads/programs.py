@@ -35,12 +35,13 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import Ledger, check_canary, check_untorn, violated
 from shoal.simulation.node import Program, Sleep
+from shoal.simulation.plan import Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
-from shoal.simulation.workloads.custom import SPEC, Calls
+from shoal.simulation.workloads.custom import Calls
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
 from shoal.simulation.world import World
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
@@ -88,28 +89,19 @@ class Workload:
     host:  the first group's workload, if another group also reads its tables
     """
 
-    def __init__(
-        self,
-        world: World,
-        seed: int,
-        consistency: Consistency,
-        clocks: int,
-        bounded: bool,
-        leased: bool,
-        incarnations: int,
-        host: Workload | None = None,
-    ) -> None:
-        self.clocks = clocks
-        self.keys = incarnations * clocks
-        self.ledger = Ledger(consistency, clocks)
+    def __init__(self, world: World, seed: int, plan: Plan, host: Workload | None = None) -> None:
+        rule = plan.consistency
+        self.clocks = plan.clocks
+        self.keys = plan.incarnations * plan.clocks
+        self.ledger = Ledger(rule, plan.clocks)
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < CUSTOM else None
-        self.bounded = BoundedWorkload(consistency, Random(seed * 19 + 8)) if bounded else None
-        self.leased = LeaseWorkload(consistency) if leased else None
+        self.bounded = BoundedWorkload(rule, Random(seed * 19 + 8)) if plan.bounded else None
+        self.leased = LeaseWorkload(rule) if plan.leased else None
         random = Random(seed * 59 + 2)
         optimized = random.random() < OPTIMIZED
-        self.optimizer = OptimizerWorkload(consistency, random) if optimized else None
+        self.optimizer = OptimizerWorkload(rule, random) if optimized else None
         self._cancels = 0.4 if seed % 4 == 0 else 0.1  # share of pulls that are cancelled
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -126,11 +118,8 @@ class Workload:
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
-        custom = [SPEC] if self.calls is not None else []
-        bounded = [self.bounded.spec] if self.bounded is not None else []
-        leased = [self.leased.spec] if self.leased is not None else []
-        optimizer = [self.optimizer.spec] if self.optimizer is not None else []
-        return [ledger, stamp, *custom, *bounded, *leased, *optimizer]
+        others = (self.calls, self.bounded, self.leased, self.optimizer)
+        return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
     def check_buffers(self, node: NodeId) -> None:
         """Check that no rows have arrived in buffers of pulls that were given up."""
@@ -182,9 +171,7 @@ class Workload:
         keys = self._some_keys(random) if random.random() < 0.3 else self._all_keys(random)
         if pushes[0].keys is not None and random.random() < 0.3:
             keys = pushes[0].keys  # sent once
-        ledger = self._ledger_buffer(keys)
-        stamp = np.full(STAMP_ROWS, CANARY, np.float32)
-        pulls = self._pulls(ledger, stamp, keys)
+        ledger, stamp, pulls = self._pulls(keys)
         extras = yield from self._extras(machine, key, random)
         pushes, pulls = (*pushes, *extras.pushes), (*pulls, *extras.pulls)
         how = {"timeout_s": random.choice([None, None, None, TIMEOUT_S]), **extras.how}
@@ -313,9 +300,8 @@ class Workload:
         """Repeat a read until it is answered."""
         while not machine.session.ended:
             keys = self._all_keys(Random(machine.clock))
-            ledger = self._ledger_buffer(keys)
-            stamp = np.full(STAMP_ROWS, CANARY, np.float32)
-            outcome = yield Exchange(pulls=self._pulls(ledger, stamp, keys))
+            ledger, stamp, pulls = self._pulls(keys)
+            outcome = yield Exchange(pulls=pulls)
             _check_not_refused(outcome)
             if outcome.error is None:
                 self._world.coverage["insisted"] += 1
@@ -339,14 +325,12 @@ class Workload:
         self.ledger.check_read(machine.session.incarnation, read_at, ledger)
         check_untorn(stamp, STAMP_FRAGMENT)
 
-    def _pulls(
-        self, ledger: np.ndarray, stamp: np.ndarray, keys: memoryview | None
-    ) -> tuple[PullOp, ...]:
-        rows = self.tables()[0].keys
-        return (
-            PullOp("ledger", rows, ledger.view(np.uint8).data, keys),
-            PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data),
-        )
+    def _pulls(self, keys: memoryview | None) -> tuple[np.ndarray, np.ndarray, tuple[PullOp, ...]]:
+        """Return buffers for rows of the ledger and for the stamp, and the pulls into them."""
+        ledger, stamp = self._ledger_buffer(keys), np.full(STAMP_ROWS, CANARY, np.float32)
+        of_ledger = PullOp("ledger", self.tables()[0].keys, ledger.view(np.uint8).data, keys)
+        of_stamp = PullOp("stamp", KeyRange(0, STAMP_ROWS), stamp.view(np.uint8).data)
+        return ledger, stamp, (of_ledger, of_stamp)
 
     def _pushed(self, key: int, outcome: Outcome, extras: Extras) -> None:
         extras.pushed(outcome)

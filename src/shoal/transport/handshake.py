@@ -40,7 +40,9 @@ def hello(me: Identity, asked: Message) -> Hello:
             "same release on both"
         )
     if asked.token_needed and not me.token:
-        raise HandshakeRefused("the peer asks for a token; pass --token or token=, or set SHOAL_TOKEN for a command")
+        raise HandshakeRefused(
+            "the peer asks for a token; pass --token or token=, or set SHOAL_TOKEN for a command"
+        )
     nonce = secrets.token_bytes(16)
     proof = _proof(me.token, b"caller", asked.nonce, nonce)
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)

@@ -42,6 +42,7 @@ class Footprint(msgspec.Struct, eq=False):
     nbytes:     size of the payload
     streams:    whether the push may be streamed, and has more than one fragment
     immediate:  whether its pushes wait for no clock
+    prompt:     whether its pulls wait for no clock
     calls:      whether it names a custom table
     """
 
@@ -51,6 +52,7 @@ class Footprint(msgspec.Struct, eq=False):
     nbytes: int
     streams: bool
     immediate: bool
+    prompt: bool
     calls: bool
 
 
@@ -245,14 +247,15 @@ class Admission:
             if len(self._footprints) >= FOOTPRINTS_KEPT:
                 self._footprints.clear()
             groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
-            immediate = all(self._specs[at].consistency.name == "asp" for at, _, _ in pushes)
+            asp = {at for at, spec in self._specs.items() if spec.consistency.name == "asp"}
             found = self._footprints[key] = Footprint(
                 pushes,
                 pulls,
                 groups,
                 self._nbytes(pushes, pulls),
                 self._streams(pushes, pulls),
-                immediate,
+                all(at in asp for at, _, _ in pushes),
+                all(at in asp for at, _, _ in pulls),
                 any(self._specs[at].kind == "custom" for at, _, _ in pulls),
             )
         return found

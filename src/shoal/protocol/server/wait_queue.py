@@ -68,7 +68,8 @@ class WaitQueue:
         request = admitted.request
         clock = read_clock(request)
         need = self._applied_at(admitted) if accepted else 0
-        for number in self._own_pulls(admitted):
+        own = () if admitted.footprint.prompt else self._own_pulls(admitted)
+        for number in own:
             spec = self._replicas[number].shard.spec  # own pushes may wait
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
@@ -122,7 +123,7 @@ class WaitQueue:
 
     def ready(self, pull: WaitingRequest) -> bool:
         """Return whether a pull can be answered."""
-        if pull.clock > self._reached(pull.admitted):
+        if pull.clock and pull.clock > self._reached(pull.admitted):
             return False
         return pull.admitted.log.complete(pull.admitted.request.seq)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -47,7 +48,7 @@ class Rounds:
     def __init__(self) -> None:
         self._first_open: dict[str, int] = {}
         self.open: dict[Round, list[Contribution]] = {}
-        self._weights: dict[Round, float] = {}
+        self._weights: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by group and clock
 
     def __bool__(self) -> bool:
         return bool(self.open)
@@ -80,7 +81,7 @@ class Rounds:
 
     def weights(self, group: str) -> tuple[tuple[int, float], ...]:
         """Return (clock, weight) of a group's closed rounds."""
-        return tuple((clock, w) for (of, clock), w in self._weights.items() if of == group)
+        return tuple(self._weights[group].items())
 
     def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
         """Cut every part to the shards that are still here."""
@@ -117,17 +118,17 @@ class Rounds:
 
     def weigh(self, group: str, clock: int, weight: float) -> None:
         """Record the weight of a closed round's pushes, here or at the head of a chain."""
-        self._weights[group, clock] = max(weight, self.weight(group, clock))
-        for old in [each for each in self._weights if each[0] == group]:
-            if old[1] < clock - WINDOW:
-                del self._weights[old]
+        weights = self._weights[group]
+        weights[clock] = max(weight, weights.get(clock, 0.0))
+        while (oldest := next(iter(weights))) < clock - WINDOW:
+            del weights[oldest]
 
     def reach(self, group: str, clock: int) -> None:
         self._first_open[group] = max(self.first_open(group), clock)
 
     def weight(self, group: str, clock: int) -> float:
         """Return the total weight of a closed round's pushes."""
-        return self._weights.get((group, clock), 0.0)
+        return self._weights[group].get(clock, 0.0)
 
     def drop(self, worker: int, last_clock: int) -> None:
         """Remove a dead worker's pushes from the rounds at or above its last clock."""

@@ -3,6 +3,8 @@
 `python tests/simulation/planted_table.py --write` finds the seeds, all of them within 300.
 """
 
+import functools
+
 import pytest
 
 from shoal.simulation.scenario import simulate
@@ -10,6 +12,12 @@ from tests.simulation.planted_table import GAPS, SEEDS, UNSEEDED, bugs, load, pi
 
 pytestmark = pytest.mark.seeds
 PINS = pins()
+
+
+@functools.cache
+def violation_of(seed):
+    """What the code as it is does wrong at a seed; many bugs are pinned to the same ones."""
+    return simulate(seed).violation
 
 
 CAUGHT = [each for each in bugs() if each[1] not in GAPS]
@@ -21,8 +29,7 @@ def test_a_planted_bug_is_caught_at_its_pinned_seed(module, bug):
     assert 0 <= pin["seed"] < SEEDS
     report = run(module, bug, pin["seed"])
     assert report.checker == pin["checker"], report.violation or "it was not caught"
-    healthy = simulate(pin["seed"])
-    assert not healthy.violation, healthy.violation
+    assert not violation_of(pin["seed"])
 
 
 def test_every_planted_bug_has_a_pin_or_is_a_known_gap():

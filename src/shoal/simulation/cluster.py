@@ -165,8 +165,12 @@ class SimulatedCluster:
         """Start another scheduler from the journal of the former one."""
         disk = self._world.nodes[SCHEDULER].disk
         self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
-        for node in self.scheduler.members.by_id:  # a loss may be missing in the journal
-            self.lost.pop(node, None)
+        for node, member in self.scheduler.members.by_id.items():
+            machine = self._world.nodes[node].machine
+            assert isinstance(machine, ServerMachine | WorkerMachine)
+            # a loss may be missing in the journal; a late Join makes a member of a former self
+            if machine.session.incarnation == member.incarnation:
+                self.lost.pop(node, None)
 
     @property
     def scheduler(self) -> SchedulerMachine:

@@ -119,6 +119,14 @@ def test_what_was_half_done_before_its_rows_began_to_move_is_not_done_again():
     assert server.rows() == [1] * ROWS
 
 
+def test_no_checkpoint_of_its_clock_or_before_contains_a_streamed_push_under_ssp():
+    server = Server(table(consistency=ssp(3)))
+    land = server.begin(server.request(0), ones())
+    assert land.sink.by_view
+    land()
+    assert server.machine.replication.replicas[0].closed == 1
+
+
 def test_two_copies_at_once_are_applied_once():
     server = Server(table())
     one = server.begin(server.request(0), ones())

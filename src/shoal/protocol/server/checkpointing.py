@@ -86,8 +86,7 @@ class Checkpointer:
     def before_operation(self, operation: Operation, out: Effects) -> None:
         """Take the checkpoints that must not contain an operation, before it changes any rows.
 
-        A round belongs to its clock. So does a push under `ssp`: no checkpoint of that clock or of
-        an earlier one may contain it, even if a later view makes that clock a checkpoint clock.
+        A round belongs to its clock, and so does a push under `ssp`.
         """
         for replica in operation.replicas:
             if operation.what == "round":
@@ -95,8 +94,16 @@ class Checkpointer:
                 replica.close(operation.round + 1)
             elif operation.what == "push" and replica.group == operation.group:
                 self.before(replica, operation.round + 1, out)
-                if replica.shard.spec.consistency.name == "ssp":
-                    replica.close(operation.pushed + 1)
+                self.contain(replica, operation.pushed)
+
+    def contain(self, replica: Replica, clock: int) -> None:
+        """Record that rows contain a push of `clock`.
+
+        Under `ssp` no checkpoint of that clock or of an earlier one may contain it, even if a later
+        view makes that clock a checkpoint clock.
+        """
+        if replica.shard.spec.consistency.name == "ssp":
+            replica.close(clock + 1)
 
     def before(self, replica: Replica, clock: int, out: Effects) -> None:
         """Save the rows of a shard whose rounds below `clock` are applied, if a checkpoint is due.

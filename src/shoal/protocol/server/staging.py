@@ -141,6 +141,7 @@ class RequestStaging:
     ) -> None:
         part = replica.part(replica.shard.rows_of(load, number), -1)
         if log.missing(request.seq, part):
+            self._checkpointer.contain(replica, request.clock)
             replica.shard.apply_piece(load, number, request.lr)
             log.land(request.seq, AppliedPart(part, replica, replica.count()))
 

@@ -44,7 +44,7 @@ def wait_for_a_checkpoint():
         try:
             return Checkpoints(folder / "checkpoints").choose()
         except DataMissing:
-            time.sleep(0.01)
+            time.sleep(0.01)  # polls files of other processes: there is no event to wait for
 
 with shoal.init() as context:
     client = context.client

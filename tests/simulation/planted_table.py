@@ -22,7 +22,7 @@ from shoal.storage.files import write_whole
 
 FOLDER = Path(__file__).parent / "planted"
 PINS = FOLDER / "pins.json"
-MODULES = ("requests", "replication", "groups", "failure_detection", "view_changes")
+MODULES = ("requests", "replication", "groups", "failure_detection", "view_changes", "scheduler")
 SEEDS = 300
 UNSEEDED = "unseeded_choice"  # shows in the trace, and is no violation
 GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for so far

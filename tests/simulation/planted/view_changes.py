@@ -7,10 +7,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.scheduler import view_change as view_change_module
-from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
-from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.replay import Replayer
@@ -22,8 +19,6 @@ from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
-from shoal.protocol.worker import machine as worker_module
-from shoal.protocol.worker.in_flight import InFlight
 from shoal.tables.dense.shard import DenseShard
 from tests.simulation.planted.patches import bug, first, instead, replaced, then
 
@@ -342,73 +337,3 @@ clocks_of_takeover_ignored = bug(
 def _without_begin(moved):
     moved.begin.clear()
     return moved
-
-
-# ---------------------------------------------------------------------------- the scheduler
-
-departures_not_written_down = bug(
-    Migration, "adopt",
-    lambda right: lambda self, view: _not_left(right, self, view),
-    "The next scheduler does not know the servers that left in order.",
-)  # fmt: skip
-
-
-def _not_left(right, self, view):
-    before = set(self.left)
-    gone = right(self, view)
-    self.left = before
-    return gone
-
-
-earlier_departures_dropped = bug(
-    view_change_module, "next_view",
-    lambda right: lambda number, members, previous, *args, **more: _only_new_departures(
-        right(number, members, previous, *args, **more), previous
-    ),
-    "A view names only the departures of its own, though earlier ones may still matter.",
-)  # fmt: skip
-
-
-def _only_new_departures(view, previous):
-    before = {m.incarnation for m in previous.departed} if previous else set()
-    return replace(view, departed=tuple(m for m in view.departed if m.incarnation not in before))
-
-
-synced_is_for_ever = bug(
-    Migration, "_forget_others", instead(None),
-    "A server that had some rows once is taken to have them when it begins anew.",
-)  # fmt: skip
-leases_of_the_dead_are_done = bug(
-    LeaseLedgers, "reclaim", instead([]),
-    "Batches that a dead worker had are not given to anybody.",
-)  # fmt: skip
-checkpoints_begin_anew = bug(
-    Checkpointer, "adopt",
-    first(lambda self, view: self._taken.clear()),
-    "A replica forgets with each view which checkpoints it has taken.",
-)  # fmt: skip
-
-# ---------------------------------------------------------------------------- workers
-
-clock_not_told_again = bug(
-    worker_module, "tell", instead(None),
-    "A worker does not tell new servers its clock.",
-)  # fmt: skip
-rerouted_push_loses_its_rate = bug(
-    InFlight, "reroute",
-    lambda right: lambda self, cut, view: _plain_asks(right, self, cut, view),
-    "A push that is cut anew for other servers has the table's rate and weight 1.",
-)  # fmt: skip
-
-
-def _plain_asks(right, self, cut, view):
-    right(self, cut, view)
-    for sub_request in self.sub_requests.values():
-        if sub_request.plan.pushed:
-            sub_request.ask = replace(sub_request.ask, lr=None, weight=1.0, route=None)
-
-
-reads_of_before_land = bug(
-    worker_module, "moved", instead(False),
-    "A worker keeps to the servers that had the rows.",
-)  # fmt: skip

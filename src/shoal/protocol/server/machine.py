@@ -167,7 +167,7 @@ class ServerMachine:
         elif isinstance(message, StatusRequest):
             out.append(Send(sender, self.waits.because(now)))
         elif isinstance(message, Replicate | ReplicateAck | StateChunk):
-            self._replicated(sender, message, event.payload, out)
+            self.replication.received(sender, message, event.payload, out)
         elif sender != SCHEDULER:
             out.append(declined("unexpected", sender, type(message).__name__))
         elif isinstance(message, Drain):
@@ -296,21 +296,6 @@ class ServerMachine:
         for worker, member in self._workers.items():
             if worker not in self.clocks:
                 self.clocks.enter(worker, member.first_clock, member.group)
-
-    def _replicated(
-        self,
-        sender: NodeId,
-        message: Replicate | ReplicateAck | StateChunk,
-        payload: Sink | None,
-        out: Effects,
-    ) -> None:
-        """Handle a message from another server, if it is of this view."""
-        if self.frozen or message.view != self.session.view_id:
-            out.append(declined("between servers", sender, type(message).__name__))
-            if message.view > self.session.view_id:
-                self.session.ask_for_view(out)
-        else:
-            self.replication.received(sender, message, payload, out)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._trace.broken(message)

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.protocol.machine import Buffers
 from shoal.protocol.messages import Part, ReplicaHistory, Replicate, StateChunk, What
-from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replica import NONE, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import ShardStore, Staged
 from shoal.protocol.views import ViewId
@@ -45,9 +45,10 @@ class Change(msgspec.Struct, eq=False):
         )
 
     def copied(self) -> Change:
-        """Return it with a copy of its payload."""
-        views = () if self.staged is None else self.staged.views
-        buffers = tuple(memoryview(bytes(view)) for view in views)
+        """Return it with a copy of its payload, if a server follows."""
+        buffers: Buffers = ()
+        if self.staged is not None and self.replica.following != NONE:
+            buffers = tuple(memoryview(bytes(view)) for view in self.staged.views)
         return Change(self.replica, self.part, self.lr, None, self.version, buffers)
 
     def counted(self, version: int) -> Change:
@@ -72,7 +73,7 @@ class Operation(msgspec.Struct, eq=False):
     merges:    at the head of a round: what makes its changes
     origins:   the pushes in it, for the servers after this one
     logs:      the pushes in it, by the request log here and sequence number
-    round:     the round; for a push, no clock above it has a checkpoint that is not to have it
+    round:     the round; of a push, the latest checkpoint clock that its head has passed, less one
     weight:    total weight of the round
     pushed:    the clock of its push, if that matters to checkpoints
     group:     the worker group whose clocks these are

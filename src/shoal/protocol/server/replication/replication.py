@@ -22,6 +22,7 @@ from shoal.protocol.server.replication.replicas import Moved
 from shoal.protocol.server.replication.scrub import Scrubber
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
+from shoal.protocol.server.request_handler import declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View, ViewId
 
@@ -74,7 +75,12 @@ class Replication:
         payload: Sink | None,
         out: Effects,
     ) -> None:
-        """Handle an operation, an acknowledgement or a chunk from another server."""
+        """Handle an operation, an acknowledgement or a chunk of this view from another server."""
+        if self._admission.frozen or message.view != self._session.view_id:
+            out.append(declined("between servers", sender, type(message).__name__))
+            if message.view > self._session.view_id:
+                self._session.ask_for_view(out)
+            return
         if isinstance(message, ReplicateAck):
             if self.chains.acknowledged(sender, message, out):
                 self._executor.look(out)

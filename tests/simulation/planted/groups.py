@@ -70,7 +70,7 @@ def visitor_waits():
     """A read of another group's table goes by the reader's own clocks."""
 
     def own_pulls(self, taken):
-        return [number for number, _, _ in taken.footprint.pulls]
+        return [self._replicas[number] for number, _, _ in taken.footprint.pulls]
 
     with patch.object(WaitQueue, "_own_pulls", own_pulls):
         yield

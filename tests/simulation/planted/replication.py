@@ -328,8 +328,8 @@ def checkpoint_without_marker():
     waits = patch.object(Checkpointer, "checkpoint_clock", lambda self, spec, clock: 0)
     right = Checkpointer.before_operation
 
-    def before_operation(self, operation, out):
-        right(self, replace(operation, pushed=-1), out)
+    def before_operation(self, operation, replicas, out):
+        right(self, replace(operation, pushed=-1), replicas, out)
 
     knows = patch.object(Checkpointer, "before_operation", before_operation)
     with waits, knows:

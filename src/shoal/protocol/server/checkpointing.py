@@ -83,12 +83,12 @@ class Checkpointer:
         """Return whether a push of `clock` has to wait for a checkpoint clock."""
         return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).minimum
 
-    def before_operation(self, operation: Operation, out: Effects) -> None:
+    def before_operation(self, operation: Operation, replicas: list[Replica], out: Effects) -> None:
         """Take the checkpoints that must not contain an operation, before it changes any rows.
 
         A round belongs to its clock, and so does a push under `ssp`.
         """
-        for replica in operation.replicas:
+        for replica in replicas:
             if operation.what == "round":
                 self.before(replica, operation.round, out)
                 replica.close(operation.round + 1)

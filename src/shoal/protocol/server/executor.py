@@ -238,8 +238,7 @@ class Executor:
             return
         admitted.log.record(request.seq, "waiting")
         self.wait_queue.add_pull(pull)
-        reason = self.wait_queue.reason(pull)
-        out.append(Note("waiting", {"worker": request.incarnation, "reason": reason}))
+        out.append(Note("waiting", {"worker": request.incarnation}))
 
     # ------------------------------------------------------------------ answers
 
@@ -339,8 +338,9 @@ class Executor:
         """
         if self._staging.guard.borrowers:
             self._staging.guard.recall()
-        if operation.round >= 0 or operation.pushed >= 0:
-            self._checkpointer.before_operation(operation, out)
+        replicas = operation.replicas() if operation.round >= 0 or operation.pushed >= 0 else []
+        if replicas:
+            self._checkpointer.before_operation(operation, replicas, out)
         failed: dict[int, str] = {}
         parts, onward = [], []
         for change, version in self._change_rows(operation, failed):
@@ -352,7 +352,7 @@ class Executor:
             if replica.following != NONE:
                 onward.append(change.counted(version))
         if operation.what == "round":  # it contains every part of a push to a shard
-            parts = [each.applied for each in operation.replicas if each.number not in failed]
+            parts = [each.applied for each in replicas if each.number not in failed]
         for log, seq in operation.logs:
             log.apply(seq, parts)
             for number in failed:

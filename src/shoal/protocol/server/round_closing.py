@@ -127,8 +127,8 @@ class RoundCloser:
             for _, _, staged in merge.pushes:
                 operation.retain(replica, staged)
         for update in replica.shard.merge(merge.pushes):
-            views = update.views
-            keys = -1 if len(views) == 1 else views[0].nbytes // KEY_BYTES
+            views = update.views if replica.following != NONE else ()
+            keys = views[0].nbytes // KEY_BYTES if len(views) > 1 else -1
             part = replica.part(update.rows, keys)
             changes.append(Change(replica, part, update.lr, buffers=views))
         return changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,11 +22,13 @@ class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
 
     clock:  the clock that every worker has to reach; 0 for a push
     since:  when it came
+    pulled: the replicas that it pulls from and that go by the clocks of its worker's group
     """
 
     admitted: AdmittedRequest
     clock: int
     since: float
+    pulled: Sequence[Replica] = ()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -68,12 +70,12 @@ class WaitQueue:
         request = admitted.request
         clock = read_clock(request)
         need = self._applied_at(admitted) if accepted else 0
-        own = () if admitted.footprint.prompt else self._own_pulls(admitted)
-        for number in own:
-            spec = self._replicas[number].shard.spec  # own pushes may wait
+        pulled = () if admitted.footprint.prompt else self._own_pulls(admitted)
+        for replica in pulled:
+            spec = replica.shard.spec  # own pushes may wait
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
-        return WaitingRequest(admitted, need, self._chains.time.now)
+        return WaitingRequest(admitted, need, self._chains.time.now, pulled)
 
     def add_pull(self, pull: WaitingRequest) -> None:
         """Add a pull that waits for a clock."""
@@ -123,29 +125,29 @@ class WaitQueue:
 
     def ready(self, pull: WaitingRequest) -> bool:
         """Return whether a pull can be answered."""
-        if pull.clock and pull.clock > self._reached(pull.admitted):
-            return False
-        return pull.admitted.log.complete(pull.admitted.request.seq)
-
-    def _reached(self, admitted: AdmittedRequest) -> int:
-        """Return the lowest clock of the rows that a request pulls."""
-        minimum = self._clocks.of(admitted.log.group).minimum
-        own = [self._replicas[number] for number in self._own_pulls(admitted)]
-        reached = [self._chains.reached(replica, minimum) for replica in own]
-        return min(reached, default=minimum)
+        log = pull.admitted.log
+        if pull.clock:
+            minimum = self._clocks.of(log.group).minimum
+            for replica in pull.pulled:
+                if self._chains.reached(replica, minimum) < pull.clock:
+                    return False
+            if not pull.pulled and minimum < pull.clock:
+                return False
+        return log.complete(pull.admitted.request.seq)
 
     def _applied_at(self, admitted: AdmittedRequest) -> int:
         """Return the clock that is reached when all of a request's push is applied."""
         pushes = admitted.footprint.pushes
         return max((self.due(number, admitted.request) for number, _, _ in pushes), default=0)
 
-    def _own_pulls(self, admitted: AdmittedRequest) -> list[int]:
-        """Return the pulled shards that go by the clocks of the worker's own group.
+    def _own_pulls(self, admitted: AdmittedRequest) -> list[Replica]:
+        """Return the pulled replicas that go by the clocks of the worker's own group.
 
         Pulls from other groups' tables wait for no clock.
         """
-        pulls, group = admitted.footprint.pulls, admitted.log.group
-        return [number for number, _, _ in pulls if self._replicas[number].group == group]
+        group = admitted.log.group
+        pulled = [self._replicas[number] for number, _, _ in admitted.footprint.pulls]
+        return [replica for replica in pulled if replica.group == group]
 
     # ------------------------------------------------------------------ reasons
 
@@ -174,7 +176,7 @@ class WaitQueue:
             clock = max(clock, self._applied_at(admitted))
         return (
             self._absent(admitted.log.group, clock)
-            or self._chains.behind(self._own_pulls(admitted), clock)
+            or self._chains.behind(waiting.pulled, clock)
             or self._chains.waits_for(own)
         )
 

@@ -339,11 +339,11 @@ class Chains:
         if node in (self._ids.get(rank) for rank in chained):
             self._silent[node] = again_at
 
-    def behind(self, numbers: Sequence[int], clock: int) -> str:
+    def behind(self, replicas: Sequence[Replica], clock: int) -> str:
         """Return which heads have not announced `clock`, as the reason of a wait."""
         heads = {
             f"server-{replica.chain[0]} (at {replica.reached})"
-            for replica in (self.replicas[number] for number in numbers)
+            for replica in replicas
             if replica.chain[0] != self.rank and replica.reached < clock
         }
         return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""

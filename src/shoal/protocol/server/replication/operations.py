@@ -98,9 +98,8 @@ class Operation(msgspec.Struct, eq=False):
     def done(self) -> bool:
         return all(each.done for each in self.changes)
 
-    @property
     def replicas(self) -> list[Replica]:
-        """The replicas that it changes."""
+        """Return the replicas that it changes."""
         changed = [each.replica for each in self.changes] + [each.replica for each in self.merges]
         return list({replica.number: replica for replica in changed}.values())
 

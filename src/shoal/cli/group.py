@@ -84,8 +84,8 @@ class Shoal(click.Group):
         except ShoalError as error:
             _complain(error)
             ctx.exit(EXIT_FAILED)
-        except KeyboardInterrupt:
-            Console(stderr=True).print("interrupted: every process of the run has been ended")
+        except KeyboardInterrupt as interrupt:
+            Console(stderr=True).print(": ".join(["interrupted", *map(str, interrupt.args)]))
             ctx.exit(EXIT_INTERRUPTED)
 
 
@@ -189,7 +189,7 @@ def given() -> dict[str, Any]:
 
 @contextmanager
 def ended_by_signals() -> Any:
-    """Let SIGTERM clean up as Ctrl-C does."""
+    """Let SIGTERM clean up as Ctrl-C does, and say so once the processes of the run have ended."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -197,5 +197,7 @@ def ended_by_signals() -> Any:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("every process of the run has been ended") from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -50,7 +50,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: Servers = 1
     replicas: Replicas = 1
     transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
-    sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is sent again; it fails after twice as many", gt=0)] = 10.0
+    sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
     title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
     out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
 

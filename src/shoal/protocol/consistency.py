@@ -148,11 +148,6 @@ class Clocks:
         self.by_worker.pop(worker).leave(worker)
 
 
-def admits(rule: Consistency, read_clock: int, minimum: int) -> bool:
-    """Whether a read at `read_clock` may be answered when the slowest worker is at `minimum`."""
-    return needed(rule, read_clock) <= minimum
-
-
 def needed(rule: Consistency, read_clock: int) -> int:
     """The clock that every worker must have reached before the read is admitted."""
     return 0 if rule.name == "asp" else max(0, read_clock - rule.staleness)

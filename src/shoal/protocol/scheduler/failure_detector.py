@@ -1,4 +1,4 @@
-"""FailureDetector: declares silent members dead, with a time-out that adapts to their heartbeats.
+"""FailureDetector: suspects silent members, with a time-out that adapts to their heartbeats.
 
 No fixed time-out fits both an idle machine and a slow one. The limit is a multiple of the largest
 recent lateness of a member's heartbeats, and at least the option. Chen, Toueg and Aguilera 2002

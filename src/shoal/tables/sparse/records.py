@@ -1,8 +1,8 @@
 """Records: rows with their state side by side, in one flat array, and the loops over them.
 
 A record is `stride` elements long; its row comes first, then what the row method keeps. `places`
-are numbers of records. What the loops of updates compute is said in `tables.row_methods`; scalars
-are of the records' type, so that nothing is computed in a wider one.
+are numbers of records. What the loops of updates compute is said in `tables.sparse.optimizers`;
+scalars are of the records' type, so that nothing is computed in a wider one.
 
 Each loop is written out: what numba compiles around another function it cannot keep on disk, and
 every process would wait a second for it.

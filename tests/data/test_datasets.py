@@ -1,15 +1,11 @@
-"""`apps.datasets`: where files are looked for, what is said where they are not, what they become.
+"""`data.datasets`: what files become, and what is said where they are not found or damaged.
 
 Most tests make small files of their own; those of the real files need SHOAL_DATA.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
-import pickle
-import struct
 import tarfile
 import time
 from pathlib import Path
@@ -19,35 +15,29 @@ import numpy as np
 import pooch
 import pytest
 import torch
-from PIL import Image
 
 from shoal.data import cache
-from shoal.data.catalogue import datasets, find_source
+from shoal.data.catalogue import find_source
 from shoal.data.datasets import MNIST_FILES, Dataset, holdout
-from shoal.data.places import search_path
 from shoal.data.transforms import Scale, Standardise
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from tests.data.files import RAMP, cifar, idx, jpeg, tar, write
 
 # -- small files ---------------------------------------------------------------------------------
 
 
 def write_mnist(folder: Path, *, gz: bool = True, train: int = 12, test: int = 5) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    suffix = ".gz" if gz else ""
     for part, count in (("train", train), ("t10k", test)):
-        images = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + bytes(
-            index % 256 for index in range(count * 784)
-        )
-        labels = struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(i % 10 for i in range(count))
-        for name, content in (("images-idx3", images), ("labels-idx1", labels)):
-            path = folder / f"{part}-{name}-ubyte{'.gz' if gz else ''}"
-            path.write_bytes(gzip.compress(content) if gz else content)
+        labels = bytes(i % 10 for i in range(count))
+        write(folder / f"{part}-images-idx3-ubyte{suffix}", idx((count, 28, 28)))
+        write(folder / f"{part}-labels-idx1-ubyte{suffix}", idx((count,), values=labels))
     return folder
 
 
 def write_cifar(path: Path, labels: list[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = b"".join(bytes([label]) + bytes([label]) * 3072 for label in labels)
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    """Each image is of one shade, its label."""
+    write(path, cifar(labels, np.zeros_like(RAMP)))
 
 
 def load(name: str, *folders: Path, **options: Any) -> Dataset:
@@ -63,47 +53,6 @@ def real(name: str) -> Path:
     if not (folder / name).is_dir():
         pytest.skip(f"SHOAL_DATA={folder} has no {name}")
     return folder
-
-
-# -- where it looks ------------------------------------------------------------------------------
-
-
-def test_the_search_path_is_explicit_then_environment_then_cache() -> None:
-    env = {"HOME": "/home/me", "SHOAL_DATA": "/data"}
-    home = Path("/home/me/.cache/shoal")
-    assert search_path(None, {"HOME": "/home/me"}) == [home]
-    assert search_path(None, env) == [Path("/data"), home]
-    assert search_path(Path("/mine"), env) == [Path("/mine"), Path("/data"), home]
-    assert search_path(None, env | {"XDG_CACHE_HOME": "/x"})[-1] == Path("/x/shoal")
-    assert search_path(None, env | {"XDG_CACHE_HOME": "relative"})[-1] == home
-    assert search_path(None, {"HOME": "/home/me", "SHOAL_DATA": ""}) == [home]
-
-
-def test_relative_folders_are_made_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert search_path(Path("a"), {"SHOAL_DATA": "b", "HOME": "/"})[:2] == [
-        tmp_path / "a",
-        tmp_path / "b",
-    ]
-
-
-def test_a_cache_is_found_without_a_home_in_the_environment() -> None:
-    (folder,) = search_path(None, {})
-    assert folder.is_absolute()
-    assert folder.name == "shoal"
-
-
-def test_the_registry_lists_the_data_sets_with_a_model_each() -> None:
-    assert list(datasets) == ["cifar10", "cifar10-jpeg", "csv:PATH", "digits", "mnist"]
-    for name in datasets:
-        source = datasets[name]
-        assert (source.name, source.default_model in ("mlp", "cnn")) == (name, True)
-        assert source.summary
-        assert pickle.loads(pickle.dumps(source)) == source
-    with pytest.raises(UnknownName, match=r"unknown dataset 'mnits'.*did you mean 'mnist'"):
-        find_source("mnits")
 
 
 # -- digits --------------------------------------------------------------------------------------
@@ -242,23 +191,23 @@ def test_a_download_that_fails_says_why_and_what_to_do(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("train-labels-idx1", struct.pack(">4BI", 0, 0, 8, 1, 2) + b"\1\2", "at byte 4: 2 labels"),
+        ("train-labels-idx1", idx((2,), values=b"\1\2"), "at byte 4: 2 labels"),
         (
             "train-labels-idx1",
-            struct.pack(">4BI", 0, 0, 8, 1, 3) + b"\1\2\x0a",
+            idx((3,), values=b"\1\2\x0a"),
             "at byte 10: sample 2 has label 10, not one of 0 to 9",
         ),
         (
             "t10k-images-idx3",
-            struct.pack(">4B3I", 0, 0, 8, 3, 1, 2, 2) + bytes(4),
+            idx((1, 2, 2), values=bytes(4)),
             r"at byte 8: images of \(2, 2\) pixels, not 28x28",
         ),
         (
             "t10k-images-idx3",
-            struct.pack(">4B3I", 0, 0, 9, 3, 1, 28, 28) + bytes(784),
+            idx((1, 28, 28), 0x09, bytes(784)),
             "at byte 2: pixels of int8",
         ),
-        ("t10k-labels-idx1", struct.pack(">4B2I", 0, 0, 8, 2, 1, 1) + b"\0", "at byte 3"),
+        ("t10k-labels-idx1", idx((1, 1), values=b"\0"), "at byte 3"),
     ],
 )
 def test_mnist_files_that_do_not_fit_are_named(
@@ -319,13 +268,8 @@ def test_a_half_present_or_missing_cifar10_is_named(tmp_path: Path) -> None:
 
 def test_cifar10_jpegs_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SMALLEST_BYTES", 1)
-    picture = io.BytesIO()
-    Image.new("RGB", (32, 32), (200, 100, 50)).save(picture, "JPEG")
-    with tarfile.open(tmp_path / "jpeg_train50000.tar.gz", "w:gz") as archive:
-        for name in ("train/00002_7.jpg", "train/00000_1.jpg"):
-            info = tarfile.TarInfo(name)
-            info.size = len(picture.getvalue())
-            archive.addfile(info, io.BytesIO(picture.getvalue()))
+    pictures = dict.fromkeys(["train/00002_7.jpg", "train/00000_1.jpg"], jpeg((200, 100, 50)))
+    write(tmp_path / "jpeg_train50000.tar.gz", tar(pictures, folders=()))
     write_cifar(tmp_path / "test_first1000.bin.gz", [6])
 
     first = load("cifar10-jpeg", tmp_path, tmp_path / "cache")
@@ -393,13 +337,6 @@ def test_a_csv_file_without_two_classes_or_a_path_is_refused(tmp_path: Path) -> 
     for name in ("csv:", "csv:PATH"):
         with pytest.raises(InvalidValue, match="put the file's path"):
             find_source(name)
-
-
-def test_a_path_to_a_csv_file_needs_no_prefix(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("".join(f"{n},{n % 2}\n" for n in range(10)))
-    plain, named = load("t.csv", tmp_path), load("csv:t.csv", tmp_path)
-    assert plain.train_x.equal(named.train_x)
-    assert plain.classes == 2
 
 
 @pytest.mark.parametrize(

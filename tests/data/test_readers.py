@@ -1,13 +1,9 @@
-"""`apps.readers`: good files are read, and damaged ones named with the place of the damage."""
+"""`data.readers`: good files are read, and damaged ones named with the place of the damage."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-import io
-import struct
-import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from shoal.data.readers import (
     CIFAR_RECORD,
@@ -27,17 +22,7 @@ from shoal.data.readers import (
     split_records,
 )
 from shoal.errors import DataCorrupt, DataMissing
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
-
-
-def idx(shape: Sequence[int], code: int = 0x08, values: bytes | None = None) -> bytes:
-    content = bytes(i % 251 for i in range(int(np.prod(shape)))) if values is None else values
-    return struct.pack(f">BBBB{len(shape)}I", 0, 0, code, len(shape), *shape) + content
-
+from tests.data.files import cifar, idx, jpeg, tar, write
 
 # -- bytes ---------------------------------------------------------------------------------------
 
@@ -149,13 +134,6 @@ def test_no_bytes_crash_the_idx_reader(
 # -- CIFAR-10 ------------------------------------------------------------------------------------
 
 
-def cifar(labels: Sequence[int]) -> bytes:
-    pixels = np.arange(CIFAR_RECORD - 1, dtype=np.int64) % 256
-    return b"".join(
-        bytes([label]) + ((pixels + label) % 256).astype(np.uint8).tobytes() for label in labels
-    )
-
-
 @pytest.mark.parametrize("name", ["batch.bin", "batch.bin.gz"])
 def test_cifar_records_are_label_and_planes(tmp_path: Path, name: str) -> None:
     images, labels = split_records(read_cifar(write(tmp_path / name, cifar([3, 9, 0]))))
@@ -179,25 +157,6 @@ def test_a_damaged_cifar_file_is_named_with_the_offset(tmp_path: Path) -> None:
 
 
 # -- JPEGs ---------------------------------------------------------------------------------------
-
-
-def jpeg(colour: tuple[int, int, int], size: tuple[int, int] = (32, 32)) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", size, colour).save(content, "JPEG", quality=95)
-    return content.getvalue()
-
-
-def tar(members: dict[str, bytes]) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        folder = tarfile.TarInfo("train")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return content.getvalue()
 
 
 RED, BLUE = jpeg((250, 0, 0)), jpeg((0, 0, 250))

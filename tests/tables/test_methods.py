@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import InvalidValue, UnknownName
-from shoal.tables.access import AccessMethod
 from shoal.tables.dense.gradient_method import BLOCK, SMALL
 from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
+from tests.tables.steps import new_slots
 
 FULL = {
     "sum": {},
@@ -21,10 +21,6 @@ FULL = {
     "adadelta": {"weight_decay": 0.1},
     "adam": {"amsgrad": True, "weight_decay": 0.1},
 }
-
-
-def new_slots(method: AccessMethod, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: torch.full_like(rows, method.initial(name)) for name in method.slots()}
 
 
 class Allocated(TorchDispatchMode):

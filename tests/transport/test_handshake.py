@@ -1,4 +1,4 @@
-"""Who is there: each side proves the token to the other, and nothing shows it."""
+"""Who is there: each side proves the token, nothing shows it, and strangers get nowhere."""
 
 import pickle
 
@@ -6,10 +6,15 @@ import msgspec
 import pytest
 from rich.pretty import pretty_repr
 
-from shoal.errors import HandshakeFailed
-from shoal.protocol.messages import PROTOCOL_VERSION, SCHEDULER, Denied, Nudge, Welcome
+from shoal.errors import HandshakeFailed, WireError
+from shoal.protocol.messages import PROTOCOL_VERSION, SCHEDULER, Denied, Hello, Nudge, Welcome
+from shoal.testing.connections import CALLER, LISTENER
+from shoal.testing.messages import EXAMPLES
 from shoal.transport.base import Identity
 from shoal.transport.handshake import challenge, conclude, hello, judge
+from shoal.transport.stream import HANDSHAKE_BYTES_MAX, INBOX_BYTES
+from shoal.transport.wire import HEADER_MAX, encode
+from tests.transport.rigs import Raw, prefix
 
 SECRET = "correct horse battery staple"
 SERVER = Identity("server-a", "server", "job", SECRET)
@@ -117,3 +122,82 @@ def test_the_token_is_never_shown_and_never_travels():
     for message in talk(WORKER, SERVER):
         assert SECRET.encode() not in msgspec.msgpack.encode(message)
     assert pickle.loads(pickle.dumps(SERVER)) == SERVER  # it goes to processes that we start
+
+
+# ---------------------------------------------------------------------------- strangers
+
+
+@pytest.fixture
+def stranger():
+    with Raw(peer="", asked=challenge(LISTENER)) as raw:
+        yield raw
+
+
+def test_a_hello_names_the_peer_and_delivers_no_message(stranger):
+    asked = stranger.read_message()
+    stranger.sock.sendall(encode(hello(CALLER, asked)))
+    stranger.end.receive()
+    assert stranger.connection.peer == CALLER.node
+    assert stranger.read_message().node == LISTENER.node
+    stranger.feed(encode(Nudge("now")))
+    assert stranger.end.messages == [Nudge("now")]
+    assert stranger.end.senders == {CALLER.node}
+
+
+def test_a_hello_may_come_a_byte_at_a_time(stranger):
+    for byte in encode(hello(CALLER, stranger.read_message())):
+        assert stranger.connection.peer == ""
+        stranger.feed(bytes([byte]))
+    assert stranger.connection.peer == CALLER.node
+
+
+@pytest.mark.parametrize("message", [m for m in EXAMPLES if not isinstance(m, Hello)], ids=repr)
+def test_no_message_is_delivered_before_a_hello(stranger, message):
+    stranger.read_message()
+    with pytest.raises((HandshakeFailed, WireError)):
+        stranger.feed(encode(message))
+    assert isinstance(stranger.read_message(), Denied)
+    assert not stranger.end.delivered
+    assert stranger.connection.peer == ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        prefix(header=HANDSHAKE_BYTES_MAX + 1),
+        prefix(header=10, payload=HANDSHAKE_BYTES_MAX),
+        prefix(header=HEADER_MAX),
+        prefix(header=3) + b"abc",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_a_large_frame_before_the_hello_is_refused(stranger, data):
+    stranger.read_message()
+    with pytest.raises((HandshakeFailed, WireError)):
+        stranger.feed(data)
+    assert len(stranger.connection._inbox) == INBOX_BYTES
+    assert not stranger.end.malformed
+
+
+@pytest.mark.parametrize("more", [encode(Nudge("too early")), b"x"])
+def test_a_message_before_the_welcome_is_refused(stranger, more):
+    answer = encode(hello(CALLER, stranger.read_message()))
+    with pytest.raises(HandshakeFailed, match="before it was welcome"):
+        stranger.feed(answer + more)
+    assert not stranger.end.delivered
+
+
+def test_a_hello_with_a_payload_is_refused(stranger):
+    answer = hello(CALLER, stranger.read_message())
+    with pytest.raises(HandshakeFailed):
+        stranger.feed(encode(answer, 3) + b"abc")
+
+
+def test_a_wrong_token_fails_on_the_listeners_side_too():
+    with Raw(SERVER, peer="", asked=challenge(SERVER)) as stranger:
+        wrong = change(WORKER, token="guess")
+        stranger.sock.sendall(encode(hello(wrong, stranger.read_message())))
+        with pytest.raises(HandshakeFailed, match="wrong token"):
+            stranger.end.receive()
+        stranger.connection.close()
+        assert stranger.read_message() == Denied("wrong token")

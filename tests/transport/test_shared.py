@@ -1,36 +1,22 @@
 """Shared memory: what goes through it, and peers that lie about it."""
 
-import errno
 import fcntl
 import mmap
 import os
 import random
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
-from shoal.errors import BadLength, BadSharedMemory, HandshakeFailed, WireError
+from shoal.errors import BadLength, BadSharedMemory, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import Nudge
-from shoal.testing.connections import CALLER, LISTENER, End, connected
-from shoal.transport import sockets
+from shoal.testing.connections import connected
 from shoal.transport.base import transport_for
-from shoal.transport.handshake import challenge, hello, judge
-from shoal.transport.shared import (
-    CHUNK_BYTES,
-    RING_BYTES,
-    SHARED_BYTES,
-    Inlet,
-    Outlet,
-    receive_with,
-    send_with,
-)
-from shoal.transport.stream import StreamConnection
-from shoal.transport.wire import PUT, SHARED, TAKEN, encode, message_of, signal
+from shoal.transport.shared import CHUNK_BYTES, RING_BYTES, SHARED_BYTES, Inlet, Outlet
+from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
+from tests.transport.rigs import Raw, Watched, ring_like
 
 HEADER = Nudge("x")
 
@@ -39,26 +25,6 @@ HEADER = Nudge("x")
 def pair(tmp_path):
     with connected(lambda: (transport_for(f"unix://{tmp_path}/s"), f"unix://{tmp_path}/s")) as pair:
         yield pair
-
-
-class Watched:
-    """A socket that counts what it is given."""
-
-    def __init__(self, sock):
-        self.sock, self.sent = sock, 0
-
-    def send(self, data):
-        sent = self.sock.send(data)
-        self.sent += sent
-        return sent
-
-    def sendmsg(self, pieces):
-        sent = self.sock.sendmsg(pieces)
-        self.sent += sent
-        return sent
-
-    def __getattr__(self, name):
-        return getattr(self.sock, name)
 
 
 # ---------------------------------------------------------------------------- what goes through
@@ -135,31 +101,27 @@ def test_rings_are_not_visible_in_the_file_system(pair):
 # ---------------------------------------------------------------------------- lies
 
 
-class Liar:
+class Liar(Raw):
     """The bare end of a connection that has rings."""
 
     def __init__(self):
-        self.sock, ours = socket.socketpair()
-        self.connection = StreamConnection(ours, LISTENER, peer=CALLER.node)
+        super().__init__()
         self.theirs = Outlet()  # what they put in, we read
         self.connection.share(Outlet(), Inlet(os.dup(self.theirs.fd)))
-        self.end = End(self.connection)
+
+    def __exit__(self, *exc):
+        super().__exit__(*exc)
+        self.theirs.close()
 
     def says(self, *frames):
         self.sock.sendall(b"".join(frames))
         self.end.receive()
 
-    def close(self):
-        self.connection.close()
-        self.theirs.close()
-        self.sock.close()
-
 
 @pytest.fixture
 def liar():
-    liar = Liar()
-    yield liar
-    liar.close()
+    with Liar() as liar:
+        yield liar
 
 
 @pytest.mark.parametrize(
@@ -183,13 +145,8 @@ def test_impossible_ring_signals_raise_typed_errors(liar, frames):
 
 
 def test_a_shared_payload_from_a_peer_without_a_ring_is_refused():
-    ours, theirs = socket.socketpair()
-    connection = StreamConnection(ours, LISTENER, peer=CALLER.node)
-    theirs.sendall(encode(HEADER, 100, SHARED))
-    with pytest.raises(BadSharedMemory):
-        End(connection).receive()
-    connection.close()
-    theirs.close()
+    with Raw() as raw, pytest.raises(BadSharedMemory):
+        raw.feed(encode(HEADER, 100, SHARED))
 
 
 def test_a_malformed_messages_payload_is_drained_from_the_ring(liar):
@@ -207,19 +164,12 @@ def test_taking_more_than_was_put_is_refused():
     outlet.close()
 
 
-def memory(size=RING_BYTES, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
-    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    return fd
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: memory(seals=fcntl.F_SEAL_GROW),
-        lambda: memory(size=RING_BYTES // 2),
-        lambda: memory(size=2 * RING_BYTES),
+        lambda: ring_like(seals=fcntl.F_SEAL_GROW),
+        lambda: ring_like(size=RING_BYTES // 2),
+        lambda: ring_like(size=2 * RING_BYTES),
         lambda: os.open(os.devnull, os.O_RDONLY),
         lambda: os.eventfd(0),
     ],
@@ -265,132 +215,6 @@ def test_an_interrupted_delivery_loses_no_view(liar, lends):
     liar.says(encode(Nudge("after")))
     assert seen == list(range(8))
     assert liar.end.messages[-1] == Nudge("after")
-
-
-# ---------------------------------------------------------------------------- greetings
-
-
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def send_each_with(sock, data, passed):
-    """Send the first bytes of a greeting with a descriptor each: the kernel drops a second one."""
-    for number, descriptor in enumerate(passed):
-        socket.send_fds(sock, [data[number : number + 1]], [descriptor])
-    sock.sendall(data[len(passed) :])
-
-
-class Door:
-    """A listener and a caller without manners."""
-
-    def __init__(self, folder):
-        self.address = f"unix://{folder}/s"
-        self.listener = transport_for(self.address).listen(self.address, LISTENER)
-
-    def knock(self):
-        """The caller's socket, the listener's end, and the challenge."""
-        caller = socket.socket(socket.AF_UNIX)
-        caller.connect(self.address.removeprefix("unix://"))
-        there = End(self.listener.accept())
-        return caller, there, message_of(caller.recv(1000))
-
-    def greet_with(self, *passed):
-        """Say hello with descriptors; whatever the listener raises."""
-        caller, there, asked = self.knock()
-        send_each_with(caller, encode(hello(CALLER, asked)), passed)
-        try:
-            for _ in range(len(passed) + 1):
-                there.receive()
-        finally:
-            there.connection.close()
-            caller.close()
-
-
-@pytest.fixture
-def door(tmp_path):
-    door = Door(tmp_path)
-    yield door
-    door.listener.close()
-
-
-@pytest.mark.parametrize("what", ["unsealed memory", "a file", "two rings"])
-def test_a_caller_that_passes_anything_but_one_ring_is_refused(door, what):
-    outlet, null = Outlet(), os.open(os.devnull, os.O_RDONLY)
-    bad = memory(seals=0)
-    passed = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
-    before = descriptors()
-    for _ in range(20):
-        with pytest.raises((BadSharedMemory, HandshakeFailed)):
-            door.greet_with(*passed[what])
-    assert descriptors() == before
-    outlet.close()
-    os.close(bad)
-    os.close(null)
-
-
-def test_a_caller_that_dies_in_the_handshake_fails_it(door):
-    caller, there, asked = door.knock()
-    outlet = Outlet()
-    send_with(caller, encode(hello(CALLER, asked)), outlet)
-    caller.close()
-    with pytest.raises(HandshakeFailed, match="welcomed"):
-        there.receive()
-    there.connection.close()
-    outlet.close()
-
-
-def test_without_a_ring_both_ends_use_the_socket(tmp_path, monkeypatch):
-    """The listener had no descriptor left for it: both go on over the socket."""
-    without = lambda sock, data, outlet: send_with(sock, data, None)  # noqa: E731
-    monkeypatch.setattr(sockets, "send_with", without)
-    before = descriptors()
-    address = f"unix://{tmp_path}/s"
-    with connected(lambda: (transport_for(address), address)) as pair:
-        for end in (pair.caller, pair.callee):
-            assert end.connection._outbox.outlet is None
-            end.send(HEADER, memoryview(bytes(RING_BYTES)))
-        pair.pump(lambda: bool(pair.callee.delivered and pair.caller.delivered))
-    assert descriptors() == before
-
-
-@pytest.mark.parametrize("rings", ["one that was announced", "two"])
-def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
-    """The first is what it sees that has no descriptor left."""
-    outlet = Outlet()
-    passed = {"one that was announced": [], "two": [outlet.fd, outlet.fd]}[rings]
-    ours, theirs = socket.socketpair()
-    asked = challenge(LISTENER)
-
-    def listen():
-        theirs.sendall(encode(asked))
-        data, descriptors = receive_with(theirs, 1000)
-        os.close(descriptors[0])
-        verdict = judge(LISTENER, asked, message_of(data), rings=True)
-        send_each_with(theirs, encode(verdict), passed)
-
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(listen)
-        with pytest.raises(HandshakeFailed, match="descriptor"):
-            sockets.shake(ours, CALLER, monotonic() + 10)
-    assert ours.fileno() == -1
-    theirs.close()
-    outlet.close()
-
-
-def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeypatch):
-    def none_left(name, flags):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "memfd_create", none_left)
-    before = descriptors()
-    address = f"unix://{tmp_path}/s"
-    with (
-        pytest.raises(HandshakeFailed, match="Too many open files"),
-        connected(lambda: (transport_for(address), address)),
-    ):
-        pass
-    assert descriptors() == before
 
 
 # ---------------------------------------------------------------------------- races

@@ -1,91 +1,24 @@
-"""Frames over a stream that cuts them anywhere, and peers that are not ours."""
+"""Frames over a stream that cuts them anywhere, and bytes that are no frames."""
 
-import select
-import socket
-import struct
 from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import BadLength, BadMagic, BadVersion, HandshakeFailed, WireError
+from shoal.errors import BadLength, BadMagic, BadVersion, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Denied,
-    Heartbeat,
-    Hello,
-    Nudge,
-)
-from shoal.testing.connections import CALLER, LISTENER, End
+from shoal.protocol.messages import Challenge, Heartbeat, Nudge
 from shoal.testing.messages import EXAMPLES
-from shoal.transport.handshake import challenge, hello
-from shoal.transport.stream import HANDSHAKE_BYTES_MAX, INBOX_BYTES, TURN_BYTES, StreamConnection
-from shoal.transport.wire import HEADER_MAX, MAGIC, PREFIX, decode, encode, read_prefix
-
-
-class Raw:
-    """A connection, and the bare other end of its socket."""
-
-    def __init__(self, **options):
-        self.sock, ours = socket.socketpair()
-        self.connection = StreamConnection(ours, LISTENER, **{"peer": CALLER.node, **options})
-        self.end = End(self.connection)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.connection.close()
-        self.sock.close()
-
-    def feed(self, data):
-        """Hand over some bytes, and let the connection take them in."""
-        view = memoryview(data)
-        self.sock.setblocking(False)
-        while view:
-            view = view[self.sock.send(view) :]
-            self.serve()
-
-    def serve(self):
-        """What a level-triggered poll asks for, and no more."""
-        while not self.end.ended and select.select([self.connection], [], [], 0)[0]:
-            self.end.receive()
-
-    def read(self, nbytes):
-        self.sock.setblocking(True)
-        self.sock.settimeout(5)
-        data = b""
-        while len(data) < nbytes:
-            more = self.sock.recv(nbytes - len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-    def read_message(self):
-        _, header_bytes, _, payload_bytes = read_prefix(self.read(PREFIX.size))
-        assert payload_bytes == 0
-        return decode(self.read(header_bytes))
-
-    def all_delivered(self):
-        return [
-            (message, b"" if sink is None else b"".join(sink.views))
-            for message, sink in self.end.delivered
-        ]
+from shoal.transport.stream import INBOX_BYTES, TURN_BYTES
+from shoal.transport.wire import HEADER_MAX, PREFIX, encode
+from tests.transport.rigs import Raw, Watched, Wrapped, prefix, two_views
 
 
 @pytest.fixture
 def raw():
     with Raw() as raw:
         yield raw
-
-
-def two_views(nbytes):
-    memory = memoryview(bytearray(nbytes))
-    return Sink([memory[: nbytes // 3], memory[nbytes // 3 :]])
 
 
 FRAMES = [(Nudge("one"), b""), (Heartbeat(1, 2, (3, 4)), b"payload"), (Nudge("two"), b"z" * 50)]
@@ -161,20 +94,9 @@ def test_many_frames_in_one_read_leave_nothing_behind(raw):
     assert len(raw.end.delivered) == count
 
 
-def test_a_payload_of_many_views_takes_few_system_calls(raw, monkeypatch):
+def test_a_payload_of_many_views_takes_few_system_calls(raw):
     """They come by way of the inbox, not by a system call each."""
-    calls = []
-    real = raw.connection._sock
-
-    class Counting:
-        def recv_into(self, view):
-            calls.append(view.nbytes)
-            return real.recv_into(view)
-
-        def __getattr__(self, name):
-            return getattr(real, name)
-
-    raw.connection._sock = Counting()
+    watched = raw.connection._sock = Watched(raw.connection._sock)
     memory = bytearray(100_000)
     raw.end.sinks = lambda nbytes: Sink(
         [memoryview(memory)[i : i + 100] for i in range(0, nbytes, 100)]
@@ -182,29 +104,30 @@ def test_a_payload_of_many_views_takes_few_system_calls(raw, monkeypatch):
     data = bytes(range(250)) * 400
     raw.feed(encode(Nudge("x"), len(data)) + data)
     assert memory == data
-    assert len(calls) < 10
+    assert watched.reads < 10
 
 
 def test_a_large_payload_is_received_straight_into_its_sink(raw):
-    targets = []
-    real = raw.connection._sock
-
-    class Watching:
-        def recv_into(self, view):
-            count = real.recv_into(view)
-            targets.append(view.obj)
-            return count
-
-        def __getattr__(self, name):
-            return getattr(real, name)
-
     memory = bytearray(1 << 20)
     raw.end.sinks = lambda nbytes: Sink([memoryview(memory)])
     raw.feed(encode(Nudge("x"), len(memory)))
-    raw.connection._sock = Watching()
+    watched = raw.connection._sock = Watched(raw.connection._sock)
     raw.feed(bytes([7]) * len(memory))
     assert memory == bytes([7]) * len(memory)
-    assert all(target is memory for target in targets)
+    assert all(target is memory for target in watched.targets)
+
+
+def test_a_sink_revoked_between_two_reads_takes_no_more_bytes(raw):
+    """The rest of the payload goes to scratch, however the views were cut."""
+    memory = bytearray(300_000)
+    sink = Sink([memoryview(memory)[i : i + 30_000] for i in range(0, len(memory), 30_000)])
+    raw.end.sinks = lambda nbytes: sink
+    raw.feed(encode(Nudge("x"), len(memory)) + b"\1" * 100_000)
+    assert memory[:100_000] == b"\1" * 100_000
+    sink.revoke()
+    raw.feed(b"\2" * 200_000 + encode(Nudge("y")))
+    assert memory[100_000:] == bytes(200_000)
+    assert raw.end.messages == [Nudge("x"), Nudge("y")]
 
 
 # ---------------------------------------------------------------------------- the inbox
@@ -226,11 +149,12 @@ def test_messages_do_not_share_memory_with_the_receive_buffer(raw):
     assert [message.nonce for message in raw.end.messages] == [b"nonce", b"NONCE"]
 
 
-class Endless:
+class Endless(Wrapped):
     """A socket that always has more."""
 
     def __init__(self, sock, data):
-        self.sock, self.data, self.at, self.read = sock, data, 0, 0
+        super().__init__(sock)
+        self.data, self.at, self.read = data, 0, 0
 
     def recv_into(self, view):
         count = 0
@@ -242,9 +166,6 @@ class Endless:
         self.read += count
         assert self.read < 10 * TURN_BYTES, "the turn goes on for ever"
         return count
-
-    def __getattr__(self, name):
-        return getattr(self.sock, name)
 
 
 @pytest.mark.parametrize("payload", [0, 100, 100_000])
@@ -260,10 +181,6 @@ def test_a_receive_turn_is_bounded(raw, payload):
 
 
 # ---------------------------------------------------------------------------- bad bytes
-
-
-def prefix(magic=MAGIC, version=PROTOCOL_VERSION, header=0, payload=0):
-    return struct.pack("<4sBBHIQ", magic, version, 0, 0, header, payload)
 
 
 @pytest.mark.parametrize(
@@ -347,20 +264,19 @@ def test_a_sent_message_holds_no_buffer(raw):
     source.extend(b"x")  # BufferError where a view of it is kept
 
 
+class NoMemory(Wrapped):
+    """A socket that can send nothing."""
+
+    def sendmsg(self, buffers):
+        raise OSError(105, "No buffer space available")
+
+    send = sendmsg
+
+
 def test_no_message_follows_half_a_frame(raw):
     """A send that failed within a frame ends the connection: what follows would be misread."""
     real = raw.connection._sock
-
-    class NoMemory:
-        def sendmsg(self, buffers):
-            raise OSError(105, "No buffer space available")
-
-        send = sendmsg
-
-        def __getattr__(self, name):
-            return getattr(real, name)
-
-    raw.connection._sock = NoMemory()
+    raw.connection._sock = NoMemory(real)
     raw.feed(encode(Nudge("came before")))
     raw.end.send(Nudge("lost"), memoryview(b"abc"))
     raw.connection._sock = real
@@ -370,101 +286,3 @@ def test_no_message_follows_half_a_frame(raw):
     assert raw.end.ended
     assert raw.end.messages == [Nudge("came before")]
     assert raw.read(1000) == b""
-
-
-# ---------------------------------------------------------------------------- strangers
-
-
-@pytest.fixture
-def stranger():
-    with Raw(peer="", asked=challenge(LISTENER)) as raw:
-        yield raw
-
-
-def test_a_hello_names_the_peer_and_delivers_no_message(stranger):
-    asked = stranger.read_message()
-    stranger.sock.sendall(encode(hello(CALLER, asked)))
-    stranger.end.receive()
-    assert stranger.connection.peer == CALLER.node
-    assert stranger.read_message().node == LISTENER.node
-    stranger.feed(encode(Nudge("now")))
-    assert stranger.end.messages == [Nudge("now")]
-    assert stranger.end.senders == {CALLER.node}
-
-
-def test_a_hello_may_come_a_byte_at_a_time(stranger):
-    for byte in encode(hello(CALLER, stranger.read_message())):
-        assert stranger.connection.peer == ""
-        stranger.feed(bytes([byte]))
-    assert stranger.connection.peer == CALLER.node
-
-
-@pytest.mark.parametrize("message", [m for m in EXAMPLES if not isinstance(m, Hello)], ids=repr)
-def test_no_message_is_delivered_before_a_hello(stranger, message):
-    stranger.read_message()
-    with pytest.raises((HandshakeFailed, WireError)):
-        stranger.feed(encode(message))
-    assert isinstance(stranger.read_message(), Denied)
-    assert not stranger.end.delivered
-    assert stranger.connection.peer == ""
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        prefix(header=HANDSHAKE_BYTES_MAX + 1),
-        prefix(header=10, payload=HANDSHAKE_BYTES_MAX),
-        prefix(header=HEADER_MAX),
-        prefix(header=3) + b"abc",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    ],
-)
-def test_a_large_frame_before_the_hello_is_refused(stranger, data):
-    stranger.read_message()
-    with pytest.raises((HandshakeFailed, WireError)):
-        stranger.feed(data)
-    assert len(stranger.connection._inbox) == INBOX_BYTES
-    assert not stranger.end.malformed
-
-
-@pytest.mark.parametrize("more", [encode(Nudge("too early")), b"x"])
-def test_a_message_before_the_welcome_is_refused(stranger, more):
-    answer = encode(hello(CALLER, stranger.read_message()))
-    with pytest.raises(HandshakeFailed, match="before it was welcome"):
-        stranger.feed(answer + more)
-    assert not stranger.end.delivered
-
-
-def test_a_hello_with_a_payload_is_refused(stranger):
-    answer = hello(CALLER, stranger.read_message())
-    with pytest.raises(HandshakeFailed):
-        stranger.feed(encode(answer, 3) + b"abc")
-
-
-def test_a_wrong_token_fails_on_the_listeners_side_too():
-    me = type(LISTENER)("server-a", "server", "", "secret")
-    sock, ours = socket.socketpair()
-    with sock:
-        connection = StreamConnection(ours, me, asked=challenge(me))
-        _, header_bytes, _, _ = read_prefix(sock.recv(PREFIX.size))
-        asked = decode(sock.recv(header_bytes))
-        wrong = type(CALLER)("worker-b", "worker", "", "guess")
-        sock.sendall(encode(hello(wrong, asked)))
-        with pytest.raises(HandshakeFailed, match="wrong token"):
-            End(connection).receive()
-        connection.close()
-        _, header_bytes, _, _ = read_prefix(sock.recv(PREFIX.size))
-        assert decode(sock.recv(header_bytes)) == Denied("wrong token")
-
-
-def test_a_sink_revoked_between_two_reads_takes_no_more_bytes(raw):
-    """The rest of the payload goes to scratch, however the views were cut."""
-    memory = bytearray(300_000)
-    sink = Sink([memoryview(memory)[i : i + 30_000] for i in range(0, len(memory), 30_000)])
-    raw.end.sinks = lambda nbytes: sink
-    raw.feed(encode(Nudge("x"), len(memory)) + b"\1" * 100_000)
-    assert memory[:100_000] == b"\1" * 100_000
-    sink.revoke()
-    raw.feed(b"\2" * 200_000 + encode(Nudge("y")))
-    assert memory[100_000:] == bytes(200_000)
-    assert raw.end.messages == [Nudge("x"), Nudge("y")]

@@ -1,7 +1,6 @@
 """Frames: every message round-trips, and whatever else comes raises a typed error and no other."""
 
 import pickle
-import struct
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,7 +14,6 @@ from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import (
     HEADER_MAX,
     LINE_BYTES,
-    MAGIC,
     PADDED_BYTES,
     PAYLOAD_MAX,
     PREFIX,
@@ -24,16 +22,13 @@ from shoal.transport.wire import (
     message_of,
     read_prefix,
 )
+from tests.transport.rigs import prefix
 
 
 def read(frame):
     """What a connection does with a frame."""
     _, header_bytes, _, payload_bytes = read_prefix(frame)
     return decode(memoryview(frame)[PREFIX.size : PREFIX.size + header_bytes]), payload_bytes
-
-
-def prefix(magic=MAGIC, version=PROTOCOL_VERSION, kind=0, padding=0, header=0, payload=0):
-    return struct.pack("<4sBBHIQ", magic, version, kind, padding, header, payload)
 
 
 def header(*fields):

@@ -1,22 +1,15 @@
 """Gradient methods against torch.optim, whose results are the oracle, and small numbers by hand."""
 
-import threading
 from itertools import product
 
 import pytest
 import torch
 
 from shoal.errors import InvalidValue, UnknownName
-from shoal.tables.access import AccessMethod
-from shoal.tables.dense.gradient_method import BLOCK, SMALL, GradientMethod
 from shoal.tables.from_torch import from_torch
 from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
-
-STEPS = 100
-GRADIENT_METHODS = [
-    name for name in access_methods if issubclass(access_methods[name], GradientMethod)
-]
+from tests.tables.steps import GRADIENT_METHODS, by_table, by_torch, gradients, new_slots
 
 
 def combinations(**choices) -> list[dict]:
@@ -76,37 +69,6 @@ CASES = [
         )
     ),
 ]
-
-
-def gradients(dtype: torch.dtype, shape=(3, 5), steps: int = STEPS) -> list[torch.Tensor]:
-    """Seeded gradients that differ in size from element to element by a factor of hundreds."""
-    generator = torch.Generator().manual_seed(2011)
-    scale = torch.logspace(-2, 0.5, torch.Size(shape).numel()).reshape(shape)
-    noise = (torch.randn(shape, generator=generator) + 0.3 for _ in range(steps))
-    return [(scale * each).to(dtype) for each in noise]
-
-
-def new_slots(method: AccessMethod, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: torch.full_like(rows, method.initial(name)) for name in method.slots()}
-
-
-def by_torch(optimizer_class, options: dict, grads: list[torch.Tensor]) -> torch.Tensor:
-    """What the optimizer's plain implementation makes of ones."""
-    parameter = torch.nn.Parameter(torch.ones_like(grads[0]))
-    optimizer = optimizer_class([parameter], **options, foreach=False)
-    for grad in grads:
-        parameter.grad = grad.clone()
-        optimizer.step()
-    return parameter.detach()
-
-
-def by_table(access: Access, grads: list[torch.Tensor]) -> torch.Tensor:
-    method = make(access)
-    rows = torch.ones_like(grads[0])
-    slots = new_slots(method, rows)
-    for step, grad in enumerate(grads):
-        method.apply(rows, slots, grad, step)
-    return rows
 
 
 def access_of(optimizer_class, options: dict) -> Access:
@@ -249,87 +211,6 @@ def test_decoupled_decay_does_not_pass_through_the_moments():
     assert slots["exp_avg"].item() == 0.0
 
 
-# --- the rate --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", GRADIENT_METHODS)
-def test_a_schedule_gives_the_rate_of_each_step(name):
-    scheduled = Access(
-        name, {"lr": 0.1, "schedule": "step", "schedule_every": 2, "schedule_warmup": 3}
-    )
-    method = make(Access(name, {"lr": 99.0}))
-    rates = [0.025, 0.05, 0.075, 0.1, 0.1, 0.01, 0.01]
-    grads = gradients(torch.float64, steps=len(rates))
-    rows = torch.ones_like(grads[0])
-    slots = new_slots(method, rows)
-    for step, (grad, lr) in enumerate(zip(grads, rates, strict=True)):
-        method.apply(rows, slots, grad, step, lr=lr)
-    torch.testing.assert_close(by_table(scheduled, grads), rows, rtol=1e-12, atol=1e-12)
-
-
-def test_a_pushs_rate_overrides_the_schedule():
-    """A worker under a torch.optim.lr_scheduler sends its present rate."""
-    grads = gradients(torch.float64)
-    parameter = torch.nn.Parameter(torch.ones_like(grads[0]))
-    optimizer = torch.optim.Adam([parameter], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, total_steps=STEPS + 1, cycle_momentum=False
-    )
-    method = make(from_torch(optimizer))
-    rows = torch.ones_like(grads[0])
-    slots = new_slots(method, rows)
-    for step, grad in enumerate(grads):
-        parameter.grad = grad.clone()
-        method.apply(rows, slots, grad, step, lr=optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    torch.testing.assert_close(rows, parameter.detach(), rtol=1e-12, atol=1e-12)
-
-
-def test_a_pushs_rate_of_zero_changes_nothing():
-    rows = torch.ones(2)
-    make(Access("sgd", {"lr": 1.0})).apply(rows, {}, torch.ones(2), step=0, lr=0.0)
-    assert rows.tolist() == [1.0, 1.0]
-
-
-# --- blocks and scratch ----------------------------------------------------------------------
-
-
-def test_strided_rows_larger_than_a_block_are_updated():
-    method = make(Access("adam"))
-    side = BLOCK // 512
-    rows = torch.ones(side, 1024)[:, ::2].t()  # 512 x side = BLOCK
-    rows = torch.cat([rows, rows]).t()
-    dense = torch.ones(rows.shape)
-    update = torch.full(rows.shape, 2.0)
-    for each in (rows, dense):
-        method.apply(each, new_slots(method, each), update, step=0)
-    assert not rows.is_contiguous()
-    assert rows.numel() > BLOCK
-    assert torch.equal(rows, dense)
-
-
-def test_threads_may_share_a_methods_instance():
-    """Scratch belongs to the thread: four of them at once, and each gets what one alone gets."""
-    method = make(Access("adam", {"amsgrad": True, "weight_decay": 0.1}))
-    grads = gradients(torch.float32, (SMALL, 8), steps=20)
-    expected = by_table(Access("adam", {"amsgrad": True, "weight_decay": 0.1}), grads)
-    results: list[torch.Tensor] = [torch.ones_like(grads[0]) for _ in range(4)]
-
-    def work(rows: torch.Tensor) -> None:
-        slots = new_slots(method, rows)
-        for step, grad in enumerate(grads):
-            method.apply(rows, slots, grad, step)
-
-    threads = [threading.Thread(target=work, args=(rows,)) for rows in results]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    for rows in results:
-        torch.testing.assert_close(rows, expected)
-
-
 # --- what is refused -------------------------------------------------------------------------
 
 
@@ -337,11 +218,6 @@ def test_threads_may_share_a_methods_instance():
 def test_an_unknown_option_is_refused(name, option):
     with pytest.raises(UnknownName, match=f"unknown option of {name} '{option}' .known: "):
         make(Access(name, {option: 0.5}))
-
-
-def test_the_schedules_options_are_checked():
-    with pytest.raises(UnknownName, match="unknown option of schedule 'step' 'schedule_decay'"):
-        make(Access("sgd", {"schedule": "step", "schedule_every": 2, "schedule_decay": 0.5}))
 
 
 @pytest.mark.parametrize(
@@ -374,22 +250,6 @@ def test_an_option_out_of_range_is_refused_with_its_range(name, option, value, a
 def test_nesterov_without_momentum_or_with_dampening_is_refused(extra):
     with pytest.raises(InvalidValue, match="nesterov=True needs momentum > 0 and dampening = 0"):
         make(Access("sgd", {"nesterov": True, **extra}))
-
-
-@pytest.mark.parametrize("name", GRADIENT_METHODS)
-def test_integer_dtypes_are_not_supported(name):
-    method = make(Access(name))
-    assert all(method.supports(dtype) for dtype in ("bfloat16", "float32", "float64"))
-    assert not any(method.supports(dtype) for dtype in ("int32", "int64", "uint8", "complex64"))
-
-
-@pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name != "sgd"])
-def test_methods_with_squared_gradients_do_not_support_float16(name):
-    """Why it is refused: torch's own Adam is lost at its first step, as the second half shows."""
-    assert not access_methods[name].supports("float16")
-    assert access_methods["sgd"].supports("float16")
-    grads = [torch.full((1,), 1e-4, dtype=torch.float16)]
-    assert not by_torch(torch.optim.Adam, {}, grads).isfinite().any()
 
 
 # --- slots and options -----------------------------------------------------------------------

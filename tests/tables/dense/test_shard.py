@@ -1,207 +1,33 @@
-"""DenseShard against `Plain`: the same table as numpy float64, row by row."""
-
-from collections.abc import Sequence
-from typing import NamedTuple
+"""DenseShard against the plain table, and by hand."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange, split_evenly
-from shoal.tables.dense.shard import DTYPES, DenseShard, StagedRows
-from shoal.tables.spec import Access, Init, TableSpec
-
-WIDTH = 2
-INTEGERS = ("int32", "int64", "uint8")
-EPS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-
-
-class Push(NamedTuple):
-    """What one worker pushes: the named rows, the carried keys (None: all), their values."""
-
-    rows: KeyRange
-    keys: list[int] | None
-    values: list[list[float]]
-    weight: float = 1.0
-    lr: float | None = None
-
-    @property
-    def carried(self) -> dict[int, np.ndarray]:
-        keys = range(self.rows.start, self.rows.stop) if self.keys is None else self.keys
-        return {key: np.array(row, float) for key, row in zip(keys, self.values, strict=True)}
-
-
-class Plain:
-    """The dumb shard: a dictionary of rows, a loop over keys, steps by fragment."""
-
-    def __init__(self, spec: TableSpec, held: KeyRange) -> None:
-        self.spec = spec
-        self.rows = {key: np.full(WIDTH, spec.init.a) for key in range(held.start, held.stop)}
-        self.moments = {key: (np.zeros(WIDTH), np.zeros(WIDTH)) for key in self.rows}
-        self.fragment_of = {key: key // spec.fragment_rows for key in self.rows}
-        self.versions = dict.fromkeys(sorted(set(self.fragment_of.values())), 0)
-        self.updates = dict(self.versions)
-
-    def write(self, push: Push) -> None:
-        self.rows.update(push.carried)
-        self._count([push], self.versions)
-
-    def apply(self, push: Push) -> None:
-        for key, row in push.carried.items():
-            self._update(key, row, push.lr)
-        self._count([push], self.versions, self.updates)
-
-    def merge(self, pushes: Sequence[Push]) -> None:
-        for key in self.rows:
-            named = [push for push in pushes if key in push.rows]
-            carriers = [push for push in named if key in push.carried]
-            if not carriers:
-                continue
-            if self.spec.merge == "sum":
-                update = sum(push.carried[key] for push in carriers)
-            else:
-                update = sum(push.weight * push.carried[key] for push in carriers)
-                update = update / sum(push.weight for push in named)
-            self._update(key, update, named[0].lr)
-        self._count(pushes, self.versions, self.updates)
-
-    def _update(self, key: int, update: np.ndarray, lr: float | None) -> None:
-        name, options = self.spec.access.name, self.spec.access.options
-        rate = options.get("lr", 0.0) if lr is None else lr
-        if name == "sum":
-            self.rows[key] = self.rows[key] + update
-        elif name == "assign":
-            self.rows[key] = update
-        elif name == "sgd":
-            self.rows[key] = self.rows[key] - rate * update
-        elif name == "adam":  # Kingma & Ba 2015, algorithm 1
-            t = self.updates[self.fragment_of[key]] + 1
-            m, v = self.moments[key]
-            m, v = 0.9 * m + 0.1 * update, 0.999 * v + 0.001 * update**2
-            self.moments[key] = m, v
-            mean, square = m / (1 - 0.9**t), v / (1 - 0.999**t)
-            self.rows[key] = self.rows[key] - rate * mean / (np.sqrt(square) + 1e-8)
-        else:
-            raise NotImplementedError(name)
-
-    def _count(self, pushes: Sequence[Push], *counters: dict[int, int]) -> None:
-        for index in self.versions:
-            if any(self.fragment_of[k] == index and k in p.rows for p in pushes for k in self.rows):
-                for counter in counters:
-                    counter[index] += 1
-
-
-def encoded(shard: DenseShard, values: Sequence) -> bytes:
-    tensor = torch.tensor(values, dtype=torch.float64).to(shard.dtype).reshape(-1)
-    return tensor.view(torch.uint8).numpy().tobytes()
-
-
-def stage(shard: DenseShard, push: Push) -> StagedRows:
-    """A push as it comes in: into the views that the shard offers, byte by byte."""
-    staged = shard.stage(push.rows, -1 if push.keys is None else len(push.keys))
-    payload = [] if push.keys is None else [np.array(push.keys, np.int64).tobytes()]
-    if push.values:
-        payload.append(encoded(shard, push.values))
-    for view, data in zip(staged.views, payload, strict=True):
-        assert view.nbytes == len(data)
-        view[:] = data
-    assert staged.problem() == ""
-    return staged
-
-
-def send(shard: DenseShard, how: str, push: Push) -> StagedRows:
-    """Stage a push and hand it on as `how` says; what it was staged in."""
-    staged = stage(shard, push)
-    if how == "merge":
-        shard.merge([(push.weight, push.lr, staged)])
-    elif how == "apply":
-        shard.apply(staged, push.lr)
-    elif how == "write":
-        shard.write(staged)
-    else:
-        shard.release(staged)
-    return staged
-
-
-def staged_keys(shard: DenseShard, rows: KeyRange, keys: list[int]) -> StagedRows:
-    staged = shard.stage_keys(rows, len(keys))
-    (view,) = staged.views
-    view[:] = np.array(keys, np.int64).tobytes()
-    return staged
-
-
-def decoded(shard: DenseShard, data: memoryview) -> list[list[float]]:
-    rows = torch.frombuffer(bytearray(data), dtype=shard.dtype) if len(data) else torch.empty(0)
-    return rows.double().view(-1, shard.spec.width).tolist()
-
-
-def table(
-    rows: int = 10,
-    fragment_rows: int = 4,
-    access: Access | str = "sum",
-    dtype: str = "float32",
-    merge: str = "sum",
-    init: Init | None = None,
-    row_shape: tuple[int, ...] = (WIDTH,),
-) -> TableSpec:
-    return TableSpec(
-        "t",
-        rows,
-        row_shape,
-        dtype,
-        init or Init("constant", 1.0),
-        Access(access) if isinstance(access, str) else access,
-        merge=merge,
-        fragment_rows=fragment_rows,
-    )
-
-
-def one(rows: KeyRange, value: float, **more) -> Push:
-    return Push(rows, None, [[value] * WIDTH] * len(rows), **more)
-
-
-def some(rows: KeyRange, keys: list[int], value: float, **more) -> Push:
-    return Push(rows, keys, [[value] * WIDTH] * len(keys), **more)
-
-
-def column(shard: DenseShard) -> list[float]:
-    return shard.rows[:, 0].tolist()
-
+from shoal.keys import KeyRange
+from shoal.tables.dense.shard import DTYPES, DenseShard
+from shoal.tables.spec import Access, TableSpec
+from tests.tables.dense.plain_table import PlainTable, programs
+from tests.tables.dense.pushes import (
+    WIDTH,
+    Push,
+    column,
+    decoded,
+    one,
+    send,
+    send_round,
+    some,
+    stage,
+    staged_keys,
+    table,
+)
 
 # --- any program, against the oracle ---------------------------------------------------------
 
-
-@st.composite
-def pushes(draw, held: KeyRange) -> Push:
-    start = draw(st.integers(held.start, held.stop - 1))
-    rows = KeyRange(start, draw(st.integers(start + 1, held.stop)))
-    keys = draw(st.none() | st.sets(st.integers(rows.start, rows.stop - 1)).map(sorted))
-    count = len(rows) if keys is None else len(keys)
-    row = st.lists(st.integers(0, 5), min_size=WIDTH, max_size=WIDTH)
-    values = draw(st.lists(row, min_size=count, max_size=count))
-    return Push(rows, keys, values, draw(st.sampled_from([1.0, 2.0, 0.5, 3.0])))
-
-
-@st.composite
-def programs(draw):
-    """A cut table, one server's part of it, and a few operations on that part."""
-    rows, fragment_rows = draw(st.integers(1, 12)), draw(st.integers(1, 5))
-    servers = draw(st.integers(1, 3))
-    spec = table(rows, fragment_rows)
-    fragments = spec.fragments()
-    part = draw(st.sampled_from([p for p in split_evenly(len(fragments), servers) if len(p)]))
-    held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
-    push = pushes(held)
-    operation = st.one_of(
-        st.tuples(st.sampled_from(["apply", "write"]), push),
-        st.tuples(st.just("merge"), st.lists(push, min_size=1, max_size=4)),
-    )
-    return rows, fragment_rows, held, draw(st.lists(operation, min_size=1, max_size=4))
-
-
+INTEGERS = ("int32", "int64", "uint8")
+EPS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 METHODS = [
     *((Access(name), dtype, "sum") for name in ("sum", "assign") for dtype in DTYPES),
     *(
@@ -226,10 +52,10 @@ def test_equals_the_plain_table(access, dtype, merge, program):
     """Every operation in any order: rows, versions, and both ways to read. Exact for integers."""
     rows, fragment_rows, held, operations = program
     spec = table(rows, fragment_rows, access, dtype, merge)
-    shard, plain = DenseShard(spec, held), Plain(spec, held)
+    shard, plain = DenseShard(spec, held), PlainTable(spec, held)
     for name, what in operations:
         if name == "merge":
-            shard.merge([(push.weight, push.lr, stage(shard, push)) for push in what])
+            send_round(shard, what)
             plain.merge(what)
         else:
             send(shard, name, what)
@@ -294,53 +120,6 @@ def test_a_push_of_no_keys_counts_and_changes_no_row():
     assert column(shard) == [1.0] * 10
 
 
-def test_a_merged_round_is_one_update():
-    shard = DenseShard(table(), KeyRange(0, 10))
-    pushed = [one(KeyRange(0, 10), value) for value in (1.0, 2.0, 4.0)]
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [8.0] * 10
-    assert shard.versions == [1, 1, 1]
-
-
-def test_a_mean_is_weighted_by_the_pushes_weights():
-    """(1 x 8 + 3 x 4) / (1 + 3) = 5."""
-    shard = DenseShard(table(merge="mean"), KeyRange(0, 10))
-    pushed = [one(KeyRange(0, 10), 8.0, weight=1.0), one(KeyRange(0, 10), 4.0, weight=3.0)]
-    shard.merge([(push.weight, push.lr, stage(shard, push)) for push in pushed])
-    assert column(shard) == [6.0] * 10
-
-
-def test_a_row_in_the_range_without_a_value_counts_as_zero():
-    shard = DenseShard(table(4, merge="mean"), KeyRange(0, 4))
-    pushed = [some(KeyRange(0, 4), [1, 2], 8.0), some(KeyRange(0, 4), [2, 3], 4.0)]
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [1.0, 5.0, 7.0, 3.0]
-
-
-@pytest.mark.parametrize("fragment_rows", [1, 2, 4, 8])
-def test_the_divisor_of_a_row_does_not_depend_on_its_fragment(fragment_rows):
-    """Rows 0 to 2 are named by one push, 2 to 4 by two, 4 to 8 by the other."""
-    shard = DenseShard(table(8, fragment_rows, merge="mean"), KeyRange(0, 8))
-    pushed = [one(KeyRange(0, 4), 8.0), some(KeyRange(2, 8), [2, 4, 5], 4.0)]
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [9.0, 9.0, 7.0, 5.0, 5.0, 5.0, 1.0, 1.0]
-
-
-def test_a_fragment_counts_a_round_once():
-    shard = DenseShard(table(8, 8), KeyRange(0, 8))
-    pushed = [one(KeyRange(0, 3), 1.0), one(KeyRange(2, 5), 1.0), some(KeyRange(6, 8), [7], 1.0)]
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [2.0, 2.0, 3.0, 2.0, 2.0, 1.0, 1.0, 2.0]
-    assert shard.versions == [1]
-
-
-def test_a_round_may_mix_whole_and_keyed_pushes():
-    shard = DenseShard(table(), KeyRange(0, 10))
-    pushed = [one(KeyRange(0, 10), 1.0), some(KeyRange(0, 10), [0, 9], 10.0)]
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [12.0, *[2.0] * 8, 12.0]
-
-
 @pytest.mark.parametrize("keys", [None, list(range(10))])
 def test_a_pushs_rate_overrides_the_tables(keys):
     shard = DenseShard(table(access=Access("sgd", {"lr": 99.0})), KeyRange(0, 10))
@@ -374,6 +153,21 @@ def test_a_write_keeps_the_optimizers_state():
     assert column(shard) == [5.0, 3.0, 3.0, 3.0, 5.0, 3.0, 3.0, 3.0, 3.0, 3.0]
     assert all(torch.equal(moments[name], slot) for name, slot in shard.slots.items())
     assert shard.versions == [3, 3, 3]
+
+
+def test_a_write_does_not_count_as_an_update():
+    """Initial values are written before the first update; Adam's bias correction starts at 1."""
+    spec = TableSpec("w", 4, access=Access("adam", {"lr": 0.1}), fragment_rows=4)
+    written, fresh = DenseShard(spec, KeyRange(0, 4)), DenseShard(spec, KeyRange(0, 4))
+    zeros = written.stage(KeyRange(0, 4), -1)
+    zeros.values.zero_()
+    written.write(zeros)
+    for shard in (written, fresh):
+        staged = shard.stage(KeyRange(0, 4), -1)
+        staged.values.fill_(2.0)
+        shard.apply(staged, None)
+    assert torch.equal(written.rows, fresh.rows)
+    assert (written.versions, written.updates) == ([2], [1])
 
 
 def test_slots_begin_at_the_methods_initial_value():
@@ -420,94 +214,6 @@ def test_a_read_of_no_rows_is_empty():
     assert shard.read_keys(staged_keys(shard, KeyRange(4, 10), [])).nbytes == 0
 
 
-# --- arrival ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "problem"),
-    [
-        ([], ""),
-        ([4], ""),
-        ([4, 6, 7], ""),
-        ([3, 5], "keys outside the named range [4:8)"),
-        ([5, 8], "keys outside the named range [4:8)"),
-        ([-1], "keys outside the named range [4:8)"),
-        ([4, 9, 7], "keys are not strictly increasing"),  # 9 hides between two good ones
-        ([4, 6, 5, 7], "keys are not strictly increasing"),
-        ([4, 5, 5], "keys are not strictly increasing"),
-    ],
-)
-def test_a_staged_push_with_bad_keys_says_its_problem(keys, problem):
-    shard = DenseShard(table(), KeyRange(0, 10))
-    for staged in (
-        shard.stage(KeyRange(4, 8), len(keys)),
-        shard.stage_keys(KeyRange(4, 8), len(keys)),
-    ):
-        staged.views[0][:] = np.array(keys, np.int64).tobytes()
-        assert staged.problem() == problem
-
-
-def test_a_staged_push_of_a_range_has_no_problem():
-    shard = DenseShard(table(), KeyRange(0, 10))
-    assert shard.stage(KeyRange(4, 8), -1).problem() == ""
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_staged_views_are_as_long_as_the_payload(dtype):
-    """Odd counts too: values follow the keys where their dtype may be read from."""
-    shard = DenseShard(table(dtype=dtype, row_shape=(3,)), KeyRange(0, 10))
-    size = 3 * shard.dtype.itemsize
-    whole, keyed = shard.stage(KeyRange(1, 8), -1), shard.stage(KeyRange(1, 8), 5)
-    assert [view.nbytes for view in whole.views] == [7 * size]
-    assert [view.nbytes for view in keyed.views] == [40, 5 * size]
-    assert [view.nbytes for view in shard.stage_keys(KeyRange(1, 8), 5).views] == [40]
-    assert [view.nbytes for view in shard.stage(KeyRange(1, 8), 0).views] == [0]
-    assert keyed.values.data_ptr() % 16 == 0
-
-
-def test_a_push_that_is_not_complete_changes_no_row():
-    """DESIGN section 4, rule 1: a sender that dies half-way changes nothing."""
-    shard = DenseShard(table(), KeyRange(0, 10))
-    stage(shard, one(KeyRange(0, 10), 7.0))
-    assert column(shard) == [1.0] * 10
-    assert shard.versions == [0, 0, 0]
-
-
-@pytest.mark.parametrize("how", ["apply", "write", "merge", "release"])
-def test_staging_memory_is_reused(how):
-    shard = DenseShard(table(), KeyRange(0, 10))
-
-    def run(push: Push) -> int:
-        return send(shard, how, push).values.data_ptr()
-
-    assert run(one(KeyRange(0, 10), 1.0)) == run(one(KeyRange(0, 10), 2.0))
-    assert run(some(KeyRange(0, 10), [1, 2, 3], 1.0)) == run(some(KeyRange(0, 10), [4, 5, 6], 1.0))
-
-
-def test_staged_pushes_do_not_share_memory():
-    shard = DenseShard(table(), KeyRange(0, 10))
-    pushed = [one(KeyRange(0, 10), float(value)) for value in range(5)]
-    for _ in range(2):  # the second time, from the pool
-        shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert column(shard) == [21.0] * 10
-
-
-def test_pushes_of_many_sizes_do_not_accumulate_memory():
-    """A thousand key counts, one after the other: a few buffers, each at most twice too large."""
-    shard = DenseShard(table(1000, 100), KeyRange(0, 1000))
-    for count in range(1, 1000):
-        shard.apply(stage(shard, some(KeyRange(0, 1000), list(range(count)), 1.0)), None)
-    kept = [memory.nbytes for free in shard._staging._free.values() for memory in free]
-    assert sum(kept) <= 4 * 1000 * (8 + 4 * WIDTH)
-
-
-def test_memory_of_a_burst_of_pushes_is_freed():
-    shard = DenseShard(table(), KeyRange(0, 10))
-    pushed = [one(KeyRange(0, 10), 1.0)] * 50
-    shard.merge([(1.0, None, stage(shard, push)) for push in pushed])
-    assert len([memory for free in shard._staging._free.values() for memory in free]) <= 8
-
-
 # --- what is refused -------------------------------------------------------------------------
 
 
@@ -518,18 +224,3 @@ def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
     expected = f"'t': access method '{access}' does not support {dtype} rows"
     with pytest.raises(InvalidValue, match=expected):
         DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
-
-
-def test_a_write_does_not_count_as_an_update():
-    """Initial values are written before the first update; Adam's bias correction starts at 1."""
-    spec = TableSpec("w", 4, access=Access("adam", {"lr": 0.1}), fragment_rows=4)
-    written, fresh = DenseShard(spec, KeyRange(0, 4)), DenseShard(spec, KeyRange(0, 4))
-    zeros = written.stage(KeyRange(0, 4), -1)
-    zeros.values.zero_()
-    written.write(zeros)
-    for shard in (written, fresh):
-        staged = shard.stage(KeyRange(0, 4), -1)
-        staged.values.fill_(2.0)
-        shard.apply(staged, None)
-    assert torch.equal(written.rows, fresh.rows)
-    assert (written.versions, written.updates) == ([2], [1])

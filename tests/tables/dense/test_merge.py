@@ -1,0 +1,54 @@
+"""A round's pushes become one update: sums, weighted means, and rows that some leave out."""
+
+import pytest
+
+from shoal.keys import KeyRange
+from shoal.tables.dense.shard import DenseShard
+from tests.tables.dense.pushes import column, one, send_round, some, table
+
+
+def test_a_merged_round_is_one_update():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), value) for value in (1.0, 2.0, 4.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [8.0] * 10
+    assert shard.versions == [1, 1, 1]
+
+
+def test_a_mean_is_weighted_by_the_pushes_weights():
+    """(1 x 8 + 3 x 4) / (1 + 3) = 5."""
+    shard = DenseShard(table(merge="mean"), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), 8.0, weight=1.0), one(KeyRange(0, 10), 4.0, weight=3.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [6.0] * 10
+
+
+def test_a_row_in_the_range_without_a_value_counts_as_zero():
+    shard = DenseShard(table(4, merge="mean"), KeyRange(0, 4))
+    pushed = [some(KeyRange(0, 4), [1, 2], 8.0), some(KeyRange(0, 4), [2, 3], 4.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [1.0, 5.0, 7.0, 3.0]
+
+
+@pytest.mark.parametrize("fragment_rows", [1, 2, 4, 8])
+def test_the_divisor_of_a_row_does_not_depend_on_its_fragment(fragment_rows):
+    """Rows 0 to 2 are named by one push, 2 to 4 by two, 4 to 8 by the other."""
+    shard = DenseShard(table(8, fragment_rows, merge="mean"), KeyRange(0, 8))
+    pushed = [one(KeyRange(0, 4), 8.0), some(KeyRange(2, 8), [2, 4, 5], 4.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [9.0, 9.0, 7.0, 5.0, 5.0, 5.0, 1.0, 1.0]
+
+
+def test_a_fragment_counts_a_round_once():
+    shard = DenseShard(table(8, 8), KeyRange(0, 8))
+    pushed = [one(KeyRange(0, 3), 1.0), one(KeyRange(2, 5), 1.0), some(KeyRange(6, 8), [7], 1.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [2.0, 2.0, 3.0, 2.0, 2.0, 1.0, 1.0, 2.0]
+    assert shard.versions == [1]
+
+
+def test_a_round_may_mix_whole_and_keyed_pushes():
+    shard = DenseShard(table(), KeyRange(0, 10))
+    pushed = [one(KeyRange(0, 10), 1.0), some(KeyRange(0, 10), [0, 9], 10.0)]
+    send_round(shard, pushed)
+    assert column(shard) == [12.0, *[2.0] * 8, 12.0]

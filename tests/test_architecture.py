@@ -222,6 +222,11 @@ def test_files_and_functions_are_within_their_length_limits(path):
             assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"
 
 
+def test_files_of_tests_are_within_their_length_limit():
+    tests = {path: path.read_text().count("\n") for path in Path(__file__).parent.rglob("*.py")}
+    assert {str(path): lines for path, lines in tests.items() if lines > FILE_LINES} == {}
+
+
 @pytest.mark.parametrize("room", ["protocol", "strategies"])
 def test_protocol_and_strategies_have_no_mutable_module_state(room):
     makers = {"dict", "list", "set", "defaultdict", "Counter", "deque", "count"}

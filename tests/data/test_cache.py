@@ -1,4 +1,4 @@
-"""`apps.cache`: decoded once, decoded anew when the file changes, and never in the way."""
+"""`data.cache`: decoded once, decoded anew when the file changes, and never in the way."""
 
 from __future__ import annotations
 

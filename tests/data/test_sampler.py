@@ -1,4 +1,4 @@
-"""`runtime.data`: batches and samplers cover their data once an epoch and resume in the middle."""
+"""`data.sampler`: batches and samplers cover their data once an epoch and resume in the middle."""
 
 from __future__ import annotations
 

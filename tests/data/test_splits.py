@@ -1,4 +1,4 @@
-"""`runtime.splits`: splits are complete, disjoint without redundancy, balanced and seeded."""
+"""`data.splits`: splits are complete, disjoint without redundancy, balanced and seeded."""
 
 from __future__ import annotations
 

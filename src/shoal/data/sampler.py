@@ -1,6 +1,6 @@
 """In what order a worker sees its samples, batch by batch and epoch by epoch.
 
-`plan_splits` (from `runtime.splits`) gives each worker its split of the samples; `Batches` walks a
+`plan_splits` (from `data.splits`) gives each worker its split of the samples; `Batches` walks a
 split, and `Sampler` does both for a user's own `torch.utils.data.DataLoader`. All are pure
 functions of their seeds, and the two that walk can stop and go on in the middle of an epoch.
 """

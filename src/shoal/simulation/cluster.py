@@ -147,6 +147,30 @@ class SimulatedCluster:
         sim = self._world.nodes[server]
         return sim.alive and not sim.stopped and server not in self.lost
 
+    def heads(self, group: str) -> list[NodeId]:
+        """Return the living heads of a group's rows, while all its workers are there."""
+        view = self.view
+        if view is None or sum(m.group == group for m in view.workers) < self._plan.guests:
+            return []
+        ranks = {
+            placement.head
+            for spec, placements in zip(view.tables, view.placements, strict=True)
+            for placement in placements
+            if spec.group == group
+        }
+        return [m.id for m in view.servers if m.rank in ranks and self.lives(m.id)]
+
+    def rejoined(self, node: NodeId) -> None:
+        """Forget that a node was declared dead, if it is a member again.
+
+        The scheduler's journal may lack a loss, or have a late Join of a node's former self.
+        """
+        member = self.scheduler.members.by_id.get(node)
+        machine = self._world.nodes[node].machine
+        assert isinstance(machine, ServerMachine | WorkerMachine)
+        if member is not None and member.incarnation == machine.session.incarnation:
+            self.lost.pop(node, None)
+
     def will_crash(self, worker: NodeId) -> None:
         """Record that a worker's pushes may be lost; a guest is to be restarted."""
         machine = self._world.nodes[worker].machine
@@ -165,12 +189,8 @@ class SimulatedCluster:
         """Start another scheduler from the journal of the former one."""
         disk = self._world.nodes[SCHEDULER].disk
         self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
-        for node, member in self.scheduler.members.by_id.items():
-            machine = self._world.nodes[node].machine
-            assert isinstance(machine, ServerMachine | WorkerMachine)
-            # a loss may be missing in the journal; a late Join makes a member of a former self
-            if machine.session.incarnation == member.incarnation:
-                self.lost.pop(node, None)
+        for node in self.scheduler.members.by_id:
+            self.rejoined(node)
 
     @property
     def scheduler(self) -> SchedulerMachine:

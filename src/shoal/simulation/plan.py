@@ -92,7 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
         by_time = seed % 4 == 0
         leased = Random(seed * 37 + 5).random() < LEASED
         aside = Random(seed * 43 + 11)  # a separate generator: draws shift no other
-        guests = aside.randint(1, 2) * (aside.random() < VISITED)
+        guests = aside.randint(1, 3) * (aside.random() < VISITED)
         plan = Plan(
             seed,
             servers,

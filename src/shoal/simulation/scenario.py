@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from random import Random
+from traceback import extract_tb
 
 import msgspec
 
@@ -105,6 +107,8 @@ class Scenario:
         self.cluster.start()
         victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
+        if plan.guests > 1 and plan.replicas > 1 and not fault_schedule:
+            self.faults.kill_head_of(GUESTS)
         if plan.relentless:
             self.faults.go_on(plan.phases(), plan.heal_at_s)
         if plan.restless:
@@ -121,6 +125,8 @@ class Scenario:
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
+        if note.kind == "joined" and node in self.cluster.lost:  # as it has heard itself
+            self.cluster.rejoined(node)
         if isinstance(machine, ServerMachine):
             if note.kind == "declined" and note.fields["kind"] == "misfit":
                 raise violated("misfit", f"{node} lacks the rows of a request: {note.fields}")
@@ -265,6 +271,12 @@ class Scenario:
         return lines[:8]
 
 
+def _place(error: Exception) -> str:
+    """Return where an error was raised: the file in its folder, and the line."""
+    frame = extract_tb(error.__traceback__)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])} line {frame.lineno}"
+
+
 def simulate(
     seed: int,
     keep_lines: bool = False,
@@ -293,7 +305,7 @@ def simulate(
         except ShoalError as found:  # a machine must not raise one
             checker, violation = "invariant", str(found)
         except Exception as found:
-            checker, violation = "crashed", f"{type(found).__name__}: {found}"
+            checker, violation = "crashed", f"{type(found).__name__}: {found}, {_place(found)}"
     coverage = Counter({"sums around a ring": 1} if len(worlds) > 1 else {})
     for world in worlds:
         coverage.update(world.coverage)

@@ -129,6 +129,16 @@ class World:
         sim = self.nodes[node]
         sim.paused_until = max(until, sim.paused_until)
         self.note_line(f"{node} is stopped until {until:.3f}")
+        self.at(sim.paused_until, partial(self._overdue, sim))
+
+    def _overdue(self, sim: SimNode) -> None:
+        """Handle an overdue tick of a node that continues, before the messages that came meanwhile.
+
+        A process finds its timer expired, and may have read nothing yet.
+        """
+        due = sim.machine.deadline() if sim.alive and not sim.stopped else None
+        if due is not None and due <= self.now:
+            self._handle(sim, Ticked())
 
     def ask(self, node: NodeId, request: object) -> None:
         """Hand a request to a machine without waiting for the answer."""

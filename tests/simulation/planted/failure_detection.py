@@ -8,16 +8,17 @@ from shoal.protocol.scheduler.failure_detector import FailureDetector
 
 
 @contextmanager
-def who_stood_still_blames_the_others():
-    """A scheduler that was stopped takes those for dead of whom it has not read yet."""
+def stopped_scheduler_blames_the_others():
+    """A scheduler that was stopped declares members dead whose messages it has not read yet."""
     right = FailureDetector.silent
 
     def silent(self, now):
-        return right(self, now) or right(self, now)
+        return right(self, now) or right(self, now)  # no second look
 
     with (
         patch.object(detection_module, "LOOK_S", 0.0),
         patch.object(FailureDetector, "silent", silent),
+        patch.object(FailureDetector, "held_up", lambda self, now: None),
     ):
         yield
 

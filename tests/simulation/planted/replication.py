@@ -200,7 +200,7 @@ def requests_outlive_their_view():
     """A server answers requests of the view before, though their workers have cut them anew."""
 
     def forget(self):
-        shards = self._shards
+        shards = self._replicas
         for waiting in (self.pulls, self.pushes):
             for key, each in list(waiting.items()):
                 taken = each.admitted

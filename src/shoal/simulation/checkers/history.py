@@ -257,7 +257,7 @@ class Durability:
 
 
 def check_waiting(node: NodeId, machine: ServerMachine) -> None:
-    """`forgotten`: a pull with the outcome "waiting" is in the wait queue, with a reason.
+    """`forgotten`: a pull with the outcome "waiting" is in the wait queue, with rows and a reason.
 
     `visitor`: a pull that reads only tables of other groups does not wait.
     """
@@ -272,7 +272,11 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
             raise violated("forgotten", f"{request} waits at {node} for no reason")
     replicas = machine.replication.replicas
     for admitted in (each.admitted for each in machine.wait_queue.pulls.values()):
-        groups = {replicas[number].group for number, _, _ in admitted.footprint.pulls}
+        pulled = [number for number, _, _ in admitted.footprint.pulls]
+        if not all(number in replicas for number in pulled):
+            text = f"{describe(admitted.request)} waits at {node}, which has lost its rows"
+            raise violated("forgotten", text)
+        groups = {replicas[number].group for number in pulled}
         waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)
         if not waits and admitted.log.group not in groups:
             raise violated("visitor", f"{node} lets a pull of another group's tables wait")

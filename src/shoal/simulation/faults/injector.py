@@ -100,6 +100,10 @@ class FaultInjector:
             about_to = random.choice(ABOUT_TO) if replicated else ""
             self._world.at(0.1, lambda: self._deaths.kill(kill_server, least, about_to))
 
+    def kill_head_of(self, group: str) -> None:
+        """Crash a head of a group's rows, once all its workers are there."""
+        self._deaths.kill_head_of(group)
+
     def go_on(
         self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 from shoal.protocol.machine import Send
@@ -14,6 +15,7 @@ from shoal.simulation.world import World
 
 ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which it crashes
 UNHEARD = 0.5  # share of the other crashes before which its messages to servers are delayed
+AT_WORK_S = 0.3  # how long a group works before a head of its rows crashes
 REPAIRING = ("statechunk", "synced")  # messages of state transfer
 
 
@@ -103,6 +105,25 @@ class ServerDeaths:
         if len(servers) > 1:
             self._count("crash another server" + ("" if patient else " at once"))
             self.kill(self._random.choice(sorted(servers)), 0, about_to)
+
+    def kill_head_of(self, group: str, at: float = inf) -> None:
+        """Crash a head of a group's rows, once all its workers are there and chains are whole.
+
+        What it has accepted last is lost with it.
+
+        at:  the earliest time; AT_WORK_S after the workers were first there, if not given
+        """
+        if self._cluster.over() or self.healed:
+            return
+        heads, now = self._cluster.heads(group), self._world.now
+        if heads:
+            at = min(at, now + AT_WORK_S)
+        if not heads or now < at or not self._cluster.repaired():
+            self._world.at(now + 0.02, lambda: self.kill_head_of(group, at))
+            return
+        victim = self._random.choice(heads)
+        self._silence(victim)
+        self._world.at(self._world.now + 0.1, lambda: self._crash(victim))
 
     def _meanwhile(self) -> None:
         """Before a crash is detected, perhaps start a worker or delay answers."""

@@ -32,7 +32,6 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for
     "earlier_departures_dropped",
     "ended_for_ever",
     "half_a_push_stays_behind",
-    "history_without_closed",
     "joiner_in_closed_rounds",
     "leases_of_the_dead_are_done",
     "older_chunk_is_taken",

@@ -100,8 +100,8 @@ class Network:
         self._queued[link] = queue
         return self._fate(arrivals, faults)
 
-    def second_half(self) -> tuple[float, list[str]]:
-        """Return the delay of the second half of a payload, and its faults."""
+    def second_part(self) -> tuple[float, list[str]]:
+        """Return the delay of the second part of a payload, and its faults."""
         if self.random.random() < self.options.stall:
             return self.random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
         return self.random.random() * self.options.payload_s, []

@@ -251,7 +251,7 @@ class Scenario:
         ledger = self.work.ledger
         acknowledged = {key: ledger.intended[key] for key in ledger.acknowledged}
         atomic = whole and (closes or not ledger.crashed)
-        found = self._cuts.check(self.plan.clocks, acknowledged, atomic)
+        found = self._cuts.check(self.plan.incarnations, acknowledged, atomic)
         self.world.coverage["checkpoint" if closes else "checkpoint under ssp"] += found
         if self.plan.checkpoint_s:
             self.world.coverage["checkpoint by time"] += found

@@ -215,28 +215,28 @@ class World:
         if isinstance(arrival, Discard):
             self._handle(sim, Received(source, message))
             return
-        half = nbytes // 2
-        self._pour(sim, envelope, message, arrival, 0, half)
-        rest, faults = self.network.second_half()
+        first = nbytes * (1 + self.events % 7) // 8  # it may end within a fragment or a part
+        self._pour(sim, envelope, message, arrival, 0, first)
+        rest, faults = self.network.second_part()
         self._hit(faults, message)
-        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, half))
+        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, first))
         if self.cut_short(source, envelope.target, message):
             self.crash(source)
 
     def _finish(
-        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, half: int
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, first: int
     ) -> None:
         source = envelope.source
         if not sim.alive or sim.stopped or self._is_cut(envelope):
             return
-        if self._is_paused(sim, lambda: self._finish(sim, envelope, message, sink, half)):
+        if self._is_paused(sim, lambda: self._finish(sim, envelope, message, sink, first)):
             return
         sender = self.nodes.get(source)
         if sender is not None and not sender.alive:
             self.coverage["sender crashed in mid-payload"] += 1
             self._handle(sim, PeerLost(source))
             return
-        self._pour(sim, envelope, message, sink, half, envelope.nbytes)
+        self._pour(sim, envelope, message, sink, first, envelope.nbytes)
         if not sink.by_view or sink.revoked:
             self._handle(sim, Received(source, message, sink))
 

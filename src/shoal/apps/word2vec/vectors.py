@@ -33,13 +33,6 @@ class Vectors:
                 else:
                     file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector)}\n".encode())
 
-    def nearest(self, word: str, count: int = 5) -> list[tuple[str, float]]:
-        """The words with the most similar vectors, and their cosines."""
-        cosines = self._unit @ self._unit[self.numbers[word]]
-        cosines[self.numbers[word]] = -2
-        best = np.argsort(-cosines)[:count]
-        return [(self.words[n], float(cosines[n])) for n in best]
-
     def analogies(self, path: Path) -> dict[str, float | int]:
         """How many questions `a b c d` (a is to b as c to d) have the answer d.
 

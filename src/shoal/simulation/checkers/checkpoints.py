@@ -29,12 +29,12 @@ class Cuts:
             save = replace(save, state=state)
         self._saved[save.clock][key] = save
 
-    def check(self, clocks: int, acknowledged: Mapping[int, int], atomic: bool) -> int:
+    def check(self, incarnations: int, acknowledged: Mapping[int, int], atomic: bool) -> int:
         """`cut`: every file of a clock has all rounds below it, and no later one.
 
         Return the number of complete checkpoints.
 
-        clocks:        clocks of a worker; a key of the ledger is incarnation * clocks + clock
+        incarnations:  number of keys of a clock in the ledger
         acknowledged:  the clock of each acknowledged push
         atomic:        whether no push can be on some servers only
         """
@@ -49,7 +49,7 @@ class Cuts:
             for (name, _), each in saved.items():
                 if name == "ledger":
                     pushed = _pushed(each)
-                    late = [key for key in pushed if key % clocks >= clock]
+                    late = [key for key in pushed if key // incarnations >= clock]
                     if late:
                         raise violated("cut", f"clock {clock} of {each.rows} has pushes {late}")
                     lacks = [

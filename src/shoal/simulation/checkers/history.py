@@ -68,6 +68,8 @@ def check_tiling(view: View) -> None:
 class Ledger:
     """Every push adds 1 to a key of its own; the ledger knows which values each key may have.
 
+    The keys of a clock are next to each other, so that a worker comes to all fragments in turn.
+
     intended:      the clock of each push that was requested, by key
     acknowledged:  keys of pushes that resolved without an error
     failed:        keys of pushes that resolved with an error: their outcome is unknown
@@ -75,9 +77,10 @@ class Ledger:
     seen:          keys that a worker has read as 1
     """
 
-    def __init__(self, consistency: Consistency, clocks: int) -> None:
+    def __init__(self, consistency: Consistency, clocks: int, incarnations: int) -> None:
         self.consistency = consistency
         self.clocks = clocks
+        self.incarnations = incarnations
         self.intended: dict[int, int] = {}
         self.acknowledged: set[int] = set()
         self.failed: set[int] = set()
@@ -85,7 +88,7 @@ class Ledger:
         self.seen: set[int] = set()
 
     def key(self, incarnation: int, clock: int) -> int:
-        return incarnation * self.clocks + clock
+        return clock * self.incarnations + incarnation
 
     def check_read(self, incarnation: int, clock: int, values: np.ndarray) -> None:
         """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered.
@@ -101,7 +104,7 @@ class Ledger:
             self.seen.add(key)
         bound = clock - self.consistency.staleness
         for key, at in self.intended.items():
-            owner = key // self.clocks
+            owner = key % self.incarnations
             if owner == incarnation:
                 if key in self.acknowledged and at < clock and values[key] == 0:
                     raise violated("own writes", f"worker {owner} at {clock} misses its push {at}")
@@ -131,7 +134,7 @@ class Ledger:
         departed:  the last clock of each departed incarnation
         """
         for incarnation, last in departed.items():
-            for key in range(self.key(incarnation, 0), self.key(incarnation + 1, 0)):
+            for key in (self.key(incarnation, clock) for clock in range(self.clocks)):
                 if values[key] > 0 and self.intended.get(key, -1) >= last:
                     text = f"push {key} at clock {self.intended[key]}, last clock {last}"
                     raise violated("departed", f"the rows have a dead worker's {text}")

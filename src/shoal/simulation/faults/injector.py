@@ -45,6 +45,8 @@ MOVES = ("join server", "leave server", "break in mid-payload")  # of a restless
 STOPS_APART_S = 9.0  # after this time sole replicas are given up
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
+UNNOTICED_S = 1.5  # the death of a worker is noticed later
+WITH_A_SERVER = 0.3  # share of the crashes of workers after which a server crashes
 PHASE_WAIT_S = 2.0  # how long a fault waits for its phase
 DEAD_S = 3.2  # a member that is separated for this long is declared dead
 
@@ -237,6 +239,7 @@ class FaultInjector:
         replaced = self._random.random() < 0.7 or begins
         if replaced or self._cluster.needed():
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self._with_a_server()
 
     def kill(self, node: NodeId, role: str) -> None:
         """Crash a node and start a replacement; a scheduler restarts from its journal."""
@@ -333,6 +336,13 @@ class FaultInjector:
         self.count(how)
         self._cluster.will_crash(worker)
         self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self._with_a_server()
+
+    def _with_a_server(self) -> None:
+        """Perhaps crash a server too, before a worker's death is noticed: one view has both."""
+        if self._replicated and self._aside.random() < WITH_A_SERVER:
+            at = self._world.now + UNNOTICED_S * self._aside.random()
+            self._world.at(at, lambda: self._deaths.kill_another(True, ""))
 
     def count(self, fault: str) -> None:
         """Count a fault; one that may come in any phase is counted by phase."""

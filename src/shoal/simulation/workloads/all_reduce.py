@@ -8,14 +8,13 @@ from random import Random
 import numpy as np
 
 from shoal.collective.worker import CollectiveWorker
-from shoal.errors import InvariantBroken
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
-from shoal.simulation.checkers.history import Violation, violated
+from shoal.simulation.checkers.history import violated
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.plan import SESSION
@@ -123,13 +122,3 @@ def _add(into: memoryview, other: memoryview) -> None:
 def _halve(into: memoryview, workers: int) -> None:
     del workers
     np.frombuffer(into, np.float32)[:] /= 2
-
-
-def simulate_ring(seed: int, keep_lines: bool = False) -> tuple[RingScenario, str]:
-    """Run a seed to its end; returns the violation with it, or an empty text."""
-    scenario = RingScenario(seed, keep_lines)
-    try:
-        scenario.run()
-    except (Violation, InvariantBroken) as found:
-        return scenario, str(found)
-    return scenario, ""

@@ -93,7 +93,7 @@ class Workload:
         rule = plan.consistency
         self.clocks = plan.clocks
         self.keys = plan.incarnations * plan.clocks
-        self.ledger = Ledger(rule, plan.clocks)
+        self.ledger = Ledger(rule, plan.clocks, plan.incarnations)
         self.done: dict[NodeId, None] = {}
         self.sparse = Random(seed * 13 + 1).random() < SPARSE
         self.calls = Calls() if Random(seed * 17 + 3).random() < CUSTOM else None

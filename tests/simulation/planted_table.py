@@ -33,7 +33,6 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for
     "ended_for_ever",
     "half_a_push_stays_behind",
     "joiner_in_closed_rounds",
-    "leases_of_the_dead_are_done",
     "older_chunk_is_taken",
     "weights_not_handed_on",
 }

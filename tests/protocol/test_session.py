@@ -65,10 +65,26 @@ def test_a_member_repeats_its_join_until_it_is_in_a_view(rigs):
     assert talk.tick(0.4) == []
     assert talk.handle(Joined(7, 3), 0.45) == []
     assert (talk.session.incarnation, talk.session.name) == (7, "worker-3")
-    assert len(talk.tick(0.5)) == 1  # it has joined, and waits for the view
+    [again] = talk.tick(0.5)  # it has joined, and waits for the view
+    assert again.incarnation == 7
     talk.handle(NewView(rigs.view_of()), 0.6)
     assert talk.session.view_id == (1, 1)
     assert [type(message) for message in talk.tick(1.0)] == [Heartbeat]
+
+
+def test_a_view_of_a_former_self_is_not_adopted(rigs):
+    talk = Talk()
+    talk.tick(0.0)
+    talk.handle(Joined(70, 0), 0.1)  # the view was made with its former self, of incarnation 11
+    assert talk.handle(NewView(rigs.view_of()), 0.2) == []
+    assert talk.session.view is None
+    assert not talk.session.ended
+
+
+def test_a_member_that_has_a_successor_ends(joined):
+    joined.handle(Joined(70, 5), 0.1)  # a Join of this member came after it was declared dead
+    assert joined.session.ended
+    assert "declared dead; start it again" in str(joined.out[-1].error)
 
 
 def test_an_address_is_announced_before_joining():

@@ -87,6 +87,9 @@ class SessionOptions(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
+START_AGAIN = "it was declared dead; start it again so that it joins anew"
+
+
 class _Waiting(msgspec.Struct):
     request_ids: list[int]
     question: Message
@@ -251,7 +254,8 @@ class Session:
         if now >= self._again_at:
             if self.view is None:
                 self._again_at = now + self.options.resend_s
-                out.append(Send(SCHEDULER, self._join))
+                join = msgspec.structs.replace(self._join, incarnation=self.incarnation)
+                out.append(Send(SCHEDULER, join))
             else:
                 self._again_at = now + self._pause
                 self.ask_for_view(out)
@@ -290,7 +294,9 @@ class Session:
         self._heard_at, self._cut_off = now, False
         match message:
             case Joined(incarnation, rank, run):
-                if self.view is None and incarnation > self.incarnation:
+                if incarnation > self.incarnation and self.view is not None:
+                    self._stop(out, RunAborted(f"{self.name} has a successor: {START_AGAIN}"))
+                elif incarnation > self.incarnation:
                     self.incarnation, self.rank, self.run = incarnation, rank, run
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
             case NotJoined(reason, full):
@@ -333,11 +339,12 @@ class Session:
         if view.id <= self.view_id:
             return None
         mine = view.member(self.me)
+        if mine is not None and self.view is None and mine.incarnation < self.incarnation:
+            return None  # it names a former self that was declared dead before its first view
         replaced = self.view is not None and mine and mine.incarnation != self.incarnation
         if mine is None or replaced:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
-            text = f"{reason}: it was declared dead; start it again so that it joins anew"
-            self._stop(out, RunAborted(text))
+            self._stop(out, RunAborted(f"{reason}: {START_AGAIN}"))
             return None
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables

@@ -171,6 +171,8 @@ class Scenario:
     def _on_crash(self, node: NodeId) -> None:
         """Send a death report, in the seeds that have them."""
         machine = self.world.nodes[node].machine
+        for work in self.works.values():
+            work.crashed(node)
         if self.plan.proves_death and isinstance(machine, ServerMachine | WorkerMachine):
             process = machine.session.process
             self.world.at(self.world.now, lambda: self._report_death(process))
@@ -212,6 +214,9 @@ class Scenario:
             for node, machine in self.cluster.servers.items()
             if node not in gone and view is not None and view.member(node) is not None
         }
+        if ended == EVERY_WORKER_DIED and not self.plan.elastic:
+            self._check_remaining(servers, "end without workers")
+            return
         if view is not None and gone:
             ranks = {member.rank for member in view.servers if member.id not in gone}
             bereft = bool(lost(view.tables, view.placements, ranks))
@@ -222,9 +227,6 @@ class Scenario:
                 return
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
-        if ended == EVERY_WORKER_DIED and not self.plan.elastic:
-            self._check_remaining(servers, "end without workers")
-            return
         for node, sim in nodes.items():
             expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:

@@ -137,6 +137,21 @@ def test_a_member_lost_before_the_first_view_is_waited_for_again(make):
     assert len(rig.view.servers) == 2
 
 
+def test_a_join_of_a_member_that_was_declared_dead_is_refused_once_there_is_a_view(make):
+    rig = make(silence_s=10)
+    rig.join("server-0", "worker-0", "worker-1", "server-1")
+    former = rig.machine.view.member("server-1").incarnation
+    rig.now = 5.0
+    for node in ("server-0", "worker-0", "worker-1"):
+        rig.receive(node, Heartbeat(rig.machine.view.member(node).incarnation, 1, rig.view.id))
+    rig.at(10.0)  # server-1 was silent; the view with it may still be on its way there
+    assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
+    rig.receive("server-1", Join("server-1", "server", "", "", incarnation=former))
+    assert "declared dead" in rig.told(NotJoined)["server-1"].reason
+    rig.receive("server-1", Join("server-1", "server", "", ""))  # started again
+    assert rig.sent(Joined)[0].incarnation > former
+
+
 def test_a_join_in_another_nodes_name_is_refused(make):
     rig = make()
     rig.receive("worker-0", Join("worker-1", "worker", "", ""))

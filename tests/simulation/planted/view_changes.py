@@ -10,6 +10,7 @@ from shoal.protocol.scheduler import view_change as view_change_module
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.replication.operations import Operation
 from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
@@ -298,6 +299,10 @@ operations_go_to_nobody = bug(
     Chains, "adopt",
     first(lambda self, *_: self._log.clear()),
     "What is not on all servers is not sent again in the next view.",
+)  # fmt: skip
+clock_of_later_operations = bug(
+    Operation, "send_again", lambda right: Operation.keep,
+    "What is sent again in a new view says a clock whose operations come after it.",
 )  # fmt: skip
 link_numbers_go_on = bug(
     Chains, "adopt",

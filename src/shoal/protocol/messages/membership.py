@@ -14,7 +14,11 @@ Group = Literal["scheduler", "servers", "workers"]
 
 
 class Join(Body, frozen=True, array_like=True, tag=True):
-    """Ask to become a member."""
+    """Ask to become a member.
+
+    Attributes:
+        incarnation: the one that was granted already, if the first view has not come; else 0.
+    """
 
     node: NodeId
     role: Role
@@ -24,6 +28,7 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     process: int = 0  # process id on that host
     group: str = ""  # of a worker
     group_size: int = 0
+    incarnation: int = 0
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):

@@ -12,6 +12,7 @@ from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.placement import Placements, place
 from shoal.protocol.scheduler.rebalance import Moves, next_placements
+from shoal.protocol.session import START_AGAIN
 from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
 from shoal.tables.spec import TableSpec
 
@@ -43,6 +44,11 @@ def join_refusal(
     role = asked.role
     if role == "scheduler":
         return NotJoined("there is a scheduler already")
+    if view is not None and 0 < asked.incarnation <= max(
+        m.incarnation for m in (*view.servers, *view.workers)
+    ):
+        # a view that names its former self may be on its way to it, and it would go by that
+        return NotJoined(START_AGAIN)
     if asked.group:
         return _not_in_group(asked, group, view, options)
     limit = options.servers if role == "server" else options.workers

@@ -108,6 +108,7 @@ class Workload:
         self._seed = seed
         self.may_end: Callable[[], bool] = lambda: True
         self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
+        self._pushing: dict[NodeId, tuple[int, Extras]] = {}  # requests whose outcome is not read
         self._host = host
 
     def tables(self) -> list[TableSpec]:
@@ -120,6 +121,13 @@ class Workload:
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
         others = (self.calls, self.bounded, self.leased, self.optimizer)
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
+
+    def crashed(self, node: NodeId) -> None:
+        """Record the outcome of a push that a crashed worker's program had not looked at."""
+        ticket, extras = self._pushing.pop(node, (0, NO_EXTRAS))
+        outcome = self._world.nodes[node].outcomes.get(ticket)
+        if outcome is not None:
+            extras.pushed(outcome)
 
     def check_buffers(self, node: NodeId) -> None:
         """Check that no rows have arrived in buffers of pulls that were given up."""
@@ -182,6 +190,7 @@ class Workload:
             self._pushed(key, outcome, extras)
         elif style == "push and pull":
             ticket = yield Start(Exchange(pushes, pulls=pulls, **how))
+            self._pushing[node] = ticket, extras
             yield from self._call(machine, key, random)  # while an earlier request is under way
             advanced = yield Start(Exchange(advance=True))
             outcome = yield Wait(ticket)
@@ -196,6 +205,7 @@ class Workload:
                 others = yield Start(Exchange(pushes[1:], **how))
             else:
                 ticket = yield Start(Exchange(pushes, **how))
+            self._pushing[node] = others or ticket, extras
             if style in ("apart", "two pushes"):
                 advanced = yield Start(Exchange((), True, pulls, timeout_s=how["timeout_s"]))
                 yield from self._perhaps_cancel(advanced, random)
@@ -212,6 +222,7 @@ class Workload:
                 outcome = yield Wait(pulled)
                 self._pushed(key, (yield Wait(ticket)), extras)
                 yield Wait(advanced)
+        self._pushing.pop(node, None)
         if machine.session.ended:
             return
         if outcome.error is not None:

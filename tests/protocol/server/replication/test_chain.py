@@ -274,6 +274,28 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     assert [each.message.clock for each in out] == [0]
 
 
+def test_what_a_server_in_the_middle_sends_again_says_no_clock_of_what_follows(rigs):
+    chain = rigs.Chain(bsp(), length=3, workers=1)
+    for clock in (0, 1):
+        chain.ask(0, 0, 2 * clock, 1, 1, 1, 1, clock=clock)
+        for rank in range(3):
+            chain.ask(rank, 0, 2 * clock + 1, clock=clock, advance=clock + 1)
+    while first := [each for each in chain.under_way if each.to == "server-1"]:
+        chain.under_way = []
+        for each in first:  # nothing comes to the tail
+            chain.receive(1, f"server-{each.source}", each.message, each.payload)
+    assert (chain.rows(1), chain.rows(2)) == ([2] * ROWS, [0] * ROWS)
+    chain.under_way = []
+    chain.without()  # the same servers, another view
+    again = [each for each in chain.under_way if each.source == 1 and each.payload]
+    chain.receive(2, "server-1", again[0].message, again[0].payload)
+    assert chain.rows(2) == [1] * ROWS
+    pulls = (Part(0, 0, ROWS),)
+    assert chain.ask(2, 0, 4, clock=2, pulls=pulls) == []  # it lacks the second round
+    chain.deliver()
+    assert ("worker-0", 4, "applied", [2] * ROWS) in chain.told
+
+
 # ---------------------------------------------------------------------------- bad input
 
 

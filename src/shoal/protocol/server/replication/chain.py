@@ -168,7 +168,9 @@ class Chains:
             if each.replica.following != NONE and not each.done:
                 by_server.setdefault(each.replica.following, []).append(each)
         for following, changes in by_server.items():
-            clock = self._clock_of(operation.path, operation.group, operation.clock, following)
+            clock = operation.clock  # 0 if it is sent again: the clock may be that of a later one
+            if clock:
+                clock = self._clock_of(operation.path, operation.group, clock, following)
             link = self._link(self._ids[following])
             link.say(operation, changes, clock, self.time.now, out)
 

@@ -81,6 +81,16 @@ def test_a_view_of_a_former_self_is_not_adopted(rigs):
     assert not talk.session.ended
 
 
+def test_a_scheduler_that_was_started_anew_counts_incarnations_from_one(rigs):
+    talk = Talk()
+    talk.tick(0.0)
+    talk.handle(Joined(70, 0, "run-a"), 0.1)
+    talk.handle(Joined(11, 0, "run-b"), 0.2)
+    talk.handle(NewView(rigs.view_of()), 0.3)
+    assert (talk.session.incarnation, talk.session.run) == (11, "run-b")
+    assert talk.session.view_id == (1, 1)
+
+
 def test_a_member_that_has_a_successor_ends(joined):
     joined.handle(Joined(70, 5), 0.1)  # a Join of this member came after it was declared dead
     assert joined.session.ended

@@ -294,9 +294,10 @@ class Session:
         self._heard_at, self._cut_off = now, False
         match message:
             case Joined(incarnation, rank, run):
-                if incarnation > self.incarnation and self.view is not None:
+                anew = run != self.run  # the scheduler is, and counts from 1
+                if self.view is not None and incarnation > self.incarnation:
                     self._stop(out, RunAborted(f"{self.name} has a successor: {START_AGAIN}"))
-                elif incarnation > self.incarnation:
+                elif self.view is None and (incarnation > self.incarnation or anew):
                     self.incarnation, self.rank, self.run = incarnation, rank, run
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
             case NotJoined(reason, full):

@@ -1,14 +1,13 @@
-"""The scheduler by hand: joins, views, deaths, restarts."""
+"""The scheduler by hand: joins, views, deaths."""
 
 import msgspec
 import pytest
 
-from shoal.errors import InvalidValue, JoinTimeout, RunAborted
+from shoal.errors import JoinTimeout, RunAborted
 from shoal.protocol.machine import PeerLost, Persist, Send
 from shoal.protocol.messages import (
     Abort,
     BarrierArrival,
-    BarrierReleased,
     Declare,
     End,
     Finish,
@@ -23,7 +22,6 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
 )
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, check_options
 from shoal.tables.spec import Access, TableSpec
 
 
@@ -346,62 +344,3 @@ def test_an_elastic_run_outlives_its_last_worker(make):
 def test_an_abort_ends_the_run_with_its_reason(cluster):
     cluster.receive("worker-1", Abort("out of memory"))
     assert cluster.told(End)["worker-0"] == End("worker-1: out of memory")
-
-
-# ---------------------------------------------------------------------------- restarts
-
-
-def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(cluster):
-    again = cluster.restart()
-    again.at(100.0)
-    assert again.told(Freeze) == {"server-0": Freeze((2, 2))}
-    again.promise()
-    assert again.view.id == (2, 2)
-    assert again.view.reason == "the scheduler restarted"
-    assert again.view.workers == cluster.view.workers
-    assert again.notes("lost") == []
-    again.at(109.0)
-    assert again.notes("lost") == []  # nobody is taken for dead for one detection period
-    again.at(110.0)
-    assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
-
-
-def test_a_restarted_scheduler_grants_no_incarnation_twice(make):
-    rig = make(elastic=True)
-    rig.join("server-0", "worker-0", "worker-1")
-    again = rig.restart()
-    again.join("worker-2")
-    assert again.machine.members.by_id["worker-2"].incarnation == 4
-
-
-def test_a_restarted_scheduler_keeps_barriers_and_finished_workers(cluster):
-    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
-        cluster.receive(node, BarrierArrival(incarnation, "epoch", 0, ("workers",)))
-    cluster.receive("worker-0", Finish(2))
-    again = cluster.restart()
-    again.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
-    assert BarrierReleased("epoch", 0) in again.sent()
-    again.receive("worker-1", Finish(3))
-    assert End("") in again.sent()
-
-
-def test_a_scheduler_restarted_during_the_shutdown_goes_on_with_it(cluster):
-    cluster.receive("worker-1", Abort("out of memory"))
-    again = cluster.restart()
-    again.at(0.0)
-    assert again.told(End)["worker-0"] == End("worker-1: out of memory")
-
-
-def test_a_journal_record_decodes_to_what_was_written(cluster):
-    record = msgspec.msgpack.decode(cluster.journal, type=JournalRecord)
-    assert record.view == cluster.view
-    assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
-
-
-@pytest.mark.parametrize(
-    ("servers", "workers", "words"), [(-1, 1, "not -1"), (1, 0, "at least one worker")]
-)
-def test_impossible_cluster_sizes_are_refused(servers, workers, words):
-    with pytest.raises(InvalidValue, match=words):
-        check_options(SchedulerOptions(servers, workers))
-    check_options(SchedulerOptions(0, 1))

@@ -1,0 +1,64 @@
+"""The journal: a scheduler that restarts goes on where the one before it ended."""
+
+import msgspec
+import pytest
+
+from shoal.errors import InvalidValue
+from shoal.protocol.messages import Abort, BarrierArrival, BarrierReleased, End, Finish, Freeze
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, check_options
+
+
+def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):
+    again = started.restart()
+    again.at(100.0)
+    assert again.told(Freeze) == {"server-0": Freeze((2, 2))}
+    again.promise()
+    assert again.view.id == (2, 2)
+    assert again.view.reason == "the scheduler restarted"
+    assert again.view.workers == started.view.workers
+    assert again.notes("lost") == []
+    again.at(109.0)
+    assert again.notes("lost") == []  # nobody is taken for dead for one detection period
+    again.at(110.0)
+    assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
+
+
+def test_a_restarted_scheduler_grants_no_incarnation_twice(rigs):
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    again = rig.restart()
+    again.join("worker-2")
+    assert again.machine.members.by_id["worker-2"].incarnation == 4
+
+
+def test_a_restarted_scheduler_keeps_barriers_and_finished_workers(started):
+    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
+        started.receive(node, BarrierArrival(incarnation, "epoch", 0, ("workers",)))
+    started.receive("worker-0", Finish(2))
+    again = started.restart()
+    again.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
+    assert BarrierReleased("epoch", 0) in again.sent()
+    again.receive("worker-1", Finish(3))
+    assert End("") in again.sent()
+
+
+def test_a_scheduler_restarted_during_the_shutdown_goes_on_with_it(started):
+    started.receive("worker-1", Abort("out of memory"))
+    again = started.restart()
+    again.at(0.0)
+    assert again.told(End)["worker-0"] == End("worker-1: out of memory")
+
+
+def test_a_journal_record_decodes_to_what_was_written(started):
+    record = msgspec.msgpack.decode(started.journal, type=JournalRecord)
+    assert record.view == started.view
+    assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers", "words"), [(-1, 1, "not -1"), (1, 0, "at least one worker")]
+)
+def test_impossible_cluster_sizes_are_refused(servers, workers, words):
+    with pytest.raises(InvalidValue, match=words):
+        check_options(SchedulerOptions(servers, workers))
+    check_options(SchedulerOptions(0, 1))

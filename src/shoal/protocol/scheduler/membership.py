@@ -44,9 +44,8 @@ def join_refusal(
     role = asked.role
     if role == "scheduler":
         return NotJoined("there is a scheduler already")
-    if view is not None and 0 < asked.incarnation <= max(
-        m.incarnation for m in (*view.servers, *view.workers)
-    ):
+    newest = max(m.incarnation for m in (*view.servers, *view.workers)) if view else 0
+    if 0 < asked.incarnation <= newest:
         # a view that names its former self may be on its way to it, and it would go by that
         return NotJoined(START_AGAIN)
     if asked.group:

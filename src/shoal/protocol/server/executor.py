@@ -84,12 +84,12 @@ class Executor:
         """Forget a worker's requests below `below`: it has resolved them or given them up."""
         log.forget(below)
         if self.wait_queue.pulls or self.wait_queue.pushes:
-            self.wait_queue.forget(log)
+            self.wait_queue.drop(log.incarnation, below)
 
     def drop_worker(self, worker: int, last_clock: int) -> None:
         """Remove a worker that has left; its pushes count in the rounds below its last clock."""
         self.rounds.drop(worker, last_clock)
-        self.wait_queue.drop_worker(worker)
+        self.wait_queue.drop(worker)
 
     def problems(self) -> Iterator[str]:
         """Yield broken invariants: a closed round that is kept, a pull that waits for no reason."""

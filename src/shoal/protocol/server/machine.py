@@ -99,13 +99,7 @@ class ServerMachine:
             self._time,
         )
         self._request_handler = RequestHandler(
-            session,
-            self._workers,
-            self.clocks,
-            self.admission,
-            self.staging,
-            self.executor,
-            self._trace,
+            session, self.admission, self.staging, self.executor, self._trace
         )
         self.waits = WaitReport(
             session, self._workers, self.clocks, self.admission, self.wait_queue

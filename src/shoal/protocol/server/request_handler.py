@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from shoal.protocol.consistency import Clocks
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
 from shoal.protocol.messages import Nudge, Probe, Request
@@ -15,7 +12,7 @@ from shoal.protocol.server.admission import TAKEN, Admission, Verdict
 from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.session import Session
-from shoal.protocol.views import Member, NodeId
+from shoal.protocol.views import NodeId
 
 
 class RequestHandler:
@@ -24,8 +21,6 @@ class RequestHandler:
     def __init__(
         self,
         session: Session,
-        workers: Mapping[int, Member],
-        clocks: Clocks,
         admission: Admission,
         staging: RequestStaging,
         executor: Executor,
@@ -33,8 +28,6 @@ class RequestHandler:
     ) -> None:
         self._unopened = ""
         self._session = session
-        self._workers = workers
-        self._clocks = clocks
         self._admission = admission
         self._staging = staging
         self._executor = executor
@@ -104,13 +97,13 @@ class RequestHandler:
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         """Reply with the state of a request; an urgent probe nudges workers that it waits for."""
-        code = self._admission.logs[sender].outcomes[request.seq]
+        log = self._admission.logs[sender]
+        code = log.outcomes[request.seq]
         waits, reason = self._executor.wait_queue.waits_for(request, code)
         self._executor.reply(out, sender, request, code, reason)
         if isinstance(request, Probe) and request.urgent and waits >= 0:
-            clocks = self._clocks.of(self._clocks.group(request.incarnation))
-            for worker in clocks.behind(waits):
-                out.append(Send(self._workers[worker].id, Nudge(reason)))
+            for worker in self._executor.wait_queue.late(log.group, waits):
+                out.append(Send(worker.id, Nudge(reason)))
 
 
 def declined(kind: str, sender: NodeId, what: str) -> Note:

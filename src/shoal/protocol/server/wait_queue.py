@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -12,7 +13,6 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.staging import AdmittedRequest
 from shoal.protocol.views import Member
 
@@ -91,15 +91,11 @@ class WaitQueue:
         self.pulls.pop(key, None)
         self.pushes.pop(key, None)
 
-    def drop_worker(self, worker: int) -> None:
-        """Remove the requests of a worker that has left."""
-        self._drop([key for key in (*self.pulls, *self.pushes) if key[0] == worker])
-
-    def forget(self, log: RequestLog) -> None:
-        """Remove the requests that their worker has resolved or given up."""
-        worker, below = log.incarnation, log.forget_below
+    def drop(self, worker: int, below: float = inf) -> None:
+        """Remove a worker's requests below `below`: it has left, or needs no answer to them."""
         keys = (*self.pulls, *self.pushes)
-        self._drop([key for key in keys if key[0] == worker and key[1] < below])
+        for key in [key for key in keys if key[0] == worker and key[1] < below]:
+            self.leave(key)
 
     def clear(self) -> None:
         """Remove everything, because chains have changed; workers send again to the new servers."""
@@ -107,10 +103,6 @@ class WaitQueue:
             pull.admitted.log.record(seq, "accepted")
         self.pulls.clear()
         self.pushes.clear()
-
-    def _drop(self, keys: list[tuple[int, int]]) -> None:
-        for key in keys:
-            self.leave(key)
 
     # ------------------------------------------------------------------ conditions
 
@@ -180,12 +172,13 @@ class WaitQueue:
             or self._chains.waits_for(own)
         )
 
+    def late(self, group: str, clock: int) -> list[Member]:
+        """Return the workers of a group that are below `clock`."""
+        return [self._workers[worker] for worker in self._clocks.of(group).behind(clock)]
+
     def _absent(self, group: str, clock: int) -> str:
         """Return which workers are below `clock`, as the reason of a wait; empty if none is."""
-        late = [
-            f"{self._workers[worker].name} (at {self._clocks[worker]})"
-            for worker in self._clocks.of(group).behind(clock)
-        ]
+        late = [f"{m.name} (at {self._clocks[m.incarnation]})" for m in self.late(group, clock)]
         return f"waits for clock {clock} of {', '.join(late)}" if late else ""
 
     def problems(self) -> Iterator[str]:

@@ -70,7 +70,7 @@ class PlainTable:
             mean, square = m / (1 - 0.9**t), v / (1 - 0.999**t)
             self.rows[key] = self.rows[key] - rate * mean / (np.sqrt(square) + 1e-8)
         else:
-            raise NotImplementedError(name)
+            raise AssertionError(f"the plain table has no access method {name!r}")
 
     def _count(self, pushes: Sequence[Push], *counters: dict[int, int]) -> None:
         for index in self.versions:

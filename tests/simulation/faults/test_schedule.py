@@ -44,10 +44,3 @@ def test_the_command_takes_a_menu_and_says_how_to_replay_it(monkeypatch):
     bad = CliRunner().invoke(main, ["simulate", "--faults", "kill-servers"])
     assert bad.exit_code != 0
     assert "unknown fault 'kill-servers'" in bad.output
-
-
-def test_without_a_menu_a_seed_is_what_it_was():
-    assert simulate(3).trace_hash == simulate(3, fault_schedule=()).trace_hash
-    assert (
-        simulate(3).trace_hash != simulate(3, fault_schedule=[fault_of("stop-server")]).trace_hash
-    )

@@ -1,5 +1,8 @@
 """`shoal.init`: what arguments and the environment say of the connection."""
 
+import subprocess
+import sys
+
 import pytest
 
 from shoal.engines import joining
@@ -46,3 +49,25 @@ def test_a_variable_that_is_no_number_is_named(name, value, told, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidValue, match=told):
         joining.init(scheduler="tcp://127.0.0.1:1")
+
+
+THREAD = """
+import threading, torch, shoal
+
+found = []
+thread = threading.Thread(target=lambda: found.append(shoal.init()))
+thread.start()
+thread.join()
+with found[0] as context:
+    context.client.create_table(shoal.TableSpec("w", 4))
+    context.client.push("w", torch.ones(4)).wait()
+    print(context.client.pull("w").wait().tolist())
+"""
+
+
+@pytest.mark.real
+def test_a_cluster_outlives_the_thread_that_called_init(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", THREAD], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "[1.0, 1.0, 1.0, 1.0]\n", ended.stderr

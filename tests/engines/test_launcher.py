@@ -1,8 +1,10 @@
 import json
+import os
 import socket
 import struct
 import subprocess
 import sys
+from threading import Thread
 
 from shoal.engines.roles import advertised
 
@@ -10,13 +12,29 @@ from shoal.engines.roles import advertised
 def launcher(tmp_path):
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), str(tmp_path / "s")],
+        [
+            sys.executable,
+            "-m",
+            "shoal.engines.launcher",
+            str(theirs.fileno()),
+            str(tmp_path / "s"),
+            str(os.getpid()),
+        ],
         pass_fds=(theirs.fileno(),),
         stderr=subprocess.PIPE,
         text=True,
     )
     theirs.close()
     return ours, process
+
+
+PARENT = """
+import os, subprocess, sys
+fileno, sockets = sys.argv[1:]
+arguments = ["-m", "shoal.engines.launcher", fileno, sockets, str(os.getpid())]
+subprocess.Popen([sys.executable, *arguments], pass_fds=(int(fileno),))
+input()
+"""
 
 
 def command(tmp_path, name, entry, args):
@@ -63,6 +81,41 @@ def test_a_launcher_ends_quietly_if_nobody_reads_its_reports(tmp_path):
     ours.close()  # as a process does that is killed: the launcher's next read is reset
     assert process.communicate(timeout=10)[1] == ""
     assert process.returncode == 0
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_launcher_outlives_the_thread_that_started_it(tmp_path):
+    started = []
+    thread = Thread(target=lambda: started.append(launcher(tmp_path)))
+    thread.start()
+    thread.join()
+    [(ours, process)] = started
+    ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
+    begun, exited = read_reports(ours, 2)
+    assert (begun["started"], exited["exited"]) == ("a", "a")
+    ours.close()
+    assert process.communicate(timeout=10)[1] == ""
+    assert process.returncode == 0
+
+
+def test_a_launcher_ends_with_its_parent_though_others_hold_its_commands(tmp_path):
+    """As processes do that the parent has forked."""
+    (tmp_path / "s").mkdir()
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(theirs.fileno()), str(tmp_path / "s")],
+        pass_fds=(theirs.fileno(),),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        theirs.close()
+        ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
+        assert read_reports(ours, 2)
+        parent.kill()
+    ours.settimeout(10)
+    assert ours.recv(1) == b""  # the launcher's end of it is closed
+    ours.close()
     assert not (tmp_path / "s").exists()
 
 

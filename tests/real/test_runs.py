@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -156,6 +157,21 @@ def test_a_killed_workers_data_is_reassigned(strategy, tmp_path):
     counted = sum(each["samples"] for each in steps if each["kind"] == "step")
     assert epochs * samples - batch <= counted  # the dead one's last may have counted untold
     assert counted <= epochs * samples + batch * summary["may_repeat"]
+    _assert_nothing_left(run.pid)
+
+
+def test_a_replicated_run_survives_a_scheduler_whose_disk_is_full(tmp_path):
+    """Leases are written to its journal; it ends with an error, and another takes its place."""
+    words = "--workers 2 --servers 2 --replicas 2 --epochs 40 --on-worker-loss reassign --json"
+    with training(tmp_path, words) as run:
+        pid = _pid_in_training(tmp_path, "scheduler", run)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # as if no byte were left
+        answer, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, errors
+    assert "scheduler has failed" in errors
+    summary = json.loads(answer.splitlines()[-1])
+    assert summary["lost"] == []
+    assert summary["accuracy"] >= 0.9
     _assert_nothing_left(run.pid)
 
 

@@ -4,6 +4,9 @@ It imports their modules once (torch), then forks servers and workers, so that f
 time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
 lines on a socket pair; nothing is unpickled. When the process that started it ends, it kills
 all of its children and removes the run's sockets.
+
+`PR_SET_PDEATHSIG` follows the thread that forked, not its process. The launcher has one thread, so
+that its children ask for it; the launcher, which any thread of a user's may start, watches a pidfd.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def die_with_parent(number: int) -> None:
-    """Ask Linux for a signal when the parent ends, however it ends."""
+    """Ask Linux for a signal when the thread that forked this process ends, however it ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
@@ -46,7 +49,7 @@ def move_to(network: str) -> None:
 class Launcher:
     """Forks on command, reports exits."""
 
-    def __init__(self, commands: socket.socket, sockets: str) -> None:
+    def __init__(self, commands: socket.socket, sockets: str, parent: int) -> None:
         self._commands = commands
         self._sockets = sockets
         self._pending = b""
@@ -54,15 +57,18 @@ class Launcher:
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (name, pid)
         self._selector = selectors.DefaultSelector()
         self._selector.register(commands, selectors.EVENT_READ)
+        self._parent = os.pidfd_open(parent)
+        self._selector.register(self._parent, selectors.EVENT_READ)
 
     def run(self) -> None:
-        die_with_parent(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._commands:
                     self._read()
+                elif key.fd == self._parent:
+                    self._end()
                 else:
                     self._reap(key.fd)
 
@@ -98,8 +104,9 @@ class Launcher:
             except BaseException:
                 traceback.print_exc()
             finally:
-                for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
-                    stream.flush()
+                with contextlib.suppress(OSError):  # of a full disk, on which its log is
+                    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
+                        stream.flush()
                 os._exit(code)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (command["name"], pid)
@@ -113,7 +120,7 @@ class Launcher:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._selector.close()
         self._commands.close()
-        for pidfd in self._children:
+        for pidfd in (self._parent, *self._children):
             os.close(pidfd)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if not command.get("inherit_output"):
@@ -148,8 +155,11 @@ class Launcher:
 
 
 def run_entry(command: dict[str, Any]) -> int:
-    """Call the command's function; a typed error goes to the error file, in one line of JSON."""
-    from shoal.errors import RunAborted, ShoalError
+    """Call the command's function; its error goes to the error file, in one line of JSON.
+
+    On a full disk that file stays away, and the exit status is all that is told.
+    """
+    from shoal.errors import ProcessDied, ShoalError
     from shoal.storage.files import write_whole
 
     try:
@@ -159,18 +169,21 @@ def run_entry(command: dict[str, Any]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        traceback.print_exc()
-        if not isinstance(error, ShoalError):
-            error = RunAborted(f"{type(error).__name__}: {error}")
-        report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
-        write_whole(Path(command["error"]), json.dumps(report))
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            if not isinstance(error, ShoalError):
+                error = ProcessDied(f"{type(error).__name__}: {error}")
+            report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
+            write_whole(Path(command["error"]), json.dumps(report))
         return 1
     return 0
 
 
 def main() -> None:
-    fileno, sockets = int(sys.argv[1]), sys.argv[2]
-    Launcher(socket.socket(fileno=fileno), sockets).run()
+    """Serve the process `parent`, the last argument."""
+    fileno, sockets, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    if os.getppid() == parent:
+        Launcher(socket.socket(fileno=fileno), sockets, parent).run()
 
 
 if __name__ == "__main__":

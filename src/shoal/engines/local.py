@@ -28,9 +28,11 @@ from threading import Thread
 from time import monotonic
 
 from shoal.engines.base import Exit, Task
+from shoal.engines.restarts import Restarts
 from shoal.errors import (
     ClusterFull,
     Dropped,
+    InvariantBroken,
     JoinRefused,
     JoinTimeout,
     ProcessDied,
@@ -47,7 +49,6 @@ from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")
 
-OFTEN, OFTEN_S = 20, 10.0  # a process killed so often in so many seconds is not started again
 RETURNS = 3  # restarts of a worker that was dropped because it was slow
 LATE_S = 20.0  # for restarted processes, after all others have ended
 TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
@@ -68,14 +69,15 @@ class LocalEngine:
         self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
-        self._started_again: dict[str, list[float]] = {}  # when
+        self._restarts = Restarts()
         self._returned: Counter[str] = Counter()
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
         self.at_stop = ExitStack()  # what is to be done when all processes have ended
+        arguments = [str(theirs.fileno()), str(self.sockets), str(os.getpid())]
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "shoal.engines.launcher", str(theirs.fileno()), self.sockets],
+            [sys.executable, "-m", "shoal.engines.launcher", *arguments],
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # Ctrl-C reaches us alone; we end the others
             stdin=subprocess.DEVNULL,
@@ -89,6 +91,8 @@ class LocalEngine:
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
         self._tasks[task.name] = task
+        self._restarts.began(task.name, monotonic())
+        self.folder.error(task.name).unlink(missing_ok=True)  # of an earlier one
         if task.name == "scheduler":
             write_whole(self.folder.scheduler, task.args["listen"])
         log, error = str(self.folder.log(task.name)), str(self.folder.error(task.name))
@@ -151,13 +155,15 @@ class LocalEngine:
         """Wait for every process; raises for the first that did not end well.
 
         tick:       called every `tick_s`, for progress displays
-        spare:      processes that are restarted after a kill, unless that happens too often
-        given_up:   processes that the run continues without after a kill
+        spare:      processes that are started again when they die, unless that happens too often
+        given_up:   processes that the run continues without when they die
         returning:  workers that are restarted after they were dropped because they were slow
         """
         failed: list[Exit] = []
         give_up_at = float("inf")
-        while self.running and monotonic() < give_up_at:
+        while (self.running or self._restarts.waiting) and monotonic() < give_up_at:
+            for name in self._restarts.due(monotonic()):
+                self.start(self._tasks[name])
             for each in self.exits(tick_s):
                 if self._may_go(each, spare, given_up, returning):
                     continue
@@ -178,7 +184,7 @@ class LocalEngine:
         """Whether the work is done and only restarted processes are left; they may not know it."""
         names = self.running.keys()
         at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
-        return not at_work and names <= self._started_again.keys()
+        return not at_work and not self._restarts.waiting and names <= self._restarts.names
 
     def _may_go(
         self,
@@ -188,29 +194,41 @@ class LocalEngine:
         returning: Collection[str],
     ) -> bool:
         """Whether the run continues without this process, or with another in its place."""
-        if each.code < 0:
-            return each.name in given_up or (each.name in spare and self.start_again(each.name))
-        report = self._report(each) if each.code else None
-        if each.name in self._started_again:
-            if isinstance(report, ClusterFull):  # its predecessor does not count as failed yet
-                return self.start_again(each.name)
+        if not each.code:
+            return True
+        name, killed, report = each.name, each.code < 0, self._report(each)
+        if report is None or isinstance(report, ProcessDied | InvariantBroken):
+            if name in spare:
+                return self._plan_restart(name, killed) or self._can_be_spared(name)
+            return name in given_up
+        if name in self._restarts.names:
+            if isinstance(report, ClusterFull):  # its predecessor does not count as dead yet
+                return self._plan_restart(name)
             if isinstance(report, JoinRefused | JoinTimeout):  # the run was over
                 return True
-        if isinstance(report, Dropped) and each.name in returning:
-            self._returned[each.name] += 1
-            if self._returned[each.name] <= RETURNS:
-                self.start_again(each.name)
+        if isinstance(report, Dropped) and name in returning:
+            self._returned[name] += 1
+            if self._returned[name] <= RETURNS:
+                self._plan_restart(name)
         return isinstance(report, Dropped)
 
-    def start_again(self, name: str) -> bool:
-        """Restart a process that has ended, unless it was restarted too often lately."""
-        now = monotonic()
-        lately = [at for at in self._started_again.get(name, ()) if at > now - OFTEN_S]
-        if len(lately) >= OFTEN:
-            return False
-        self._started_again[name] = [*lately, now]
+    def start_again(self, name: str) -> None:
+        """Start a process that has ended again, at once."""
+        self._restarts.names.add(name)
         self.start(self._tasks[name])
-        return True
+
+    def _plan_restart(self, name: str, killed: bool = True) -> bool:
+        """Have a process started again, unless it died too often lately."""
+        if not killed:
+            log.warning("%s has failed; its log: %s", name, self.folder.log(name))
+        return self._restarts.plan(name, killed, monotonic())
+
+    def _can_be_spared(self, name: str) -> bool:
+        """Whether the run continues without a process that dies again and again.
+
+        The scheduler ends it if a server had the last replica of some rows.
+        """
+        return name.startswith("server") and self._restarts.started_well(name)
 
     def _cause(self, failed: list[Exit]) -> ShoalError:
         """The most telling error: a killed process first, then the first typed report."""

@@ -1,0 +1,49 @@
+"""The engine of one machine: which deaths a run survives."""
+
+import pytest
+
+from shoal.engines.base import Task
+from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue, ProcessDied
+from shoal.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def join(tmp_path):
+    """Runs a process to the run's end; returns how often it was started."""
+    counter = tmp_path / "started"
+
+    def join(times, how, **options):
+        given = {"counter": str(counter), "times": times, "how": how}
+        with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
+            engine.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
+            engine.join(**options)
+        return len(counter.read_text())
+
+    return join
+
+
+@pytest.mark.parametrize("how", ["error", "status"])
+def test_a_process_that_fails_is_started_again_where_others_have_its_state(join, how):
+    assert join(2, how, spare=["server-0"]) == 3
+
+
+@pytest.mark.parametrize("how", ["error", "status"])
+def test_a_run_goes_on_without_a_process_that_fails_and_is_given_up(join, how):
+    assert join(1, how, given_up=["server-0"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("error", "OSError: .*no space left"), ("status", "ended with status 3")]
+)
+def test_a_run_ends_with_a_failure_that_names_the_process(join, how, told):
+    with pytest.raises(ProcessDied, match=f"server-0.*{told}"):
+        join(1, how)
+
+
+def test_a_run_ends_at_once_where_a_restart_cannot_help(join, tmp_path):
+    with pytest.raises(InvalidValue, match="server-0: lr has to be positive"):
+        join(1, "option", spare=["server-0"])
+    assert (tmp_path / "started").read_text() == "x"

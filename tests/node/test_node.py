@@ -1,10 +1,15 @@
 """A node and its peers."""
 
+import ctypes
+import socket
+import struct
+import time
+
 import pytest
 
 from shoal.errors import HandshakeRefused
 from shoal.node.node import Node
-from shoal.protocol.machine import Send
+from shoal.protocol.machine import CopyOnWriteGuard, Detach, PeerLost, Received, Send, Sink
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
 from shoal.transport import Identity, transport_for
 
@@ -35,18 +40,126 @@ def listener():
     listener.close()
 
 
+def until(true, *nodes, limit_s=10.0):
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end
+        for node in nodes:
+            node.poll(0.01)
+
+
 def test_a_message_reaches_the_node_that_it_names(node, listener):
     node.perform([Send("server-b", Nudge("here"))])
+    until(lambda: "server-b" in node._peers, node)
     assert node.counters["unreachable"] == 0
 
 
 def test_a_message_to_a_node_whose_address_another_has_is_unreachable(node, listener):
     node.perform([Send("server-a", Nudge("there"))])
-    assert node.counters["unreachable"] == 1
+    until(lambda: node.counters["unreachable"] == 1, node)
     assert not node.stopped
 
 
 def test_a_node_that_is_no_scheduler_is_refused_as_one(node, listener):
     node.perform([Send(SCHEDULER, Freeze((1, 1)))])
+    until(lambda: node.stopped, node)
     assert isinstance(node.error, HandshakeRefused)
     assert "is server-b, not scheduler" in node.error.message
+
+
+class Peer:
+    """A machine that knows addresses and keeps what it receives."""
+
+    def __init__(self, **addresses):
+        self.addresses = addresses
+        self.received = []
+        self.lost = []
+
+    def address_of(self, node):
+        return self.addresses.get(node.replace("-", "_"))
+
+    def deadline(self):
+        return None
+
+    def arriving(self, sender, message, nbytes):
+        return Sink([memoryview(bytearray(nbytes))])
+
+    def handle(self, event, now):
+        if isinstance(event, Received):
+            data = b"" if event.payload is None else bytes(event.payload.views[0])
+            self.received.append((event.message, data))
+        elif isinstance(event, PeerLost):
+            self.lost.append(event)
+        return []
+
+
+@pytest.fixture
+def pair():
+    """A node that can reach another by a scheme, and that node."""
+    nodes = []
+
+    def pair(address):
+        there = Node(Peer(), Identity("server-b", "server"))
+        here = Node(Peer(server_b=there.listen(address)), Identity("worker-a", "worker"))
+        nodes.extend((here, there))
+        return here, there
+
+    yield pair
+    for node in nodes:
+        node.close()
+
+
+def test_peers_that_do_not_answer_hold_nobody_up(tmp_path, pair):
+    """Six of them accept a connection and say nothing, as stopped processes do."""
+    tmp_path.chmod(0o700)
+    here, there = pair(f"unix://{tmp_path}/there")
+    stopped = []
+    for number in range(6):
+        stopped.append(socket.socket(socket.AF_UNIX))
+        stopped[-1].bind(f"{tmp_path}/{number}")
+        stopped[-1].listen()
+        here.machine.addresses[f"stopped_{number}"] = f"unix://{tmp_path}/{number}"
+    began = time.monotonic()
+    here.perform([Send(f"stopped-{number}", Nudge("lost")) for number in range(6)])
+    here.perform([Send("server-b", Nudge("here"))])
+    until(lambda: there.machine.received, here, there)
+    assert time.monotonic() - began < 1.0  # one of these peers takes CONNECT_TIMEOUT_S
+    until(lambda: here.counters["unreachable"] == 6, here)
+    for each in stopped:
+        each.close()
+
+
+def test_messages_wait_in_order_for_a_peer_that_is_being_reached(tmp_path, pair):
+    tmp_path.chmod(0o700)
+    here, there = pair(f"unix://{tmp_path}/there")
+    lent, live, guard = bytearray(b"lent"), bytearray(b"live"), CopyOnWriteGuard()
+    here.perform([Send("server-b", Nudge("1"), (memoryview(lent),))])
+    here.perform([Send("server-b", Nudge("2"), (memoryview(live),), guard)])
+    guard.recall()
+    live[:] = b"late"  # the rows have changed since
+    here.perform([Detach("server-b")])
+    lent[:] = b"gone"  # and the caller has its buffer again
+    until(lambda: len(there.machine.received) == 2, here, there)
+    assert there.machine.received == [(Nudge("1"), b"lent"), (Nudge("2"), b"live")]
+
+
+@pytest.mark.real
+def test_a_connection_that_is_cut_in_silence_is_replaced(pair):
+    """Its packets vanish, as in a firewall that has forgotten it; new ones are let through."""
+    here, there = pair("tcp://127.0.0.1:0")
+    here.perform([Send("server-b", Nudge("before"))])
+    until(lambda: there.machine.received, here, there)
+    drop_all_packets_to(there._peers["worker-a"]._sock)
+    here.perform([Send("server-b", Nudge("lost"))])
+    until(lambda: here.machine.lost and there.machine.lost, here, there, limit_s=3.0)
+    assert [each.node for each in here.machine.lost] == ["server-b"]
+    assert there.machine.lost == [PeerLost("worker-a", closed=False)]
+    here.perform([Send("server-b", Nudge("again"))])
+    until(lambda: (Nudge("again"), b"") in there.machine.received, here, there)
+
+
+def drop_all_packets_to(sock):
+    """Attach a classic BPF program that keeps no byte of a packet."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0
+    told = struct.pack("HP", 1, ctypes.addressof(program))
+    sock.setsockopt(socket.SOL_SOCKET, 26, told)  # SO_ATTACH_FILTER

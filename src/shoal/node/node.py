@@ -1,7 +1,8 @@
 """Node: the shell that gives one state machine a transport, a clock and a disk.
 
-It has one loop and no threads of its own: the thread that calls `poll` does the socket work. A
-server or scheduler process is `Node.run()`; a worker's caller polls while it waits (`node.driver`).
+It has one loop: the thread that calls `poll` does the socket work, and has the machine to itself.
+Threads of its own only connect to peers (`node.dialer`). A server or scheduler process is
+`Node.run()`; a worker's caller polls while it waits (`node.driver`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.node.dialer import Dialer
 from shoal.node.poller import Poller
 from shoal.protocol.machine import (
     Asked,
@@ -40,11 +42,8 @@ from shoal.transport import Connection, Identity, Listener, transport_for
 
 log = logging.getLogger("shoal.node")
 
-CONNECT_TIMEOUT_S = 2.0
 JOURNAL = b"shoal-journal"
-RECONNECT_S = 0.1  # between attempts to reach a peer, doubling up to RECONNECT_MAX_S
-RECONNECT_MAX_S = 2.0
-RECONNECT_HERE_MAX_S = 0.1  # the maximum for peers of this host, where attempts are cheap
+LOOK_S = 0.25  # between looks at connections that may be stalled
 HELLO_S = 10.0  # time limit of a caller's handshake
 
 
@@ -110,9 +109,11 @@ class Node:
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
         self._strangers: dict[int, float] = {}  # accepted without a hello yet: their deadlines
-        self._retry: dict[NodeId, tuple[float, float]] = {}  # peer -> (not before, delay)
+        self._called: set[NodeId] = set()  # peers over TCP to whom this node has connected
+        self._look_at = 0.0  # at their connections
         self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._dialer = Dialer(me, self.wake)
         self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
 
@@ -136,16 +137,21 @@ class Node:
             timeout_s = max(0.0, due - now)
         if self._strangers:
             timeout_s = min(timeout_s, 1.0)
+        if self._called:
+            timeout_s = min(timeout_s, LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
             if connection is not None:
                 self._serve(connection, mask)
             elif fileno == self._wake:
                 os.eventfd_read(self._wake)
+                self._take_reached()
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
         if self._strangers:
             self._send_strangers_away()
+        if self._called and now >= self._look_at:
+            self._replace_stalled(now)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
@@ -173,17 +179,19 @@ class Node:
         """Send the backlog of all connections, for `limit_s` seconds at most."""
         until = monotonic() + limit_s
         waiting = [c for c in self._connections.values() if c.backlog]
-        while waiting and monotonic() < until:
+        while (waiting or self._dialer.busy) and monotonic() < until:
             self._poller.wait(0.01, monotonic())
+            self._take_reached()
             for connection in waiting:
                 self._serve(connection, select.EPOLLIN | select.EPOLLOUT)
-            waiting = [c for c in waiting if c.backlog]
+            waiting = [c for c in self._connections.values() if c.backlog]
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.stopped = True
+        self._dialer.close()
         for connection in list(self._connections.values()):
             connection.close()
         self._connections.clear()
@@ -220,9 +228,10 @@ class Node:
         """Register a peer after its handshake; an older connection to it is closed."""
         self._strangers.pop(connection.fileno(), None)
         old = self._peers.get(connection.peer)
+        self._peers[connection.peer] = connection
         if old is not None and old is not connection:
             self._drop(old)
-        self._peers[connection.peer] = connection
+            self.handle(PeerLost(connection.peer, closed=False))
 
     def _drop(self, connection: Connection) -> None:
         fileno = connection.fileno()
@@ -234,7 +243,7 @@ class Node:
         connection.close()
         if self._peers.get(connection.peer) is connection:
             del self._peers[connection.peer]
-            self.handle(PeerLost(connection.peer))
+            self.handle(PeerLost(connection.peer, closed=not connection.timed_out))
 
     def _serve(self, connection: Connection, mask: int) -> None:
         if mask & select.EPOLLOUT:
@@ -294,6 +303,8 @@ class Node:
                 connection = self._peers.get(effect.to)
                 if connection is not None:
                     connection.detach()
+                else:
+                    self._dialer.detach(effect.to)
             elif isinstance(effect, Save):
                 self._on_save(effect)
             elif isinstance(effect, Persist):
@@ -304,38 +315,46 @@ class Node:
                 self.error = effect.error
 
     def _send(self, effect: Send) -> None:
-        connection = self._peers.get(effect.to) or self._reach(effect.to)
+        connection = self._peers.get(effect.to)
         if connection is None:
-            self.counters["unreachable"] += 1  # the protocol repeats the message
+            address = self._address_of(effect.to)
+            if not address or not self._dialer.send(effect, address, monotonic()):
+                self.counters["unreachable"] += 1  # the protocol repeats the message
             return
+        self._send_on(connection, effect)
+
+    def _send_on(self, connection: Connection, effect: Send) -> None:
         connection.send(effect.message, effect.buffers, effect.guard)
         if connection.wants_write:
             self._watch(connection)
 
-    def _reach(self, to: NodeId) -> Connection | None:
-        """Connect to a peer that has an address, with exponential back-off."""
-        address = self._scheduler if to == SCHEDULER else self.machine.address_of(to)
-        if not address:
-            return None
-        now = monotonic()
-        not_before, delay = self._retry.get(to, (0.0, RECONNECT_S))
-        if now < not_before:
-            return None
-        try:
-            connection = transport_for(address).connect(address, self.me, CONNECT_TIMEOUT_S)
-            if connection.peer != to:  # the peer is gone, and another node listens there
-                connection.close()
-                raise HandshakeRefused(f"at {address} is {connection.peer}, not {to}")
-        except ShoalError as error:
-            if to == SCHEDULER and isinstance(error, HandshakeRefused):
-                self.stopped, self.error = True, error  # retrying does not help
-            most = RECONNECT_HERE_MAX_S if address.startswith("unix://") else RECONNECT_MAX_S
-            self._retry[to] = (monotonic() + delay, min(2 * delay, most))
-            log.debug("%s", error)
-            return None
-        self._retry.pop(to, None)
-        self._add(connection)
-        return connection
+    def _address_of(self, to: NodeId) -> str | None:
+        return self._scheduler if to == SCHEDULER else self.machine.address_of(to)
+
+    def _take_reached(self) -> None:
+        """Take over connections to peers that were reached, and send them what waited."""
+        for to, result, sends in self._dialer.finished(monotonic()):
+            if isinstance(result, ShoalError):
+                self.counters["unreachable"] += len(sends)
+                if to == SCHEDULER and isinstance(result, HandshakeRefused):
+                    self.stopped, self.error = True, result  # retrying does not help
+                continue
+            self._add(result)
+            if (self._address_of(to) or "").startswith("tcp://"):
+                self._called.add(to)
+            for effect in sends:
+                self._send_on(result, effect)
+
+    def _replace_stalled(self, now: float) -> None:
+        """Dial peers anew that acknowledge nothing: another path may be open."""
+        self._look_at = now + LOOK_S
+        for to in list(self._called):
+            connection = self._peers.get(to)
+            if connection is None:
+                self._called.discard(to)
+            elif connection.stalled:
+                self.counters["stalled"] += 1
+                self._dialer.replace(connection, self._address_of(to) or "", now)
 
     def _watch(self, connection: Connection) -> None:
         """Poll for writability exactly while there is a backlog."""

@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
-WINDOW = 256  # requests that one worker may have in flight at a server
+IN_FLIGHT = 256  # requests that one worker may have in flight
+# Between the sequence numbers of its oldest request and the youngest: a server remembers so many
+# outcomes. It is much larger than IN_FLIGHT, so that a request to a server that does not answer
+# holds up no requests to others before that server is declared dead.
+WINDOW = 1 << 14
 KEYS_MAX = 1 << 22  # keys of a sparse table in one part of a request

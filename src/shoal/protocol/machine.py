@@ -41,9 +41,15 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The connection to a node broke: a hint, not a proof of its death."""
+    """The connection to a node broke: a hint, not a proof of its death.
+
+    Attributes:
+        closed: whether the peer has closed or reset it. Otherwise it timed out or was replaced,
+            which says nothing about the peer's process.
+    """
 
     node: NodeId
+    closed: bool = True
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ class Identity(msgspec.Struct, frozen=True):
         return [("node", self.node), ("role", self.role)]
 
 
+Turn = AbstractContextManager[None]
+NO_TURN: Turn = nullcontext()
 Arriving = Callable[[NodeId, Message, int], Arrival]
 Deliver = Callable[[NodeId, Message, Sink | None], None]
 Malformed = Callable[[NodeId, Exception], None]
@@ -54,6 +57,12 @@ class Connection(ABC):
     """
 
     peer: NodeId = ""
+    timed_out = False  # whether it ended because nothing came from the peer's host
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the peer's host has acknowledged nothing for a while: the path may be cut."""
+        return False
 
     @property
     def backlog(self) -> int:
@@ -136,8 +145,14 @@ class Transport(ABC):
         """An address where this process can listen and nodes at `address` can reach it."""
 
     @abstractmethod
-    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
-        """Connect and shake hands; blocks for `timeout_s` seconds at most."""
+    def connect(
+        self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
+    ) -> Connection:
+        """Connect and shake hands; blocks for `timeout_s` seconds at most, and for a name server.
+
+        turn:  is entered once the listener has spoken, before this side says its name, on which the
+            listener closes an earlier connection of that name; may raise `HandshakeFailed`
+        """
 
 
 transports: Registry[Callable[[], Transport]] = Registry("transport")

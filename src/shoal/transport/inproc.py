@@ -9,7 +9,16 @@ from threading import Lock
 
 from shoal.errors import AddressInUse, HandshakeFailed
 from shoal.transport import handshake
-from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
+from shoal.transport.base import (
+    NO_TURN,
+    Connection,
+    Identity,
+    Listener,
+    Transport,
+    Turn,
+    place_of,
+    transports,
+)
 from shoal.transport.stream import StreamConnection
 
 _listeners: dict[str, InprocListener] = {}
@@ -63,9 +72,11 @@ class InprocTransport(Transport):
     def beside(self, address: str, name: str) -> str:
         return f"inproc://{name}"
 
-    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
+    def connect(
+        self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
+    ) -> Connection:
         place_of(address, "inproc")
-        with _lock:
+        with turn, _lock:
             listener = _listeners.get(address)
             if listener is None:
                 raise HandshakeFailed(f"no node answers at {address} in this process")

@@ -14,7 +14,16 @@ from pathlib import Path
 from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
-from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
+from shoal.transport.base import (
+    NO_TURN,
+    Connection,
+    Identity,
+    Listener,
+    Transport,
+    Turn,
+    place_of,
+    transports,
+)
 from shoal.transport.sockets import StreamListener, shake
 
 PATH_BYTES_MAX = 107  # of sockaddr_un
@@ -56,7 +65,9 @@ class LocalTransport(Transport):
     def beside(self, address: str, name: str) -> str:
         return f"unix://{path_of(address).parent / name}.sock"
 
-    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
+    def connect(
+        self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
+    ) -> Connection:
         path = path_of(address)
         until = monotonic() + timeout_s
         sock = socket.socket(socket.AF_UNIX)
@@ -66,7 +77,7 @@ class LocalTransport(Transport):
         except OSError as error:
             sock.close()
             raise HandshakeFailed(f"no process answers at {address}: {error.strerror}") from None
-        return shake(sock, me, until)
+        return shake(sock, me, until, turn)
 
 
 def _check_private(directory: Path) -> None:

@@ -12,12 +12,15 @@ from time import monotonic
 from shoal.errors import HandshakeFailed
 from shoal.protocol.messages import Challenge, Message
 from shoal.transport import handshake
-from shoal.transport.base import Connection, Identity, Listener
+from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
 from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
 from shoal.transport.wire import PREFIX, decode, encode, read_prefix
 
 UNIX_SEND_BYTES = 1 << 20  # the default, 208 KiB, costs a third of the throughput
+UNACKNOWLEDGED_MS = 30_000  # then TCP gives a connection up; by default after a quarter of an hour
+TCP_RTO_MAX_MS = 44  # since Linux 6.15
+RETRANSMIT_MS = 1000  # at most between retransmissions, so that a link that is up again is used
 
 
 class StreamListener(Listener):
@@ -67,11 +70,13 @@ class StreamListener(Listener):
         self._sock.close()
 
 
-def shake(sock: socket.socket, me: Identity, until: float) -> StreamConnection:
+def shake(
+    sock: socket.socket, me: Identity, until: float, turn: Turn = NO_TURN
+) -> StreamConnection:
     """The caller's side of the handshake on a connected socket; closes it on failure."""
     caller = _Caller(sock, until)
     try:
-        return caller.greet(me)
+        return caller.greet(me, turn)
     except TimeoutError:
         caller.give_up()
         raise HandshakeFailed("the other side did not finish its greeting in time") from None
@@ -92,8 +97,12 @@ class _Caller:
         self._sock = sock
         self._until = until
 
-    def greet(self, me: Identity) -> StreamConnection:
+    def greet(self, me: Identity, turn: Turn) -> StreamConnection:
         asked = self._read_message()
+        with turn:
+            return self._introduce(me, asked)
+
+    def _introduce(self, me: Identity, asked: Message) -> StreamConnection:
         said = handshake.hello(me, asked)
         assert isinstance(asked, Challenge)
         if self._sock.family == socket.AF_UNIX:
@@ -153,3 +162,6 @@ def tune(sock: socket.socket) -> None:
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS)

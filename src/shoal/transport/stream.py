@@ -9,6 +9,7 @@ socket carries their headers, and signals of what was put there and taken.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
 TURN_BYTES = 4 << 20  # per call of `receive`, so that other connections get their turn
 HANDSHAKE_BYTES_MAX = 4 << 10
+RETRANSMITS = 2  # without an acknowledgement, after 0.6 s on a fast link: the path may be cut
+SILENCES = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 _NOWHERE = memoryview(b"")
 
@@ -72,6 +75,13 @@ class StreamConnection(Connection):
         return self._sock.fileno()
 
     @property
+    def stalled(self) -> bool:
+        if self._sock.family == socket.AF_UNIX:
+            return False
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
+        return info[2] >= RETRANSMITS  # tcpi_retransmits, of what is not acknowledged yet
+
+    @property
     def backlog(self) -> int:
         return self._outbox.backlog
 
@@ -105,8 +115,8 @@ class StreamConnection(Connection):
                     sent = self._sock.sendmsg(pieces[:BUFFERS_A_CALL])
             except BlockingIOError:
                 pass
-            except OSError:
-                self._broken()
+            except OSError as error:
+                self._broken(error)
                 return
             if sent == len(head) + nbytes:
                 return
@@ -119,14 +129,15 @@ class StreamConnection(Connection):
     def flush(self) -> None:
         try:
             self._outbox.flush(self._sock)
-        except OSError:
-            self._broken()
+        except OSError as error:
+            self._broken(error)
 
-    def _broken(self) -> None:
+    def _broken(self, error: OSError) -> None:
         """A send failed, perhaps within a frame: nothing more may follow it.
 
         What has come can still be read; then `receive` reports the end.
         """
+        self.timed_out = error.errno in SILENCES
         self._outbox.clear()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -148,7 +159,8 @@ class StreamConnection(Connection):
                 count = self._sock.recv_into(into) if self._asked is None else self._meet(into)
             except BlockingIOError:
                 return True
-            except OSError:
+            except OSError as error:
+                self.timed_out = error.errno in SILENCES
                 return False
             if not count:
                 return False

@@ -9,7 +9,16 @@ import socket
 from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
-from shoal.transport.base import Connection, Identity, Listener, Transport, place_of, transports
+from shoal.transport.base import (
+    NO_TURN,
+    Connection,
+    Identity,
+    Listener,
+    Transport,
+    Turn,
+    place_of,
+    transports,
+)
 from shoal.transport.sockets import StreamListener, shake
 
 
@@ -79,7 +88,9 @@ class TcpTransport(Transport):
             probe.connect((host, port or 1))  # sends nothing; asks the routing table
             return tcp_address(probe.getsockname()[0], 0)
 
-    def connect(self, address: str, me: Identity, timeout_s: float) -> Connection:
+    def connect(
+        self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
+    ) -> Connection:
         until = monotonic() + timeout_s
         endpoint = endpoint_of(address)
         try:
@@ -89,7 +100,7 @@ class TcpTransport(Transport):
             raise HandshakeFailed(f"no process answers at {address}: {reason}") from None
         except ValueError as error:  # of a host name that cannot be one
             raise AddressInvalid(f"cannot connect to {address}: {error}") from None
-        return shake(sock, me, until)
+        return shake(sock, me, until, turn)
 
 
 transports.add("tcp", TcpTransport)

@@ -124,6 +124,15 @@ def test_a_broken_connection_between_hosts_does_not_prove_a_death(cluster):
     assert not cluster.machine.ended
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_only_a_connection_that_the_peer_has_closed_counts_as_broken(cluster, closed):
+    cluster.handle(PeerLost("worker-0", closed=closed))
+    for now in range(1, 9):
+        alive(cluster, "server-0", "worker-1")
+        cluster.at(float(now))
+    assert ("worker-0" in cluster.machine.members.by_id) != closed
+
+
 def test_a_member_that_left_with_a_pending_view_is_not_looked_up_again(rigs):
     """Both were silent at once: the second was no member any more when it was looked up."""
     rig = rigs.SchedulerRig(servers=2, workers=1)

@@ -1,7 +1,7 @@
 """What a worker may send, and after what: gates, what is followed, window, credits."""
 
 from shoal.keys import KeyRange
-from shoal.protocol.limits import WINDOW
+from shoal.protocol.limits import IN_FLIGHT
 from shoal.protocol.machine import Ticked
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
@@ -9,6 +9,7 @@ from shoal.protocol.requests import (
     PullOp,
     PushOp,
 )
+from shoal.protocol.worker import in_flight
 from shoal.tables.spec import bsp, ssp
 
 
@@ -106,12 +107,26 @@ def test_a_request_after_a_failed_one_fails(worker, push):
     assert "comes after failed" in errors[3].message
 
 
-def test_no_more_requests_are_in_flight_than_the_window(worker):
+def test_no_more_requests_are_in_flight_than_the_limit(worker):
     advance = Exchange(advance=True)
-    sent = sum(len(worker.ask(each, advance)) for each in range(WINDOW + 5))
-    assert sent == WINDOW
+    sent = sum(len(worker.ask(each, advance)) for each in range(IN_FLIGHT + 5))
+    assert sent == IN_FLIGHT
     worker.answer(0, 0, "applied")
-    assert [each.seq for each in worker.sent(Request)] == [WINDOW]
+    assert [each.seq for each in worker.sent(Request)] == [IN_FLIGHT]
+
+
+def test_a_request_without_an_answer_holds_up_others_only_at_the_end_of_the_window(
+    worker, monkeypatch
+):
+    monkeypatch.setattr(in_flight, "WINDOW", IN_FLIGHT + 10)
+    advance = Exchange(advance=True)
+    worker.ask(0, advance)
+    for each in range(1, IN_FLIGHT + 10):
+        assert len(worker.ask(each, advance)) == 1
+        worker.answer(0, each, "applied")
+    assert worker.ask(IN_FLIGHT + 10, advance) == []
+    worker.answer(0, 0, "applied")
+    assert [each.seq for each in worker.sent(Request)] == [IN_FLIGHT + 10]
 
 
 def test_no_more_bytes_are_in_flight_than_the_credit(rigs, push):

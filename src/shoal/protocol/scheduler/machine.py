@@ -120,7 +120,7 @@ class SchedulerMachine:
         if isinstance(event, Received):
             self._trace.add((now, event.sender, event.message))
             self._received(event.sender, event.message, now, out)
-        elif isinstance(event, PeerLost):
+        elif isinstance(event, PeerLost) and event.closed:
             self.members.detector.cut_off(event.node, now)
         elif isinstance(event, Ticked):
             self._tick(now, out)

@@ -76,7 +76,7 @@ class RequestHandler:
             self._executor.reply(out, sender, request, "out_of_order")
         elif verdict in ("too many", "misfit"):
             reason = (
-                f"more than {WINDOW} requests in flight"
+                f"{WINDOW} requests after the oldest one in flight"
                 if verdict == "too many"
                 else self._unopened
                 or "it names rows or a table that this server does not hold, or has no weight"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from shoal.protocol.limits import WINDOW
+from shoal.protocol.limits import IN_FLIGHT
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.views import NodeId
@@ -120,7 +120,7 @@ class Rounds:
         """Record the weight of a closed round's pushes, here or at the head of a chain."""
         weights = self._weights[group]
         weights[clock] = max(weight, weights.get(clock, 0.0))
-        while (oldest := next(iter(weights))) < clock - WINDOW:
+        while (oldest := next(iter(weights))) < clock - IN_FLIGHT:
             del weights[oldest]
 
     def reach(self, group: str, clock: int) -> None:

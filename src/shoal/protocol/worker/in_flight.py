@@ -14,7 +14,7 @@ from math import inf
 
 import msgspec
 
-from shoal.protocol.limits import WINDOW
+from shoal.protocol.limits import IN_FLIGHT, WINDOW
 from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
@@ -133,8 +133,8 @@ class InFlight:
         gated: whether pulls wait until earlier pushes are accepted, because other servers (the
             tails) answer them.
 
-    Invariant: at most WINDOW sequence numbers lie between the oldest sub-request and the youngest
-    one that was sent.
+    Invariant: at most IN_FLIGHT sub-requests are sent and not done, and at most WINDOW sequence
+    numbers lie between the oldest one and the youngest that was sent.
     """
 
     def __init__(self, credit_bytes: int) -> None:
@@ -207,6 +207,10 @@ class InFlight:
         """Every request below this number is resolved."""
         return next(iter(self.sub_requests), self._next_seq)
 
+    @property
+    def _sent(self) -> int:
+        return len(self.sub_requests) - len(self.unsent)
+
     def unaccepted_clocks(self) -> set[int]:
         """The clocks of pushes that some server may not have accepted."""
         return {sub_request.clock for sub_request in self._unaccepted.values()}
@@ -219,7 +223,7 @@ class InFlight:
         """
         pushing: dict[NodeId, int] = {}  # the first clock of those that are not sent
         for sub_request in list(self.unsent.values()):
-            if sub_request.seq >= self.lowest + WINDOW:
+            if sub_request.seq >= self.lowest + WINDOW or self._sent >= IN_FLIGHT:
                 return
             if sub_request.gates:
                 sub_request.gates = [gate for gate in sub_request.gates if gate in self._unaccepted]
@@ -330,7 +334,7 @@ class InFlight:
 
     def problem(self) -> str:
         """The invariant that does not hold; empty if all hold."""
-        sent = self._next_seq - len(self.unsent)
-        if self.sub_requests and sent > self.lowest + WINDOW:
-            return "more requests in flight than the window allows"
+        sent = [seq for seq, each in self.sub_requests.items() if each.sent]
+        if len(sent) > IN_FLIGHT or (sent and sent[-1] >= self.lowest + WINDOW):
+            return "more requests in flight than the limits allow"
         return ""

@@ -1,0 +1,162 @@
+"""Paths between hosts that are cut: who dies, and how long exchanges take."""
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import struct
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.base import Task
+from shoal.engines.cluster import cluster_tasks
+from shoal.engines.hosts import Hosts, HostsEngine
+from shoal.engines.local import LocalEngine
+from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.storage.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces"),
+]
+TOKEN = "the token of this cluster"
+
+
+class Cluster:
+    """Servers, and a worker that pushes to tables, which are on one server each, in turn."""
+
+    def __init__(self, engine, folder, servers, replicas, tables, **listens):
+        self.engine, self.folder = engine, folder
+        self._tables = [folder.path / f"t{number}" for number in range(tables)]
+        options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
+        listen = listens.get("scheduler") or engine.address("scheduler")
+        scheduler = SchedulerRole(
+            listen=listen, servers=servers, workers=1, replicas=replicas, **options
+        )
+        server = ServerRole(listen=listens.get("server", ""), token=TOKEN)
+        for task in cluster_tasks(engine, scheduler, server):
+            engine.start(task)
+        given = {"folder": str(folder.path), "tables": tables, "token": TOKEN}
+        entry = "tests.real.pushing:push_until"
+        engine.start(Task("worker-0", entry, {"scheduler": listen, **given}))
+        self.until(lambda: all(len(self.pushes(n)) > 20 for n in range(tables)))
+
+    def until(self, true, limit_s=30.0):
+        end = time.monotonic() + limit_s
+        while not true():
+            assert time.monotonic() < end
+            assert not [each for each in self.engine.exits(0.02) if each.code]
+
+    def pushes(self, table):
+        """(when it began, seconds) of each push that was acknowledged."""
+        path = self._tables[table]
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [tuple(map(float, line.split())) for line in lines if line.count(" ") == 1]
+
+    def longest(self, table, since):
+        return max(seconds for began, seconds in self.pushes(table) if began + seconds > since)
+
+    def finish(self):
+        """End the worker; no push is lost or doubled."""
+        (self.folder.path / "over").touch()
+        self.until(lambda: "worker-0" not in self.engine.running, 60.0)
+        for table in range(len(self._tables)):
+            pushed, held = self.pushes(table)[-1]
+            assert pushed == held
+
+    def lost(self):
+        events = map(json.loads, self.folder.events.read_text().splitlines())
+        return [event["name"] for event in events if event["kind"] == "lost"]
+
+
+@contextmanager
+def cluster_of(tmp_path, servers, replicas, tables):
+    """Each process on a host of its own."""
+    names = ["scheduler", "worker-0", *(f"server-{rank}" for rank in range(servers))]
+    folder = RunFolder.create(tmp_path, "run")
+    with Hosts(names) as hosts, HostsEngine(folder, hosts) as engine:
+        yield hosts, Cluster(engine, folder, servers, replicas, tables)
+
+
+def test_a_link_that_is_down_for_less_than_silence_kills_nobody(tmp_path):
+    """The scheduler's, so that no heartbeat arrives for 8 s of the 10, and a server's."""
+    with cluster_of(tmp_path, 3, 2, 3) as (hosts, cluster):
+        cut_at = time.monotonic()
+        for name in ("scheduler", "server-1"):
+            hosts.cut(name)
+        time.sleep(8.0)
+        for name in ("scheduler", "server-1"):
+            hosts.mend(name)
+        mended_at = time.monotonic()
+        cluster.until(lambda: all(cluster.pushes(t)[-1][0] > mended_at for t in range(3)))
+        for table in range(3):
+            assert cluster.longest(table, cut_at) < mended_at - cut_at + 2.0
+        time.sleep(3.0)  # whoever is to be declared dead is declared dead by now
+        cluster.finish()
+        assert cluster.lost() == []
+
+
+def test_servers_that_are_out_of_reach_hold_up_no_exchange_with_others(tmp_path):
+    with cluster_of(tmp_path, 8, 1, 8) as (hosts, cluster):
+        for rank in range(2, 8):
+            hosts.cut(f"server-{rank}")
+        cut_at = time.monotonic()
+        time.sleep(6.0)
+        waits = sorted(
+            cluster.longest(table, cut_at)
+            for table in range(8)
+            if pushed_since(cluster, table, cut_at + 3)
+        )
+        assert len(waits) == 2
+        assert waits[-1] < 0.5
+        for rank in range(2, 8):
+            hosts.mend(f"server-{rank}")
+        cluster.finish()
+        assert cluster.lost() == []
+
+
+def pushed_since(cluster, table, at):
+    return cluster.pushes(table)[-1][0] > at
+
+
+def test_connections_that_are_cut_in_silence_are_replaced(tmp_path):
+    """All of a server's: to the worker, to the scheduler, and to the next server of its chain."""
+    tcp = {"scheduler": f"tcp://127.0.0.1:{free_port()}", "server": "tcp://127.0.0.1:0"}
+    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
+        cluster = Cluster(engine, engine.folder, 3, 2, 3, **tcp)
+        cut_at = time.monotonic()
+        assert drop_all_packets_to(engine.pid("server-0")) >= 3
+        cluster.until(lambda: all(cluster.pushes(t)[-1][0] > cut_at + 3 for t in range(3)))
+        for table in range(3):
+            assert cluster.longest(table, cut_at) < 3.0
+        cluster.finish()
+        assert cluster.lost() == []
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def drop_all_packets_to(pid):
+    """To all connections over TCP that a process has; returns their number. New ones are open."""
+    libc, pidfd, dropped = ctypes.CDLL(None, use_errno=True), os.pidfd_open(pid), 0
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: keep 0 bytes
+    told = struct.pack("HP", 1, ctypes.addressof(program))
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        if not str(each.readlink()).startswith("socket:"):
+            continue
+        fd = libc.syscall(438, pidfd, int(each.name), 0)  # pidfd_getfd
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        with socket.socket(fileno=fd) as sock:
+            listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if sock.family == socket.AF_INET and not listens:
+                sock.setsockopt(socket.SOL_SOCKET, 26, told)  # SO_ATTACH_FILTER
+                dropped += 1
+    os.close(pidfd)
+    return dropped

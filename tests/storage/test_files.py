@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
 from shoal.node.node import Journal
 from shoal.reports.events import load_run, read_events
 from shoal.storage.checkpoints import Checkpoints, read_verified, write_verified
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 
@@ -59,6 +60,21 @@ def test_the_file_is_on_disk_before_it_has_its_name_and_the_name_after(tmp_path,
     monkeypatch.setattr(os, "fsync", fsync)
     write_whole(tmp_path / "a", "text")
     assert flushed == [(False, False), (True, True)]
+
+
+def test_the_names_of_new_folders_are_on_disk(tmp_path, monkeypatch):
+    flushed = []
+    files = Path("/proc/self/fd")
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append((files / str(fd)).readlink()))
+    make_folder(tmp_path / "a" / "b")
+    assert flushed == [tmp_path, tmp_path / "a"]
+    make_folder(tmp_path / "a" / "b")
+    assert len(flushed) == 2
+    run = RunFolder.create(tmp_path / "runs", "run")
+    assert run.path.parent in flushed
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
 
 
 def test_others_may_read_what_the_users_mask_lets_them(tmp_path):

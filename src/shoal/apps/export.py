@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.storage.files import write_whole
+from shoal.storage.files import make_folder, write_whole
 from shoal.storage.shards import SavedShards
 from shoal.tables.custom.calls import Pairs
 
@@ -32,7 +32,7 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
         if form == "safetensors":
             return [_as_tensors(saved, out or run / "export.safetensors")]
         folder = out or run / "export"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return [_as_text(saved, name, folder / f"{_plain(name)}.txt") for name in saved.tables]
     except OSError as error:
         raise InvalidValue(f"cannot write there: {error}") from None

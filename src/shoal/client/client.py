@@ -7,6 +7,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from shoal.client.all_reduce import reduce_of
@@ -19,12 +20,22 @@ from shoal.errors import ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
 from shoal.protocol.machine import Note, Outcome
-from shoal.protocol.requests import AwaitView, DeclareTable, Exchange, FinishWork, Start, Wait
+from shoal.protocol.requests import (
+    AbortRun,
+    AwaitView,
+    DeclareTable,
+    Exchange,
+    FinishWork,
+    Start,
+    Wait,
+)
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker.machine import WorkerOptions
 from shoal.transport import Identity, transport_for
 
 log = logging.getLogger("shoal.client")
+
+ABORT_S = 5.0  # to tell the scheduler; it may be restarting
 
 T = TypeVar("T")
 
@@ -242,11 +253,8 @@ class Client(Operations):
         Args:
             reason: why, for the other workers' error message.
         """
-        with self._driver.own():
-            if not self._driver.node.stopped:
-                effects: list[Any] = []
-                self._driver.machine.session.abort(reason, effects)
-                self._driver.node.perform(effects)
+        with suppress(ShoalError):  # the run has ended, with this error or another
+            self._driver.ask(AbortRun(reason)).wait(ABORT_S)
         self._driver.close()
 
     def __enter__(self) -> Client:

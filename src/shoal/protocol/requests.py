@@ -123,6 +123,12 @@ class FinishWork(msgspec.Struct, frozen=True):
     """Tell the scheduler that this worker has finished."""
 
 
+class AbortRun(msgspec.Struct, frozen=True):
+    """Tell the scheduler to end this worker's group with an error."""
+
+    reason: str
+
+
 class AwaitView(msgspec.Struct, frozen=True):
     """Wait for the first view that has this worker; resolved with the view."""
 

@@ -49,6 +49,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.namespaces import qualified, seen_from
 from shoal.protocol.requests import (
+    AbortRun,
     AwaitView,
     Cancel,
     DeclareTable,
@@ -163,6 +164,8 @@ class Session:
             case TakeLease(epochs, batches, patient):
                 lease = Lease(self.incarnation, clock, epochs, batches, patient)
                 self.ask("lease", request_id, lease, now, out)
+            case AbortRun(reason):
+                self.abort(request_id, reason, now, out)
             case FinishWork():
                 self.ask("finish", request_id, Finish(self.incarnation), now, out)
             case AwaitView():
@@ -327,9 +330,11 @@ class Session:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
 
-    def abort(self, reason: str, out: Effects, group: str = "") -> None:
-        """Ask the scheduler to end the run, or a worker group."""
-        out.append(Send(SCHEDULER, Abort(reason, group)))
+    def abort(
+        self, request_id: int, reason: str, now: float, out: Effects, group: str = ""
+    ) -> None:
+        """Ask the scheduler to end the run, or a worker group, until it has done so."""
+        self.ask(f"abort {group}", request_id, Abort(reason, group), now, out)
 
     def ask_for_view(self, out: Effects) -> None:
         """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
@@ -353,6 +358,8 @@ class Session:
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
         for spec in view.tables:
             self.answered(f"table {spec.name}", out)
+            if not view.group(spec.group):  # it was to end, and its workers are gone
+                self.answered(f"abort {spec.group}", out)
         self._show_view(out)
         return self.view
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,12 @@ def load_run(path: str | Path) -> Run:
     )
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
+def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
     """The events in a log. A last line without its end is being written, and left out.
+
+    Args:
+        path: the log.
+        torn: leave lines out that are no events, as a full disk makes them.
 
     Raises:
         UnknownFormat: another version of Shoal has written it
@@ -95,6 +100,8 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 event = json.loads(line)
             except ValueError as error:
+                if torn and number > 1:
+                    continue
                 raise DataCorrupt(f"{path}, line {number}: {error}") from None
             if number == 1:
                 check_format(path, event.get(FORMAT_KEY))
@@ -103,7 +110,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class NewEvents:
-    """The events of a log that is being written: each call has those since the last one."""
+    """The events of a log that is being written: each call has those since the last one.
+
+    Lines that are no events are left out, as a full disk makes them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,12 +126,16 @@ class NewEvents:
             file.seek(self._offset)
             *lines, rest = (data := file.read()).split(b"\n")
         self._offset += len(data) - len(rest)
-        return [json.loads(line) for line in lines]
+        events = []
+        for line in lines:
+            with suppress(ValueError):
+                events.append(json.loads(line))
+        return events
 
 
 def write_tables(folder: RunFolder) -> None:
     """Each worker's train.csv and eval.csv."""
-    events = list(read_events(folder.events))
+    events = list(read_events(folder.events, torn=True))
     for name, kind, columns in (
         ("train.csv", "step", STEP_COLUMNS),
         ("eval.csv", "eval", EVAL_COLUMNS),

@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
 from shoal.storage.run_folder import folder_of
 from shoal.storage.shards import SINCE, SINCE_CRC, Tables, metadata_of, with_earlier
 from shoal.tables.snapshots import crc32
@@ -135,7 +135,7 @@ def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str,
     """
     metadata = {**told, FORMAT_KEY: str(FORMAT), "crc32": str(_checksum(tensors))}
     metadata["told"] = str(_told(metadata))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, lambda fresh: save_file(dict(tensors), fresh, metadata))
     return metadata["crc32"]
 

@@ -1,11 +1,13 @@
 """The event log of a run: JSON lines, appended, the single source of every table and plot.
 
 All processes of one machine append to the same file. A line is one `write` to a file opened for
-appending, so lines of several processes do not mix.
+appending, so lines of several processes do not mix. On a full disk lines are lost, and the process
+goes on: the first line that fits again says how many.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+log = logging.getLogger("shoal.events")
 _encoder = msgspec.json.Encoder()
 
 
@@ -26,10 +29,23 @@ class EventLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._node = node
         self._started_at = started_at
+        self._lost = 0  # lines that could not be written
+        self._torn = False  # the last one is not whole
 
     def write(self, kind: str, **fields: Any) -> None:
         event = {"t": round(self.elapsed(), 6), "kind": kind, "node": self._node, **fields}
-        os.write(self._file, _encoder.encode(event) + b"\n")
+        if self._lost:
+            event["lost_lines"] = self._lost
+        line = b"\n" * self._torn + _encoder.encode(event) + b"\n"
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            if not self._lost:
+                log.warning("events are lost: %s", error)
+            self._lost += 1
+            return
+        self._torn = written < len(line)
+        self._lost = self._lost + 1 if self._torn else 0
 
     def elapsed(self) -> float:
         """Seconds since the run began."""

@@ -26,14 +26,27 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
             data = content.encode() if isinstance(content, str) else content
             with fresh.open("xb") as file:
                 file.write(data)
-        _flush(fresh)
+        flush(fresh)
         fresh.rename(path)
     finally:
         fresh.unlink(missing_ok=True)
-    _flush(path.parent)
+    flush(path.parent)
 
 
-def _flush(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it is in, where they are missing; their names are on disk.
+
+    Raises:
+        FileExistsError: it is a file
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)  # another process may make it at the same time
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
     """Have the disk hold a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

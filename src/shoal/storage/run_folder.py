@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, flush, make_folder, write_whole
 
 
 class RunFolder:
@@ -49,7 +49,9 @@ class RunFolder:
         for attempt in range(1000):
             path = parent / (f"{name}-{stamp}" + (f"-{attempt}" if attempt else ""))
             try:
-                path.mkdir(parents=True)
+                make_folder(parent)
+                path.mkdir()
+                flush(parent)
             except FileExistsError:
                 if parent.is_dir():
                     continue
@@ -89,7 +91,7 @@ class RunFolder:
 
     def worker(self, rank: int) -> Path:
         folder = self.path / "workers" / str(rank)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return folder
 
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:

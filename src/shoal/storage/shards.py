@@ -21,7 +21,7 @@ from shoal.errors import DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, write_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
 from shoal.storage.run_folder import shard_files
 from shoal.tables.custom.calls import elements
 from shoal.tables.snapshots import overlaid
@@ -48,7 +48,7 @@ def save_shards(
         tables.append((shard.spec, (shard.held.start, shard.held.stop)))
         for name, tensor in shard.state().items():
             tensors[f"{number}.{name}"] = tensor
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     places = [place for place, _ in placed]
     metadata = {
         FORMAT_KEY: str(FORMAT),

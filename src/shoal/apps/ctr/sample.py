@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.storage.files import write_whole
+
 TRAIN, TEST = 20_000, 5_000
 SIZES = (1000, 200, 50, 24, 7)  # users, advertisements, sites, hours, weekdays
 
@@ -31,5 +33,5 @@ def write_sample(folder: Path, seed: int) -> tuple[Path, Path]:
         lines = (
             f"{int(c)} {' '.join(map(str, row))}\n" for c, row in zip(clicks, keys, strict=True)
         )
-        path.write_text("".join(lines))
+        write_whole(path, "".join(lines))
     return paths

@@ -137,7 +137,7 @@ def tasks_of(
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
     """The run's figures, averaged over the workers; bytes and samples are sums."""
     results = folder.results(job.workers)
-    events = list(read_events(folder.events))
+    events = list(read_events(folder.events, torn=True))
 
     def names(kind: str) -> list[str]:
         return [event["name"] for event in events if event["kind"] == kind]

@@ -22,6 +22,7 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import dump_job
 from shoal.reports.live import Live
+from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 
 
@@ -53,7 +54,7 @@ def run_words(
         )
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
     folder.write_job(dump_job(spec, "word2vec"))
-    (folder.path / "vocabulary.txt").write_text("\n".join(corpus.words) + "\n")
+    write_whole(folder.path / "vocabulary.txt", "\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
         corpus.save(saved)

@@ -250,12 +250,12 @@ class ServerMachine:
             moved = self._replicas.adopt(view, self.session.rank)
         except ShoalError as error:  # a client that did not check the table
             self._request_handler.refuse_all(error.message)
-            self.session.abort(error.message, out)
+            self.session.abort(0, error.message, self._time.now, out)
             return
         if moved.unopened:
             self._request_handler.refuse_all("; ".join(moved.unopened.values()))
         for group, reason in moved.unopened.items():
-            self.session.abort(reason, out, group)
+            self.session.abort(0, reason, self._time.now, out, group)
         if moved.cut:
             self.staging.guard.recall()
             self.admission.recut(moved.cut)

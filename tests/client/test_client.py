@@ -136,12 +136,35 @@ def test_a_pull_that_times_out_names_the_missing_worker(cluster):
         client.create_table(TableSpec("w", 4, consistency=bsp()))
     one.advance().wait()
     with pytest.raises(SyncTimeout, match=r"waits for clock 1 of worker-1 \(at 0\)"):
-        one.pull("w").wait()
+        one.pull("w", timeout_s=0.3).wait()
     pull = one.pull("w", timeout_s=60)
     with pytest.raises(RequestTimeout, match="the request goes on"):
         pull.wait(timeout=0.1)
     two.advance().wait()
     pull.wait()
+
+
+def test_a_worker_that_computes_is_waited_for(cluster):
+    _, [one, two] = cluster(1, 2, sync_timeout_s=1.0)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 4, consistency=bsp()))
+    pull = one.push_pull("w", torch.ones(4), advance=True)
+    with pytest.raises(RequestTimeout, match="the request goes on"):
+        pull.wait(timeout=4.0)  # worker-1 evaluates, or saves
+    two.push_pull("w", torch.ones(4), advance=True)
+    assert pull.wait().tolist() == [1.0] * 4
+
+
+def test_a_worker_that_waits_elsewhere_is_not_waited_for(cluster):
+    _, [one, two] = cluster(1, 2, sync_timeout_s=0.3)
+    for client in (one, two):
+        client.create_table(TableSpec("w", 4, consistency=bsp()))
+    barrier = threading.Thread(target=two.barrier, args=("epoch",))
+    barrier.start()
+    with pytest.raises(SyncTimeout, match=r"waits for clock 1 of worker-1 \(at 0\)"):
+        one.push_pull("w", torch.ones(4), advance=True).wait()
+    one.barrier("epoch")
+    barrier.join()
 
 
 def test_a_cancelled_pull_does_not_write_to_its_buffer(cluster):

@@ -34,6 +34,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were not searched for
     "ended_for_ever",
     "half_a_push_stays_behind",
     "joiner_in_closed_rounds",
+    "new_head_keeps_the_dead",
     "older_chunk_is_taken",
     "weights_not_handed_on",
 }

@@ -23,7 +23,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
         token: the cluster's shared secret; empty for a cluster without one.
         init_timeout_s: seconds to wait until the cluster is complete.
         sync_timeout_s: seconds until an unanswered request is probed urgently; after twice this
-            time the request fails with `SyncTimeout` or `RequestTimeout`.
+            time the request fails with `SyncTimeout` or `RequestTimeout`. A request that waits
+            for workers that live and compute (or evaluate, or save) has its time again. Below a
+            second their word may come too late.
         rank: the rank to ask for, -1 for any.
         debug: detect writes to borrowed buffers (one checksum per push).
         group: worker group to join. Each group has clocks, barriers, allreduce, leases and ranks
@@ -74,8 +76,9 @@ class RequestOptions(TypedDict, total=False):
 
     Attributes:
         after: futures that are resolved before this request is sent.
-        timeout_s: seconds until the request is probed urgently; it fails after twice this time.
-            `ClientOptions.sync_timeout_s` by default.
+        timeout_s: seconds until the request is probed urgently; it fails after twice this time,
+            also where it waits for a worker that computes. None for
+            `ClientOptions.sync_timeout_s`.
     """
 
     after: After

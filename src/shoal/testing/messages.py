@@ -82,6 +82,7 @@ EXAMPLES: list[m.Message] = [
     ),
     m.Probe((2, 5), 7, 9, True),
     m.Nudge("worker-1 waits for your push"),
+    m.Computing(7),
     m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),
     m.MissingPieces(0, 7, (0, 5), (1 << 31,)),
     m.SumAck(1, 1 << 62),

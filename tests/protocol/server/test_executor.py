@@ -3,7 +3,8 @@
 import pytest
 
 from shoal.errors import AccessFailed, InvariantBroken
-from shoal.protocol.messages import Nudge, Part, Probe, Reply
+from shoal.protocol.messages import Computing, Nudge, Part, Probe, Reply
+from shoal.protocol.server.wait_queue import COMPUTING_S
 from shoal.protocol.views import FOREVER
 from shoal.tables.spec import bsp, ssp
 
@@ -40,6 +41,20 @@ def test_an_urgent_probe_nudges_those_that_are_waited_for(rigs):
     server.ask(1, 0, clock=0, advance=1)
     server.receive("worker-0", Probe((1, 1), 11, 0, urgent=True))
     assert [send.to for send in server.sends(Nudge)] == ["worker-2"]
+
+
+def test_workers_are_told_once_all_that_they_wait_for_compute(rigs):
+    server = rigs.ServerRig(rigs.table(ssp(0)), workers=3)
+    server.ask(0, 0, clock=0, advance=1, pulls=PULL)
+    server.receive("worker-2", Computing(13))
+    assert server.sends(Computing) == []  # worker-1 has not said so
+    server.receive("worker-1", Computing(99))
+    assert server.sends(Computing) == []  # this is another incarnation's
+    server.receive("worker-1", Computing(12))
+    assert [send.to for send in server.sends(Computing)] == ["worker-0"]
+    server.now += COMPUTING_S + 1
+    server.receive("worker-2", Computing(13))
+    assert server.sends(Computing) == []  # what worker-1 said is too long ago
 
 
 def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):

@@ -15,6 +15,7 @@ from shoal.protocol.messages import (
     SCHEDULER,
     BarrierArrival,
     BarrierReleased,
+    Computing,
     Declare,
     End,
     Finish,
@@ -124,6 +125,30 @@ def test_a_timed_out_pull_probes_urgently_then_fails_with_the_missing_clock(rigs
     assert isinstance(error, SyncTimeout)
     assert error.message == ("no answer within 20 s: server-0 waits for clock 1 of worker-1 (at 0)")
     assert error.trace
+
+
+def test_a_pull_that_waits_for_a_worker_that_computes_has_its_time_again(rigs, pull):
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), sync_timeout_s=10)
+    worker.ask(1, Exchange(pulls=pull))
+    worker.answer(0, 0, "waiting", reason="waits for clock 1 of worker-1 (at 0)")
+    for now in (10.0, 25.0, 40.0):  # each time it has ten seconds, and ten more
+        expire(worker, now)
+        assert [each.urgent for each in worker.sent(Probe)][-1]
+        worker.now = now + 5
+        worker.receive("server-0", Computing(12))
+        expire(worker, now + 14.9)
+        assert worker.resolved() == {}
+    expire(worker, 55.0)
+    expire(worker, 65.0)
+    assert isinstance(worker.resolved()[1].error, SyncTimeout)
+
+
+def test_a_word_of_another_server_gives_a_request_no_more_time(synchronous, pull, rigs):
+    synchronous.ask(1, Exchange(pulls=pull[:1], timeout_s=1.0))
+    expire(synchronous, 1.0)
+    synchronous.receive("server-9", Computing(12))
+    expire(synchronous, 2.0)
+    assert 1 in synchronous.resolved()
 
 
 def test_a_timeout_names_the_server_that_did_not_answer(synchronous, pull, rigs):

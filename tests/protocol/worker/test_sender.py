@@ -2,8 +2,9 @@
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import PeerLost, Ticked
-from shoal.protocol.messages import SCHEDULER, NewView, Nudge, Probe, Request
+from shoal.protocol.messages import SCHEDULER, Computing, NewView, Nudge, Probe, Request
 from shoal.protocol.requests import (
+    EnterBarrier,
     Exchange,
     PullOp,
 )
@@ -74,6 +75,25 @@ def test_a_nudge_probes_all_requests(synchronous, push):
     synchronous.answer(0, 0, "accepted")
     synchronous.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
     assert [send.to for send in synchronous.sends(Probe)] == ["server-0", "server-1"]
+
+
+def test_a_nudged_worker_says_that_it_computes_if_it_waits_for_nobody(synchronous, pull, push):
+    nudge = Nudge("waits for clock 1 of worker-0 (at 0)")
+    synchronous.receive("server-1", nudge)
+    assert [send.to for send in synchronous.sends(Computing)] == ["server-1"]
+    synchronous.ask(1, Exchange(push))
+    synchronous.receive("server-1", nudge)  # a push does not hold the caller up
+    assert len(synchronous.sends(Computing)) == 1
+    synchronous.ask(2, Exchange(pulls=pull))
+    synchronous.answer(0, 1, "waiting", reason="waits for clock 1 of worker-1 (at 0)")
+    synchronous.receive("server-1", nudge)
+    assert synchronous.sends(Computing) == []
+
+
+def test_a_nudged_worker_in_a_barrier_does_not_compute(synchronous):
+    synchronous.ask(1, EnterBarrier("epoch", ("workers",)))
+    synchronous.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
+    assert synchronous.sends(Computing) == []
 
 
 def test_resends_and_probes_carry_the_present_view(worker, push, rigs):

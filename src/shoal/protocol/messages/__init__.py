@@ -74,6 +74,7 @@ from shoal.protocol.messages.replication import (
 )
 from shoal.protocol.messages.requests import (
     Code,
+    Computing,
     Nudge,
     Probe,
     Reply,
@@ -81,12 +82,12 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
     "KEY_BYTES", "MESSAGES", "PROTOCOL_VERSION", "SAME", "SCHEDULER", "SIZE_BYTES", "Abort",
-    "BarrierArrival", "BarrierReleased", "Body", "Challenge", "Code", "DeathReport",
+    "BarrierArrival", "BarrierReleased", "Body", "Challenge", "Code", "Computing", "DeathReport",
     "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished",
     "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join",
     "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
@@ -103,7 +104,7 @@ Message = (
     | WaitTimes | StatusRequest | StatusReply | DeathReport | DeathReportSeen
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
-    | Request | Reply | Probe | Nudge | Replicate | ReplicateAck | StateChunk
+    | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk
     | Piece | MissingPieces | SumAck | WorkerLeft | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

@@ -78,3 +78,12 @@ class Nudge(Body, frozen=True, array_like=True, tag=True):
     """A request waits for the receiver, which should probe its outstanding requests."""
 
     reason: str
+
+
+class Computing(Body, frozen=True, array_like=True, tag=True):
+    """A worker's answer to a nudge: it lives, and waits for nobody.
+
+    A server passes it on to the workers of its group when all the slowest ones have said so.
+    """
+
+    incarnation: int

@@ -24,6 +24,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import (
     SCHEDULER,
+    Computing,
     Drain,
     Freeze,
     Frozen,
@@ -158,6 +159,8 @@ class ServerMachine:
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):
             self._request_handler.probe(sender, message, out)
+        elif isinstance(message, Computing):
+            self._request_handler.computing(sender, message, out)
         elif isinstance(message, StatusRequest):
             out.append(Send(sender, self.waits.because(now)))
         elif isinstance(message, Replicate | ReplicateAck | StateChunk):

@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
-from shoal.protocol.messages import Nudge, Probe, Request
+from shoal.protocol.messages import Computing, Nudge, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.admission import TAKEN, Admission, Verdict
 from shoal.protocol.server.executor import Executor
@@ -104,6 +104,13 @@ class RequestHandler:
         if isinstance(request, Probe) and request.urgent and waits >= 0:
             for worker in self._executor.wait_queue.late(log.group, waits):
                 out.append(Send(worker.id, Nudge(reason)))
+
+    def computing(self, sender: NodeId, told: Computing, out: Effects) -> None:
+        """Tell those that wait for a worker that it computes."""
+        log = self._admission.logs.get(sender)
+        if log is not None and log.incarnation == told.incarnation:
+            others = self._executor.wait_queue.computes(told.incarnation)
+            out.extend(Send(each.id, told) for each in others)
 
 
 def declined(kind: str, sender: NodeId, what: str) -> Note:

@@ -16,6 +16,8 @@ from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.staging import AdmittedRequest
 from shoal.protocol.views import Member
 
+COMPUTING_S = 5.0  # how long a worker's word counts that it computes
+
 
 class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
     """A pull that waits for a clock, or a push that waits until all replicas have it.
@@ -57,6 +59,7 @@ class WaitQueue:
         self._workers = workers
         self._chains = chains
         self._checkpointer = checkpointer
+        self._computing: dict[int, float] = {}  # when a worker has last said that it computes
 
     # ------------------------------------------------------------------ entering and leaving
 
@@ -175,6 +178,18 @@ class WaitQueue:
     def late(self, group: str, clock: int) -> list[Member]:
         """Return the workers of a group that are below `clock`."""
         return [self._workers[worker] for worker in self._clocks.of(group).behind(clock)]
+
+    def computes(self, worker: int) -> list[Member]:
+        """Note that a worker computes; return its group's others once all the slowest ones do."""
+        now, clocks = self._chains.time.now, self._clocks.of(self._clocks.group(worker))
+        known = {each: at for each, at in self._computing.items() if each in self._workers}
+        self._computing = {**known, worker: now}
+        slowest = clocks.behind(clocks.minimum + 1)
+        if any(now > self._computing.get(each, -inf) + COMPUTING_S for each in slowest):
+            return []
+        group = self._workers[worker].group
+        others = [each for each in self._workers if each not in slowest]
+        return [self._workers[each] for each in others if self._workers[each].group == group]
 
     def _absent(self, group: str, clock: int) -> str:
         """Return which workers are below `clock`, as the reason of a wait; empty if none is."""

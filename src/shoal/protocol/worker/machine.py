@@ -32,11 +32,12 @@ from shoal.protocol.machine import (
     Outcome,
     Received,
     Resolve,
+    Send,
     Sink,
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Message, Nudge, Reply
+from shoal.protocol.messages import SCHEDULER, Computing, Message, Nudge, Reply
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
@@ -186,8 +187,9 @@ class WorkerMachine:
         clock = advance = self.clock
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
+        patient = ask.timeout_s is None  # a limit of the caller's own is one
         timeout_s = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
-        pending = self._requests.open(request_id, now, timeout_s, ask.after)
+        pending = self._requests.open(request_id, now, timeout_s, patient, ask.after)
         for plan in plans:
             told = advance if plan.advances else -1
             pending.add(self._in_flight.add(request_id, ask, plan, clock, told))
@@ -225,6 +227,10 @@ class WorkerMachine:
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         if isinstance(message, Nudge):
             self._sender.probe_all(now, out)
+            if self._computes():
+                out.append(Send(sender, Computing(self.session.incarnation)))
+        elif isinstance(message, Computing):
+            self._requests.wait_on(sender, now)
         elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
             self._adopt(view, now, out)
 
@@ -348,6 +354,14 @@ class WorkerMachine:
         text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
         return (SyncTimeout if waits else RequestTimeout)(text, self._trace.lines())
 
+    def _computes(self) -> bool:
+        """Whether this worker waits for no other: not for the scheduler, and in no pull."""
+        waits = any(
+            each.plan.pulled and any("waits for" in part.reason for part in each.open_parts())
+            for each in self._in_flight.sub_requests.values()
+        )
+        return not waits and not self.session.questions()
+
     # ------------------------------------------------------------------ views, end
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
@@ -358,6 +372,9 @@ class WorkerMachine:
         before, router = self._router, Router(view, self.session.group, space)
         self._router = router
         self._in_flight.gate(chained(view))
+        known = before.view.servers if before is not None else ()
+        told = Computing(self.session.incarnation)  # connects, so that its nudges reach this worker
+        out.extend(Send(server.id, told) for server in view.servers if server not in known)
         if before is not None and moved(before.view, view):
             for sub_request in reroute(self._in_flight, before.view, router, self.clock):
                 self._requests.also(sub_request)

@@ -10,7 +10,7 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import Reply
-from shoal.protocol.views import FOREVER
+from shoal.protocol.views import FOREVER, NodeId
 from shoal.protocol.worker.in_flight import SubRequest
 
 
@@ -20,6 +20,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     Attributes:
         expires_at: time of the next time-out.
         timeout_s: the time-out; the request fails at its second expiry.
+        patient: its time begins anew while it waits for workers that compute.
         sub_requests: those that are not done.
         after: ids of requests that have to be resolved first.
         nudged: whether the first time-out is over: servers were probed urgently.
@@ -27,11 +28,16 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     expires_at: float
     timeout_s: float
+    patient: bool
     sub_requests: list[SubRequest] = []
     after: list[int] = []
     clock_min: int = FOREVER
     round_weight: float = -1.0
     nudged: bool = False
+
+    def wait_on(self, now: float) -> None:
+        """Its time begins anew: it waits for a worker that computes."""
+        self.nudged, self.expires_at = False, now + self.timeout_s
 
     def add(self, sub_request: SubRequest) -> None:
         """It is resolved once this is done as well."""
@@ -67,9 +73,10 @@ class PendingRequests:
         self.get = self._open.get
 
     def open(
-        self, request_id: int, now: float, timeout_s: float, after: tuple[int, ...]
+        self, request_id: int, now: float, timeout_s: float, patient: bool, after: tuple[int, ...]
     ) -> PendingRequest:
-        pending = self._open[request_id] = PendingRequest(now + timeout_s, timeout_s)
+        pending = PendingRequest(now + timeout_s, timeout_s, patient)
+        self._open[request_id] = pending
         for each in after:
             if each in self._open:
                 pending.after.append(each)
@@ -97,6 +104,13 @@ class PendingRequests:
         for request_id, pending in list(self._open.items()):
             if now >= pending.expires_at and request_id in self._open:
                 yield request_id, pending
+
+    def wait_on(self, server: NodeId, now: float) -> None:
+        """Requests that were nudged at a server have their time anew: workers compute."""
+        for pending in self._open.values():
+            there = any(server in each.parts for each in pending.sub_requests)
+            if there and pending.nudged and pending.patient:
+                pending.wait_on(now)
 
     def wakes_at(self) -> float:
         return min((pending.expires_at for pending in self._open.values()), default=inf)

@@ -61,7 +61,8 @@ class ServerDeaths:
         return self._cluster.over() or not self._cluster.at_work()
 
     def _crash(self, victim: NodeId) -> None:
-        if self._world.nodes[victim].alive:
+        sim = self._world.nodes[victim]
+        if sim.alive and not sim.stopped:  # the run may have ended since it was chosen
             self._next = None
             self._count("crash server")
             self._world.crash(victim)

@@ -1,8 +1,6 @@
 """A node and its peers."""
 
-import ctypes
 import socket
-import struct
 import time
 
 import pytest
@@ -12,6 +10,7 @@ from shoal.node.node import Node
 from shoal.protocol.machine import CopyOnWriteGuard, Detach, PeerLost, Received, Send, Sink
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
 from shoal.transport import Identity, transport_for
+from tests.transport.rigs import drop_packets_to
 
 ADDRESS = "inproc://a-place-for-servers"
 
@@ -149,17 +148,10 @@ def test_a_connection_that_is_cut_in_silence_is_replaced(pair):
     here, there = pair("tcp://127.0.0.1:0")
     here.perform([Send("server-b", Nudge("before"))])
     until(lambda: there.machine.received, here, there)
-    drop_all_packets_to(there._peers["worker-a"]._sock)
+    drop_packets_to(there._peers["worker-a"]._sock)
     here.perform([Send("server-b", Nudge("lost"))])
     until(lambda: here.machine.lost and there.machine.lost, here, there, limit_s=3.0)
     assert [each.node for each in here.machine.lost] == ["server-b"]
     assert there.machine.lost == [PeerLost("worker-a", closed=False)]
     here.perform([Send("server-b", Nudge("again"))])
     until(lambda: (Nudge("again"), b"") in there.machine.received, here, there)
-
-
-def drop_all_packets_to(sock):
-    """Attach a classic BPF program that keeps no byte of a packet."""
-    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0
-    told = struct.pack("HP", 1, ctypes.addressof(program))
-    sock.setsockopt(socket.SOL_SOCKET, 26, told)  # SO_ATTACH_FILTER

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from shoal.factories import importable
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
+from tests.transport.rigs import free_port
 
 pytestmark = pytest.mark.real
 
@@ -252,12 +252,6 @@ def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
             until(lambda: len(client.view.servers) == 1, "the others are told")
     lost = [each for each in read_events(folder.events) if each["kind"] == "lost"]
     assert [(each["name"], each["how"]) for each in lost] == [("server-1", "its process has ended")]
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):

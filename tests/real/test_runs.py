@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import shoal
 from shoal.apps.train.resume import resumed_at
 from shoal.cli import main
 from shoal.errors import DataMissing
+from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -282,7 +282,7 @@ def test_roles_started_by_hand_name_the_missing_members(tmp_path):
 
 def test_roles_started_by_hand_train_a_job(tmp_path):
     """A server that is reached by another name than it listens at, and a worker's own script."""
-    address = f"tcp://127.0.0.1:{_free_port()}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     roles = [
         ("scheduler", "--listen", address, "--workers", "1", "--servers", "1"),
         ("server", "--scheduler", address, "--advertise", "tcp://localhost:0"),
@@ -304,7 +304,7 @@ def test_roles_started_by_hand_train_a_job(tmp_path):
 
 
 def test_a_wrong_token_is_refused_at_once(tmp_path):
-    address = f"tcp://127.0.0.1:{_free_port()}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     with subprocess.Popen(
         [*SHOAL, "scheduler", "--listen", address, "--workers", "1", "--servers", "1"],
         cwd=tmp_path,
@@ -322,12 +322,6 @@ def test_a_wrong_token_is_refused_at_once(tmp_path):
             assert text in done.stderr
             assert time.monotonic() - began < 20, "it waited to be let in"
         scheduler.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 LEAVES = """

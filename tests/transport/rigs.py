@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
@@ -141,3 +142,18 @@ def ring_like(size: int = RING_BYTES, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def drop_packets_to(sock: socket.socket) -> None:
+    """Have the kernel drop all that comes to a socket, by a BPF program that keeps no byte."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0
+    told = struct.pack("HP", 1, ctypes.addressof(program))
+    sock.setsockopt(socket.SOL_SOCKET, 26, told)  # SO_ATTACH_FILTER

@@ -30,10 +30,10 @@ PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
 
 
-def die_with_parent(number: int) -> None:
-    """Ask Linux for a signal when the thread that forked this process ends, however it ends."""
+def die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the thread that forked this process ends, however it ends."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def move_to(network: str) -> None:
@@ -115,7 +115,7 @@ class Launcher:
 
     def _become(self, command: dict[str, Any]) -> None:
         """In the child: set up signals, files and environment."""
-        die_with_parent(signal.SIGKILL)
+        die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._selector.close()

@@ -93,7 +93,7 @@ def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):
     rig.at(4.9)
     assert rig.sent(Freeze) == []
     rig.at(5.0)
-    assert rig.told(Freeze) == {"server-0": Freeze((1, 2))}
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 2), (1, 1))}
     rig.promise(clocks=((2, 30), (3, 28)), open_round=28)
     assert rig.view.checkpoint_clocks == (30 + AHEAD,)
     assert rig.view.reason == "a checkpoint is due"

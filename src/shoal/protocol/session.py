@@ -72,6 +72,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
         farewell_s: the same when only the end of the member's work is unanswered, because a
             scheduler that has ended the run does not answer.
         recall_s: seconds between heartbeats after the connection to the scheduler broke.
+        thaw_s: the same until a frozen server asks the others to continue without a new view.
         group: worker group; "" is the first group.
         group_size: workers that make an attached group complete.
         namespace: prefix of the worker's table names.
@@ -83,6 +84,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     silence_s: float = 120.0
     farewell_s: float = 5.0
     recall_s: float = 0.1
+    thaw_s: float = 3.0
     group: str = ""
     group_size: int = 1
     namespace: str = ""
@@ -142,6 +144,10 @@ class Session:
     def process(self) -> int:
         """Process id of this member on its host."""
         return self._join.process
+
+    @property
+    def heard_at(self) -> float:  # the scheduler
+        return self._heard_at
 
     @property
     def address(self) -> str:
@@ -307,7 +313,7 @@ class Session:
                 refused = ClusterFull if full else JoinRefused
                 self._stop(out, refused(f"the scheduler refused this {self.role}: {reason}"))
             case NewView(view):
-                return self._adopt(view, out)
+                return self.adopt(view, out)
             case NotDeclared(table, reason):
                 self.answered(f"table {table}", out, Outcome(error=Refused(reason)))
             case BarrierReleased(name, generation):
@@ -341,7 +347,8 @@ class Session:
         if self.view is not None:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.progress, self.view_id)))
 
-    def _adopt(self, view: View, out: Effects) -> View | None:
+    def adopt(self, view: View, out: Effects) -> View | None:
+        """Adopt a view; returns it, unless it is not newer or is without this member."""
         if view.id <= self.view_id:
             return None
         mine = view.member(self.me)

@@ -21,7 +21,7 @@ _KINDS = {
     "overflow of": "Reply",
     "crash server about to": "replicate replicateack answer statechunk synced",
     "failed": "RequestTimeout SyncTimeout Cancelled",
-    "note": "replayed installed awaited returned compared late waiting closed",
+    "note": "replayed installed awaited returned compared late waiting closed thawed",
 }
 _NOT_REQUIRED = (*ONE_SIDED, "take for dead", "kill server")  # the first by phase, below
 REQUIRED_COVERAGE: tuple[str, ...] = (
@@ -35,6 +35,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "crash another server at once",
     "restart server",
     "declined between servers",
+    "declined refused view",
+    "note dropped view",
     "checkpoint",
     "checkpoint under ssp",
     "checkpoint by time",

@@ -127,7 +127,11 @@ class Scenario:
         machine = self.world.nodes[node].machine
         if note.kind == "joined" and node in self.cluster.lost:  # as it has heard itself
             self.cluster.rejoined(node)
+        if note.kind == "view" and node != SCHEDULER:
+            self._views.adopted(node, note.fields["view"])
         if isinstance(machine, ServerMachine):
+            if note.kind == "thawed":
+                self._views.thawed(node, note.fields["view"], note.fields["refused"])
             if note.kind == "declined" and note.fields["kind"] == "misfit":
                 raise violated("misfit", f"{node} lacks the rows of a request: {note.fields}")
             if note.kind == "differs":

@@ -215,13 +215,22 @@ class SchedulerRig(Rig[SchedulerMachine]):
                 self.receive(node, Heartbeat(self.incarnation(node), 1, self.view.id))
 
     def promise(self, clocks: tuple[tuple[int, int], ...] = (), open_round: int = 0) -> None:
-        """Every server freezes for the view that is proposed."""
+        """Every server freezes for the view that is proposed, and the first adopts it."""
         proposal = self.machine._views._proposal
         assert proposal is not None
         frozen = Frozen(proposal.number, clocks, (GroupProgress("", open_round),))
         for node, member in list(self.machine.members.by_id.items()):
             if member.role == "server":
                 self.receive(node, frozen)
+        self.adopt()
+
+    def adopt(self) -> None:
+        """A server adopts the view that is offered to it; `effects` has those of the offer, too."""
+        offered = self.machine._views.offered
+        if offered is not None:
+            effects, server = self.effects, self.machine.members.servers()[0]
+            self.receive(server, Heartbeat(self.incarnation(server), 1, offered.id))
+            self.effects = effects + self.effects
 
     def told(self, kind: type) -> Mapping[NodeId, Any]:
         """The message of that kind that each node was sent."""

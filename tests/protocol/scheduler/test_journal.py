@@ -11,7 +11,7 @@ from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, ch
 def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):
     again = started.restart()
     again.at(100.0)
-    assert again.told(Freeze) == {"server-0": Freeze((2, 2))}
+    assert again.told(Freeze) == {"server-0": Freeze((2, 2), (1, 1))}
     again.promise()
     assert again.view.id == (2, 2)
     assert again.view.reason == "the scheduler restarted"

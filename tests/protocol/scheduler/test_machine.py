@@ -77,11 +77,12 @@ def test_a_repeated_join_does_not_delay_a_proposed_view(make):
     rig.join("server-0", "worker-0", "worker-1")
     late = Join("worker-2", "worker", "", "")
     rig.receive("worker-2", late)
-    assert rig.told(Freeze) == {"server-0": Freeze((1, 2))}
+    assert rig.told(Freeze) == {"server-0": Freeze((1, 2), (1, 1))}
     rig.receive("worker-2", late)
     rig.receive("worker-3", Join("worker-3", "worker", "", ""))
     assert rig.sent(Freeze) == []
     rig.receive("server-0", Frozen((1, 2), (), (GroupProgress("", 5),)))
+    rig.adopt()
     assert [m.first_clock for m in rig.view.workers] == [0, 0, 5, 5]
     assert rig.view.reason == "worker-2, worker-3 joined"
 

@@ -79,6 +79,7 @@ def test_a_group_that_has_begun_takes_more_workers_only_if_the_run_is_elastic(st
     rig.guest("guest-1")
     frozen = Frozen(rig.machine._views._proposal.number, (), (GroupProgress("eval", 4, 6),))
     rig.receive("server-0", frozen)
+    rig.adopt()
     assert [member.first_clock for member in rig.view.workers] == [0, 0, 0, 6]
 
 

@@ -5,7 +5,7 @@ import pytest
 from shoal.protocol.messages import Frozen, GroupProgress
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
-from shoal.protocol.views import Member
+from shoal.protocol.views import Member, View
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
 TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
@@ -132,3 +132,11 @@ def test_a_departed_worker_is_kept_until_every_server_has_closed_its_last_round(
     assert past.departed == ()
     nothing_waits = next_view((1, 4), left, behind, (), [at((), 4, waits=False)], "")
     assert nothing_waits.departed == ()
+
+
+def test_a_new_worker_does_not_begin_before_the_latest_one_began():
+    """Servers whose rows are new do not know the clocks of workers that died meanwhile."""
+    before = View(1, 4, (member("server-0"),), (member("worker-0", 7, first_clock=11),), ())
+    present = {"server-0": member("server-0"), "worker-1": member("worker-1", 8)}
+    view = next_view((1, 5), present, before, (), [at(((7, 0),), 0)], "")
+    assert [(each.id, each.first_clock) for each in view.workers] == [("worker-1", 11)]

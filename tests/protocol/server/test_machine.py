@@ -181,7 +181,7 @@ def test_a_window_is_bounded(server):
 def test_a_promise_tells_clocks_and_freezes(synchronous, values):
     synchronous.ask(0, 0, clock=0, advance=3)
     synchronous.ask(1, 0, clock=0, advance=2)
-    synchronous.receive(SCHEDULER, Freeze((1, 2)))
+    synchronous.receive(SCHEDULER, Freeze((1, 2), (1, 1)))
     assert synchronous.sent() == [Frozen((1, 2), ((11, 3), (12, 2)), (GroupProgress("", 2),))]
     assert synchronous.ask(0, 1, values, clock=3, pushes=PUSH) == []
     synchronous.receive("worker-0", Probe((1, 1), 11, 1))

@@ -9,7 +9,7 @@ from shoal.protocol.consistency import VectorClock
 from shoal.protocol.messages import Request
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler import view_change as succession_module
-from shoal.protocol.scheduler.migration import Migration
+from shoal.protocol.scheduler.rebalance import Migration
 from shoal.protocol.server.admission import Admission, Ends
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor

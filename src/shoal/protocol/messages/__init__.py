@@ -61,7 +61,9 @@ from shoal.protocol.messages.membership import (
     NotDeclared,
     NotJoined,
     NotLeased,
+    RefuseView,
     Synced,
+    ViewRefused,
     WaitTimes,
 )
 from shoal.protocol.messages.replication import (
@@ -82,7 +84,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
@@ -92,16 +94,17 @@ __all__ = [
     "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join",
     "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
     "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge", "Part",
-    "Piece", "Probe", "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request",
-    "SeenRequests", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced",
-    "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
+    "Piece", "Probe", "RefuseView", "ReplicaHistory", "Replicate", "ReplicateAck", "Reply",
+    "Request", "SeenRequests", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced",
+    "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
 Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
-    | Drain | Drained | Freeze | Frozen | NewView | Synced | Leave | LeaveRefused
-    | WaitTimes | StatusRequest | StatusReply | DeathReport | DeathReportSeen
+    | Drain | Drained | Freeze | Frozen | NewView | RefuseView | ViewRefused
+    | Synced | Leave | LeaveRefused | WaitTimes
+    | StatusRequest | StatusReply | DeathReport | DeathReportSeen
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk

@@ -11,10 +11,12 @@ from shoal.protocol.messages import (
     NewView,
     Part,
     Probe,
+    RefuseView,
     Replicate,
     ReplicateAck,
     Reply,
     Request,
+    ViewRefused,
 )
 from shoal.protocol.views import FOREVER
 
@@ -55,7 +57,7 @@ def describe(message: Message) -> str:
         view = message.view
         who = " ".join(m.name for m in (*view.servers, *view.workers))
         return f"{name} {view.term}.{view.number}: {who} ({view.reason})"
-    if isinstance(message, Frozen | Freeze):
+    if isinstance(message, Frozen | Freeze | RefuseView | ViewRefused):
         return f"{name} for {message.view[0]}.{message.view[1]}"
     if isinstance(message, Probe):
         return f"{name} #{message.seq}" + (" urgent" if message.urgent else "")

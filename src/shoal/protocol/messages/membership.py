@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from shoal.protocol.messages.base import Body
-from shoal.protocol.views import NodeId, Role, View, ViewId
+from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
 Group = Literal["scheduler", "servers", "workers"]
@@ -73,9 +73,14 @@ class Drained(Body, frozen=True, array_like=True, tag=True):
 
 
 class Freeze(Body, frozen=True, array_like=True, tag=True):
-    """View `view` is prepared: promise to act in no earlier view."""
+    """View `view` is prepared: promise to act in no earlier view.
+
+    Attributes:
+        known: the newest view that the scheduler knows to be adopted.
+    """
 
     view: ViewId
+    known: ViewId = NO_VIEW
 
 
 class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -102,16 +107,39 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
         clocks: (incarnation, clock) of workers.
         groups: the progress of each worker group.
         drained: whether no operation has arrived since the server drained for this view.
+        adopted: the view of this server, if the scheduler does not know that it is adopted.
     """
 
     view: ViewId
     clocks: tuple[tuple[int, int], ...]
     groups: tuple[GroupProgress, ...] = ()
     drained: bool = False
+    adopted: View | None = None
 
     def standing(self, group: str) -> GroupProgress:
         """The progress of one group."""
         return next((each for each in self.groups if each.group == group), GroupProgress(group))
+
+
+class RefuseView(Body, frozen=True, array_like=True, tag=True):
+    """Between servers: refuse `view`, for which the sender is frozen; the scheduler is silent.
+
+    Attributes:
+        adopted: the newest view that the sender knows to be adopted.
+    """
+
+    view: ViewId
+    adopted: ViewId
+
+
+class ViewRefused(Body, frozen=True, array_like=True, tag=True):
+    """The sender will adopt no view up to `view` from the scheduler, and has adopted `adopted`.
+
+    Answer to RefuseView; and to Freeze and NewView, if the view was refused before.
+    """
+
+    view: ViewId
+    adopted: ViewId
 
 
 class Synced(Body, frozen=True, array_like=True, tag=True):

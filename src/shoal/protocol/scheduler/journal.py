@@ -74,7 +74,12 @@ def check_options(options: SchedulerOptions) -> None:
 
 
 class JournalRecord(msgspec.Struct, array_like=True):
-    """The state that survives a restart: written whole, before any message depends on it."""
+    """The state that survives a restart: written whole, before any message depends on it.
+
+    Attributes:
+        view: the current view, which some member has adopted.
+        offered: the next view, which no server is known to have adopted.
+    """
 
     term: int = 0
     view: View | None = None
@@ -87,3 +92,4 @@ class JournalRecord(msgspec.Struct, array_like=True):
     left: tuple[NodeId, ...] = ()
     ledgers: dict[str, LedgerRecord] = {}
     run: str = ""
+    offered: View | None = None

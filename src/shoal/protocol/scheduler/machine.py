@@ -52,6 +52,7 @@ from shoal.protocol.messages import (
     StatusReply,
     StatusRequest,
     Synced,
+    ViewRefused,
     WaitTimes,
 )
 from shoal.protocol.scheduler.barriers import Barriers
@@ -90,7 +91,7 @@ class SchedulerMachine:
         self.members = Members(record, options)
         self.ended = record.ended
         self._run = record.run or options.run
-        self._views = ViewChange(record, options, self.members, self._persist)
+        self._views = ViewChange(record, options, self.members, self._persist, self._end)
         self._migration = self._views.migration
         self.ledgers = self._views.ledgers
         self._barriers = Barriers(dict(record.released), self.members, self._persist)
@@ -182,7 +183,7 @@ class SchedulerMachine:
             member = self.members.by_id.get(node)
             if member is None:  # the previous death has let a view through, without this member
                 continue
-            if self._views.bereaved(member) is not None and detector.spare(node, now):
+            if self._views.needs(member) and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))
             else:
                 self._lost(node, detector.how(node, now), now, out)
@@ -236,13 +237,11 @@ class SchedulerMachine:
         match message:
             case Heartbeat(_, progress, view):
                 out.append(Send(sender, HeartbeatSeen(progress)))
-                if member.role == "server":
-                    self._views.remind(sender, out)
-                done = sender in self.members.finished
-                if self.view is not None and view < self.view.id and not done:
-                    out.append(Send(sender, NewView(self.view)))
+                self._views.heartbeat(member, view, now, out)
             case Drained() | Frozen():
                 self._views.promised(sender, message, now, out)
+            case ViewRefused(view):
+                self._views.refused(view, now, out)
             case Synced(_, placements) if self.view is not None:
                 self._migration.has_synced(self.view, member, placements)
                 self._views.consider(now, out)
@@ -393,6 +392,7 @@ class SchedulerMachine:
             tuple(sorted(self._migration.left)),
             self.ledgers.records(),
             self._run,
+            self._views.offered,
         )
         out.append(Persist(msgspec.msgpack.encode(record)))
 

@@ -194,10 +194,16 @@ def next_view(
 
     before, departed = (previous.workers, previous.departed) if previous else ((), ())
     known = {m.id: m for m in before}
+
+    def joins_at(group: str) -> int:
+        """The first clock of a new worker: servers whose rows are new may not know the clocks of
+        workers that died before they had told them."""
+        return max((first_clock(group), *(m.first_clock for m in before if m.group == group)))
+
     present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
     alive = members.keys() - {*finished, *gathering(members, previous, finished)}
     workers = tuple(
-        known.get(m.id) or msgspec.structs.replace(m, first_clock=first_clock(m.group))
+        known.get(m.id) or msgspec.structs.replace(m, first_clock=joins_at(m.group))
         for m in present
         if m.role == "worker" and m.id in alive
     )

@@ -17,6 +17,11 @@ class TableCatalog:
     def __init__(self, specs: tuple[TableSpec, ...]) -> None:
         self.specs = specs
 
+    def adopt(self, tables: tuple[TableSpec, ...]) -> None:
+        """Put the tables of a view first, which an earlier scheduler may have made."""
+        names = {spec.name for spec in tables}
+        self.specs = (*tables, *(spec for spec in self.specs if spec.name not in names))
+
     def declare(self, spec: TableSpec, servers: int, group: str = "") -> bool:
         """Add a table that a worker of a group has declared; False if it is there already.
 

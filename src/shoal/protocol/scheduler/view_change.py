@@ -1,105 +1,39 @@
 """ViewChange: when the next view is due, and how it is agreed on.
 
 A view change has three steps: `Freeze` to every server, a `Frozen` promise with the server's clocks
-from each, then the view, persisted before it is sent. Frozen servers apply nothing, so that the
-clocks in their promises do not change, and the first and last clocks in the view are exact. Before
-a view that migrates shards servers are drained (`Drain`).
+from each, then the view. Frozen servers apply nothing, so that the clocks in their promises do not
+change, and the first and last clocks in the view are exact. Before a view that migrates shards
+servers are drained (`Drain`).
+
+A view is *offered* to the servers of the view before. When one of them has adopted it, it is the
+current view: it is persisted, batches and places of members that have left are given away, and the
+other members are told. Until then it may come to nothing: servers that cannot reach the scheduler
+refuse the view together, and continue in theirs (`server.thaw`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 import msgspec
 
+from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.checkpoint_clocks import marked
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Drain, Drained, End, Freeze, Frozen, NewView, Waiting
+from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
-from shoal.protocol.scheduler.migration import Migration
 from shoal.protocol.scheduler.placement import crowded, lost
-from shoal.protocol.scheduler.rebalance import unchanged
+from shoal.protocol.scheduler.proposal import Proposal
+from shoal.protocol.scheduler.rebalance import Migration, unchanged
 from shoal.protocol.scheduler.table_catalog import TableCatalog
-from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
 SOON_S = 0.5  # pause after a view that could not migrate, although no server was too slow
-
-
-class Proposal:
-    """A proposed view: the questions to servers and their answers.
-
-    Attributes:
-        number: of the view; servers are asked until they answer.
-        reason: why it is made, besides changes of membership.
-        since: when it was begun.
-        drains: whether servers are drained first.
-        draining: whether they are still draining.
-    """
-
-    def __init__(
-        self, number: ViewId, reason: str, drain: bool, resend_s: float, now: float
-    ) -> None:
-        self.number = number
-        self.reason = reason
-        self.since = now
-        self.drains = drain
-        self.again_at = -inf
-        self.draining = drain
-        self._resend_s = resend_s
-        self._drained: set[NodeId] = set()
-        self._promises: dict[NodeId, Frozen] = {}
-
-    def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
-        """Ask the servers that have not answered."""
-        self.again_at = now + self._resend_s
-        self.remind(servers, out)
-
-    def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
-        """Ask some of these again, which may not have been reached before."""
-        answered: Collection[NodeId] = self._drained if self.draining else self._promises
-        question = Drain(self.number) if self.draining else Freeze(self.number)
-        out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
-
-    def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
-        """Take in an answer; False if it is for an earlier view."""
-        if promise.view != self.number:
-            return False
-        if isinstance(promise, Frozen):
-            self._promises[server] = promise
-        else:
-            self._drained.add(server)
-        return True
-
-    def hurry(self) -> None:
-        """Stop draining: a server is gone, and its operations may never arrive."""
-        if self.draining:
-            self.draining, self.again_at = False, -inf
-
-    def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
-        """Ask the next question; returns whether all servers have promised."""
-        if self.draining and all(node in self._drained for node in servers):
-            self.hurry()
-        if self.again_at == -inf:
-            self.ask(servers, now, out)
-        return not self.draining and all(node in self._promises for node in servers)
-
-    def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
-        """The servers that the scheduler waits for."""
-        answered: Collection[NodeId] = self._drained if self.draining else self._promises
-        absent = sorted(member.name for member in servers if member.id not in answered)
-        what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
-        todo = "drain" if self.draining else "freeze"
-        reason = f"waits for {', '.join(absent)} to {todo}"
-        return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
-
-    def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
-        """The promises of these servers."""
-        return [self._promises[node] for node in servers]
 
 
 class ViewChange:
@@ -110,9 +44,11 @@ class ViewChange:
         options: the scheduler's.
         members: the members.
         persist: writes the journal.
+        end: ends the run with an error.
 
     Attributes:
-        view: the current view.
+        view: the current view, which some member has adopted.
+        offered: the next view, which no server is known to have adopted yet.
         reason: why no view is being made.
         began_at: when the scheduler started.
     """
@@ -123,8 +59,10 @@ class ViewChange:
         options: SchedulerOptions,
         members: Members,
         persist: Callable[[Effects], None],
+        end: Callable[[ShoalError, float, Effects], None],
     ) -> None:
         self.view: View | None = record.view
+        self.offered: View | None = record.offered
         self.term = record.term + 1
         self.reason = ""
         self.began_at = 0.0
@@ -133,9 +71,12 @@ class ViewChange:
         self._options = options
         self._members = members
         self._persist = persist
-        self._number = record.view.number if record.view else 0
+        self._end = end
+        views = [view for view in (record.view, record.offered) if view is not None]
+        self._number = max((view.number for view in views), default=0)
         self._tables = TableCatalog(record.view.tables if record.view else ())
         self._proposal: Proposal | None = None
+        self._offered_at = 0.0
         self._over = False
         self._still_until = inf  # no shard migrates before, because it could not
         self._crowded: list[str] = []
@@ -148,7 +89,7 @@ class ViewChange:
 
     def end(self) -> None:
         """Make no more views."""
-        self._over, self._proposal = True, None
+        self._over, self._proposal, self.offered = True, None, None
 
     def wakes_at(self) -> float:
         waiting = self._proposal.again_at if self._proposal is not None else self._still_until
@@ -170,11 +111,6 @@ class ViewChange:
             self._still_until = inf
             self.consider(now, out)
 
-    def remind(self, server: NodeId, out: Effects) -> None:
-        """Repeat the question to a server that may not have been reached before."""
-        if self._proposal is not None:
-            self._proposal.remind([server], out)
-
     def waits(self, now: float) -> list[Waiting]:
         """The members that the next view waits for."""
         members, waits = self._members.by_id, list[Waiting]()
@@ -183,6 +119,11 @@ class ViewChange:
             waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
         if self._proposal is not None:
             waits += self._proposal.waits([members[n] for n in self._members.servers()], now)
+        if self.offered is not None:
+            names = ", ".join(self._members.by_id[node].name for node in self._first_to_adopt())
+            what = f"view {self.offered.term}.{self.offered.number} ({self.offered.reason})"
+            reason = f"waits for one of {names} to adopt it"
+            waits.append(Waiting("the scheduler", what, reason, now - self._offered_at))
         for node, seconds in self._members.detector.spared(now):
             rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
             reason = f"it is silent, and nobody else has {rows}"
@@ -192,15 +133,36 @@ class ViewChange:
     # ------------------------------------------------------------------ what happens
 
     def bereaved(self, dead: Member) -> list[str] | None:
-        """The rows that are lost with a server; None if none are, empty if it was the last one."""
-        if self.view is None or dead.role != "server":
-            return None
+        """The rows that are lost with a server; None if none are, empty if it was the last one.
+
+        Rows that another server has in the current view or in the offered one may not be lost:
+        `_catch_up` looks again, when it is known which of them was adopted.
+        """
+        lost_in = self._bereaved(dead)
+        return None if any(rows is None for rows in lost_in) else lost_in[-1]
+
+    def needs(self, silent: Member) -> bool:
+        """Whether rows may be lost with a server."""
+        return any(rows is not None for rows in self._bereaved(silent))
+
+    def _bereaved(self, dead: Member) -> list[list[str] | None]:
+        """The rows that are lost with a server, in the current view and in the offered one."""
+        views = [view for view in (self.view, self.offered) if view is not None]
+        if dead.role != "server" or not views:
+            return [None]
+        return [self._bereaved_in(view, dead) for view in views]
+
+    def _bereaved_in(self, view: View, dead: Member) -> list[str] | None:
         others = [node for node in self._members.servers() if node != dead.id]
-        living = {m.rank for m in self.view.servers if m.id in others}
-        rows = lost(self.view.tables, self.view.placements, living)
-        if others and (not rows or self.view.member(dead.id) is None):
+        rows = self._lost(view, others)
+        if others and (not rows or view.member(dead.id) is None):
             return None
         return rows
+
+    def _lost(self, view: View, servers: Collection[NodeId]) -> list[str]:
+        """The rows that none of these servers has in that view."""
+        living = {m.rank for m in view.servers if m.id in servers}
+        return lost(view.tables, view.placements, living)
 
     def hurry(self, now: float, out: Effects) -> None:
         """Go on without a member that is gone, which may have been the last to answer."""
@@ -212,6 +174,38 @@ class ViewChange:
         """Take in a server's answer."""
         if self._proposal is not None and self._proposal.take(server, promise):
             self._conclude(now, out)
+
+    def refused(self, number: ViewId, now: float, out: Effects) -> None:
+        """Propose another view in the place of one that a server has refused."""
+        proposal = self._proposal
+        if proposal is not None and number == proposal.number:
+            self._proposal = None
+            self.propose(proposal.reason or "a view was refused", now, out, proposal.drains)
+        elif number in {each.id for each in (self.offered, self.view) if each is not None}:
+            self.propose("a view was refused", now, out)
+
+    def heartbeat(self, sender: Member, number: ViewId, now: float, out: Effects) -> None:
+        """A member has adopted that view: repeat what it may not have received."""
+        if sender.role == "server":
+            if self._proposal is not None:
+                self._proposal.remind([sender.id], out)
+            self._adopted(number, now, out)
+        newest = self.offered if sender.id in self._first_to_adopt() else self.view
+        if newest is not None and number < newest.id and sender.id not in self._members.finished:
+            out.append(Send(sender.id, NewView(newest)))
+
+    def _adopted(self, number: ViewId, now: float, out: Effects) -> None:
+        """Make the offered view the current one, because a server has adopted it."""
+        if self.offered is not None and number == self.offered.id:
+            self._make(self.offered, now, out)
+            self.consider(now, out)
+
+    def _first_to_adopt(self) -> list[NodeId]:
+        """The servers to which a view is offered: those of the view before, which can refuse it."""
+        if self.view is None or self.offered is None:
+            return []
+        here = [m.id for m in self.view.servers if m.id in self._members.by_id]
+        return [node for node in here if self.offered.member(node) is not None]
 
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
         """Have a table in the next view.
@@ -229,6 +223,10 @@ class ViewChange:
 
     def consider(self, now: float, out: Effects) -> None:
         """Begin to make a view, if one is due."""
+        if self.offered is not None:
+            if not self._first_to_adopt():  # they have died, and had no rows
+                self._adopted(self.offered.id, now, out)
+            return
         due, reason = self._decide()
         if due:
             self.propose("", now, out)  # changes of membership are looked up when it is made
@@ -256,8 +254,8 @@ class ViewChange:
         """
         if self._proposal is None:
             self._number += 1
-            number = (self.term, self._number)
-            self._proposal = Proposal(number, reason, drain, self._options.resend_s, now)
+            number, known = (self.term, self._number), self.view.id if self.view else NO_VIEW
+            self._proposal = Proposal(number, reason, known, drain, self._options.resend_s, now)
         self._conclude(now, out)
 
     def _conclude(self, now: float, out: Effects) -> None:
@@ -267,6 +265,9 @@ class ViewChange:
             return
         proposal, self._proposal = self._proposal, None
         reason, promises = proposal.reason, proposal.promises(servers)
+        self._catch_up(promises, now, out)
+        if self._over:
+            return
         due, changes = self._decide()
         if self.view is None and not due:
             return  # a member was lost again before the first view
@@ -287,11 +288,43 @@ class ViewChange:
             view = msgspec.structs.replace(view, checkpoint_clocks=marked(view, promises))
         if self._options.checkpoint_s and self._mark_at == inf:
             self._mark_at = now + self._options.checkpoint_s
-        self._adopt(view, now, out)
+        self._offer(view, now, out)
         self.consider(now, out)
 
-    def _adopt(self, view: View, now: float, out: Effects) -> None:
-        self.view = view
+    def _catch_up(self, promises: Sequence[Frozen], now: float, out: Effects) -> None:
+        """Take the newest adopted view for the current one, and drop a view that is offered.
+
+        All servers have promised a newer view than that: it will not be adopted any more.
+        """
+        adopted = [promise.adopted for promise in promises if promise.adopted is not None]
+        newest = max(adopted, key=lambda view: view.id, default=None)
+        dropped, self.offered = self.offered, None
+        if newest is not None and (self.view is None or newest.id > self.view.id):
+            self._make(newest, now, out)
+        elif dropped is not None:
+            out.append(Note("dropped view", {"view": dropped.id, "reason": dropped.reason}))
+        if self.view is not None and (rows := self._lost(self.view, self._members.servers())):
+            # a server died that the view that was offered did not need, and this one does
+            gone = [m.name for m in self.view.servers if m.id not in self._members.by_id]
+            text = f"{', '.join(gone)} died with the last replica of {', '.join(rows)}"
+            self._end(RangeLost(text), now, out)
+
+    def _offer(self, view: View, now: float, out: Effects) -> None:
+        """Send a view to the servers of the current view; the first that adopts it decides."""
+        self.offered, self._offered_at = view, now
+        first = self._first_to_adopt()
+        if not first:
+            self._make(view, now, out)
+            return
+        self._persist(out)
+        out.append(Note("offered", {"view": view.id, "reason": view.reason}))
+        out.extend(Send(node, NewView(view)) for node in first)
+
+    def _make(self, view: View, now: float, out: Effects) -> None:
+        """Make a view the current one, and tell all members."""
+        told = self._first_to_adopt() if self.offered is view else ()
+        self.view, self.offered = view, None
+        self._tables.adopt(view.tables)
         gone = self.migration.adopt(view)
         for node in gone:
             self._members.remove(node)
@@ -309,7 +342,8 @@ class ViewChange:
             out.append(Note("crowded", {"hosts": hosts}))
         members = [member.id for member in (*view.servers, *view.workers)]
         finished = self._members.finished
-        out.extend(Send(node, NewView(view)) for node in members if node not in finished)
+        others = [node for node in members if node not in finished and node not in told]
+        out.extend(Send(node, NewView(view)) for node in others)
         out.extend(Send(node, End()) for node in gone)
 
     def _next(

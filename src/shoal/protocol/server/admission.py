@@ -75,6 +75,7 @@ class Admission:
     """Decides which requests a server admits, by its view, workers and replicas.
 
     view, promised:  the current view, and the newest view that was promised to the scheduler
+    refused:         no view up to this one is adopted, unless another server has adopted it
     frozen:          a view is promised and has not come: nothing is applied or answered
     draining:        no new request is admitted before the next view or the end of the drain time
     logs:            the request log of each worker of the view
@@ -85,6 +86,7 @@ class Admission:
     def __init__(self) -> None:
         self.view: ViewId = NO_VIEW
         self.promised: ViewId = NO_VIEW
+        self.refused: ViewId = NO_VIEW
         self.frozen = False
         self.draining = False
         self.logs: dict[NodeId, RequestLog] = {}
@@ -153,6 +155,15 @@ class Admission:
         """Promise a view: apply and answer nothing in an earlier view."""
         self.promised = max(self.promised, view)
         self.frozen = self.promised > self.view
+
+    def refuse(self, view: ViewId) -> None:
+        """Adopt no view up to this one from the scheduler."""
+        self.refused = max(self.refused, view)
+
+    def thaw(self) -> None:
+        """Take back the promise, because all servers of the view have refused the promised one."""
+        self.promised = self.view
+        self.frozen = False
 
     def drain(self, on: bool) -> None:
         """Begin or end draining."""

@@ -32,11 +32,13 @@ from shoal.protocol.messages import (
     Message,
     NewView,
     Probe,
+    RefuseView,
     Replicate,
     ReplicateAck,
     Request,
     StateChunk,
     StatusRequest,
+    ViewRefused,
 )
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import EnterBarrier, GoAway
@@ -50,9 +52,10 @@ from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import RequestHandler, declined
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
+from shoal.protocol.server.thaw import Thaw
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
-from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.views import Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
 
@@ -99,6 +102,7 @@ class ServerMachine:
             self.executor,
             self._time,
         )
+        self._thaw = Thaw(session, self.admission, self._time)
         self._request_handler = RequestHandler(
             session, self.admission, self.staging, self.executor, self._trace
         )
@@ -128,6 +132,8 @@ class ServerMachine:
         elif isinstance(event, Ticked):
             self.session.tick(now, out)
             self.replication.end_drain()
+            self._thaw.go_on(out)
+            self._thaw_if_agreed(out)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # a broken connection may come back; only a view removes a member
@@ -165,12 +171,16 @@ class ServerMachine:
             out.append(Send(sender, self.waits.because(now)))
         elif isinstance(message, Replicate | ReplicateAck | StateChunk):
             self.replication.received(sender, message, event.payload, out)
+        elif isinstance(message, RefuseView | ViewRefused | NewView) and sender != SCHEDULER:
+            self._from_server(sender, message, out)
         elif sender != SCHEDULER:
             out.append(declined("unexpected", sender, type(message).__name__))
         elif isinstance(message, Drain):
             self.replication.begin_to_drain(message, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
+        elif isinstance(message, NewView) and self._refused(message.view.id, out):
+            out.append(declined("refused view", sender, "NewView"))
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
             out.append(declined("older view", sender, "NewView"))  # a newer one is promised
         else:
@@ -197,13 +207,17 @@ class ServerMachine:
 
     def deadline(self) -> float | None:
         at = self.session.deadline()
-        return at if self.frozen else min(at, self.replication.wakes_at())
+        return min(at, self._thaw.wakes_at() if self.frozen else self.replication.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:
-        """Return where to connect: of two servers the one of lower rank connects to the other."""
+        """Return where to connect: of two servers the one of lower rank connects to the other.
+
+        A server that asks the others to refuse a view connects to all of them.
+        """
         member = self.session.view.member(node) if self.session.view else None
-        above = member is not None and member.role == "server" and member.rank > self.session.rank
-        return member.address if member is not None and above else None
+        if member is None or member.role != "server":
+            return None
+        return member.address if member.rank > self.session.rank or self._thaw.asks else None
 
     def check(self) -> None:
         """Raise `InvariantBroken` if the executor has found a broken invariant."""
@@ -237,18 +251,65 @@ class ServerMachine:
 
     # ------------------------------------------------------------------ views
 
+    def _refused(self, view: ViewId, out: Effects) -> bool:
+        """Return whether this server has refused a newer view than its own; say so."""
+        refused = self.session.view_id < view <= self.admission.refused
+        if refused:
+            out.append(Send(SCHEDULER, ViewRefused(view, self.session.view_id)))
+        return refused
+
+    def _from_server(
+        self, sender: NodeId, message: RefuseView | ViewRefused | NewView, out: Effects
+    ) -> None:
+        """Handle a message of another server about views."""
+        if isinstance(message, RefuseView):
+            self._thaw.asked(sender, message, out)
+        elif isinstance(message, ViewRefused):
+            self._thaw.answered(sender, message, out)
+        elif self._names(sender, message.view):
+            if message.view.id < self.admission.promised:
+                self._thaw.keep(message.view)
+                self._thaw.go_on(out)
+            elif (view := self.session.adopt(message.view, out)) is not None:
+                self._adopt(view, out)
+        else:
+            out.append(declined("unexpected", sender, "NewView"))
+        self._thaw_if_agreed(out)
+
+    def _names(self, sender: NodeId, view: View) -> bool:
+        """Return whether a view has its sender, and this server: the scheduler ends one that left
+        or was declared dead."""
+        mine = view.member(self.session.me)
+        here = mine is not None and mine.incarnation == self.session.incarnation
+        return here and any(member.id == sender for member in view.servers)
+
+    def _thaw_if_agreed(self, out: Effects) -> None:
+        """Continue in this view, or in a newer one that other servers have adopted."""
+        view = self._thaw.thawed(out)
+        if view is None:
+            return
+        self.admission.thaw()
+        self._thaw.adopted()
+        if self.session.adopt(view, out) is not None:
+            self._adopt(view, out)
+
     def _freeze(self, message: Freeze, out: Effects) -> None:
-        if message.view <= self.session.view_id:
+        if message.view <= self.session.view_id or self._refused(message.view, out):
             return
         self.admission.promise(message.view)
+        self._thaw.frozen()
         if message.view == self.admission.promised:
             groups = tuple(map(self.replication.progress, self.clocks.groups()))
             drained = self.replication.drained(message.view)
-            promise = Frozen(message.view, tuple(self.clocks.items()), groups, drained)
+            mine = self.session.view if self.session.view_id > message.known else None
+            clocks = tuple(self.clocks.items())
+            promise = Frozen(message.view, clocks, groups, drained, mine)
             out.append(Send(SCHEDULER, promise))
 
     def _adopt(self, view: View, out: Effects) -> None:
         self.admission.adopt(view)
+        self._thaw.adopted()
+        self.session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
         try:
             moved = self._replicas.adopt(view, self.session.rank)
         except ShoalError as error:  # a client that did not check the table

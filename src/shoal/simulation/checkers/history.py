@@ -185,6 +185,8 @@ def check_groups(before: View | None, view: View) -> None:
 class Views:
     """`view` and `old view`: servers act under the current view and keep their promises.
 
+    `thaw`: where a server continued in its view, nobody adopts a view that it had refused.
+
     departed:  the last clock of each incarnation that was in a view and has left
     """
 
@@ -193,6 +195,9 @@ class Views:
         self._latest: View | None = None
         self._promised: dict[NodeId, ViewId] = {}
         self._acknowledged: dict[NodeId, ViewId] = {}
+        self._adopted: dict[ViewId, NodeId] = {}  # by view: the last member that adopted it
+        self._void: list[tuple[ViewId, ViewId]] = []  # the views in which servers continued, to
+        #     which view they had refused
 
     def made(self, view: View) -> None:
         """Check a new view of the scheduler."""
@@ -201,6 +206,24 @@ class Views:
         self._latest = view
         for member in view.departed:
             self.departed.setdefault(member.incarnation, member.last_clock)
+
+    def adopted(self, node: NodeId, view: ViewId) -> None:
+        """Check a view that a member adopts."""
+        self._adopted[view] = node
+        self._check_void()
+
+    def thawed(self, node: NodeId, view: ViewId, refused: ViewId) -> None:
+        """Check that a server may continue in a view, and take back its promise."""
+        self._promised.pop(node, None)
+        self._void.append((view, refused))
+        self._check_void()
+
+    def _check_void(self) -> None:
+        for view, refused in self._void:
+            for adopted, node in self._adopted.items():
+                if view < adopted <= refused:
+                    text = f"servers continued in view {view}, and {node} adopted {adopted}"
+                    raise violated("thaw", text)
 
     def sent(self, node: NodeId, message: Message) -> None:
         """Check that no server answers in a view older than one it answered in or promised."""
@@ -238,7 +261,8 @@ class Durability:
         record = self._record
         match message:
             case NewView(view):
-                written = record.view is not None and record.view.id >= view.id
+                views = [each for each in (record.view, record.offered) if each is not None]
+                written = any(each.id >= view.id for each in views)
             case Joined(incarnation):
                 written = record.next_incarnation > incarnation
             case BarrierReleased(name, generation):

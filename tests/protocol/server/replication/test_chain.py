@@ -248,7 +248,7 @@ def test_a_promise_says_how_far_the_heads_are(rigs):
     chain.ask(0, 0, 0, 7, 7, 7, 7)
     chain.ask(0, 0, 1, advance=1)
     chain.deliver()
-    effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9))), 0.0)
+    effects = chain.servers[1].handle(Received(SCHEDULER, Freeze((1, 9), (1, 1))), 0.0)
     assert [each.message for each in effects if isinstance(each, Send)] == [
         Frozen((1, 9), ((11, 0),), (GroupProgress("", 0, 1, 1),))
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Join
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Heartbeat, Join
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.view_change import SOON_S
@@ -62,6 +62,8 @@ def rig(rigs):
             number = self.machine._views._proposal.number
             for name in names:
                 self.receive(name, Frozen(number, (), (), drained))
+            if self.machine._views.offered is not None:
+                self.receive("server-0", Heartbeat(1, 1, self.machine._views.offered.id))
 
         def at(self, now):
             self.now = now

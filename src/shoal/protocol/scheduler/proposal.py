@@ -1,0 +1,90 @@
+"""Proposal: the questions to servers about a view, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import inf
+
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Waiting
+from shoal.protocol.views import Member, NodeId, ViewId
+
+
+class Proposal:
+    """A proposed view: the questions to servers and their answers.
+
+    Attributes:
+        number: of the view; servers are asked until they answer.
+        reason: why it is made, besides changes of membership.
+        known: the current view when it was begun.
+        since: when it was begun.
+        drains: whether servers are drained first.
+        draining: whether they are still draining.
+    """
+
+    def __init__(
+        self,
+        number: ViewId,
+        reason: str,
+        known: ViewId,
+        drain: bool,
+        resend_s: float,
+        now: float,
+    ) -> None:
+        self.number = number
+        self.reason = reason
+        self.known = known
+        self.since = now
+        self.drains = drain
+        self.again_at = -inf
+        self.draining = drain
+        self._resend_s = resend_s
+        self._drained: set[NodeId] = set()
+        self._promises: dict[NodeId, Frozen] = {}
+
+    def ask(self, servers: Iterable[NodeId], now: float, out: Effects) -> None:
+        """Ask the servers that have not answered."""
+        self.again_at = now + self._resend_s
+        self.remind(servers, out)
+
+    def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
+        """Ask some of these again, which may not have been reached before."""
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
+        question = Drain(self.number) if self.draining else Freeze(self.number, self.known)
+        out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
+
+    def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
+        """Take in an answer; False if it is for an earlier view."""
+        if promise.view != self.number:
+            return False
+        if isinstance(promise, Frozen):
+            self._promises[server] = promise
+        else:
+            self._drained.add(server)
+        return True
+
+    def hurry(self) -> None:
+        """Stop draining: a server is gone, and its operations may never arrive."""
+        if self.draining:
+            self.draining, self.again_at = False, -inf
+
+    def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
+        """Ask the next question; returns whether all servers have promised."""
+        if self.draining and all(node in self._drained for node in servers):
+            self.hurry()
+        if self.again_at == -inf:
+            self.ask(servers, now, out)
+        return not self.draining and all(node in self._promises for node in servers)
+
+    def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
+        """The servers that the scheduler waits for."""
+        answered: Collection[NodeId] = self._drained if self.draining else self._promises
+        absent = sorted(member.name for member in servers if member.id not in answered)
+        what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
+        todo = "drain" if self.draining else "freeze"
+        reason = f"waits for {', '.join(absent)} to {todo}"
+        return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
+
+    def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
+        """The promises of these servers."""
+        return [self._promises[node] for node in servers]

@@ -1,0 +1,154 @@
+"""A view is offered to the servers of the view before, and is made when one has adopted it."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.errors import RangeLost
+from shoal.protocol.messages import (
+    DeathReport,
+    End,
+    Freeze,
+    Frozen,
+    Heartbeat,
+    Join,
+    NewView,
+    ViewRefused,
+)
+
+
+@pytest.fixture
+def rig(rigs):
+    """Two servers with two replicas, two workers, and a view that is offered: a worker left."""
+    rig = rigs.SchedulerRig(elastic=True, servers=2, replicas=2)
+    rig.machine._views._tables.declare(rigs.table(), 2)
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("engine", DeathReport("here", 13))
+    promise(rig)
+    return rig
+
+
+def promise(rig, **more):
+    number = rig.machine._views._proposal.number
+    for server in rig.machine.members.servers():
+        rig.receive(server, Frozen(number, (), **more))
+
+
+def beat(rig, node, view):
+    rig.receive(node, Heartbeat(rig.incarnation(node), 1, view))
+
+
+def test_a_view_is_offered_to_the_servers_of_the_one_before(rig):
+    assert rig.told(NewView).keys() == {"server-0", "server-1"}
+    assert rig.view.number == 1
+    assert rig.notes("offered")[0]["view"] == (1, 2)
+    assert "to adopt it" in rig.why()[0].reason
+
+
+def test_the_first_server_that_adopts_it_makes_it_the_view_and_the_others_are_told(rig):
+    beat(rig, "server-1", (1, 2))
+    assert rig.view.number == 2
+    assert rig.told(NewView).keys() == {"worker-0"}
+    assert rig.notes("view")[0]["view"] == (1, 2)
+
+
+def test_a_server_without_it_is_sent_it_again_and_a_worker_is_not(rig):
+    beat(rig, "server-0", (1, 1))
+    assert rig.told(NewView)["server-0"].view.number == 2
+    beat(rig, "worker-0", (1, 1))
+    assert rig.sent(NewView) == []
+
+
+def test_a_refused_view_is_dropped_and_another_is_made_of_the_one_before(rig):
+    rig.receive("server-0", ViewRefused((1, 2), (1, 1)))
+    assert rig.told(Freeze)["server-0"] == Freeze((1, 3), (1, 1))
+    promise(rig)
+    assert rig.notes("dropped view")[0]["view"] == (1, 2)
+    beat(rig, "server-0", (1, 3))
+    assert rig.view.number == 3
+    assert [worker.id for worker in rig.view.workers] == ["worker-0"]
+
+
+def test_a_proposal_that_a_server_has_refused_is_made_again_with_another_number(rig):
+    beat(rig, "server-0", (1, 2))
+    rig.receive("worker-2", Join("worker-2", "worker", "", "here"))
+    rig.receive("server-0", ViewRefused((1, 3), (1, 2)))
+    assert rig.told(Freeze)["server-1"] == Freeze((1, 4), (1, 2))
+
+
+def test_the_newest_view_that_a_server_has_adopted_is_the_one_before(rig):
+    """Its heartbeat was lost."""
+    offered = rig.machine._views.offered
+    rig.receive("server-0", ViewRefused((1, 2), (1, 1)))
+    promise(rig, adopted=offered)
+    assert rig.view == offered
+    assert rig.machine._views.offered.number == 3
+
+
+def test_a_restarted_scheduler_knows_the_offered_view(rig):
+    again = rig.restart()
+    again.at(0.0)
+    assert again.view.number == 1
+    promise(again, adopted=rig.machine._views.offered)
+    assert again.view.number == 2
+    again.adopt()
+    assert again.view.number == 3
+
+
+def test_a_view_of_an_earlier_scheduler_that_this_one_never_heard_of_counts(rig):
+    journal = rig.journal
+    offered = replace(rig.machine._views.offered, number=7)
+    again = type(rig)(journal, servers=2, replicas=2, elastic=True)
+    again.at(0.0)
+    promise(again, adopted=offered)
+    assert again.view == offered
+
+
+def test_a_view_whose_servers_have_died_is_made_at_once(rigs):
+    rig = rigs.SchedulerRig(elastic=True)  # there is no table
+    for number, name in enumerate(("server-0", "worker-0", "worker-1"), start=10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("server-1", Join("server-1", "server", "", "here", process=20))
+    promise(rig)
+    rig.receive("engine", DeathReport("here", 10))
+    assert rig.view.number == 2
+    assert {"server-1", "worker-0", "worker-1"} <= rig.told(NewView).keys()
+
+
+@pytest.fixture
+def moving(rigs):
+    """All rows of server-0 have moved to server-1 in a view that is offered."""
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.machine._views._tables.declare(rigs.table(), 1)
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        if rig.machine._views._proposal is not None:
+            rig.promise()
+    rig.receive("worker-2", Join("worker-2", "worker", "", "here", process=14))
+    promise(rig)
+    views = rig.machine._views
+    moved = tuple(
+        tuple(replace(each, chain=(1,), syncing_since=0) for each in parts)
+        for parts in views.view.placements
+    )
+    kept = tuple(tuple(replace(each, chain=(0,)) for each in parts) for parts in moved)
+    views.view = replace(views.view, placements=kept)
+    views.offered = replace(views.offered, placements=moved)
+    return rig
+
+
+@pytest.mark.parametrize("process", [10, 11])
+def test_rows_that_are_in_one_of_the_two_views_are_not_lost_before_one_is_adopted(moving, process):
+    moving.receive("engine", DeathReport("here", process))
+    assert moving.sent(End) == []
+
+
+def test_the_run_ends_when_the_view_is_dropped_that_had_the_rows(moving):
+    moving.receive("engine", DeathReport("here", 10))
+    moving.receive("server-1", ViewRefused(moving.machine._views.offered.id, moving.view.id))
+    promise(moving)
+    assert "server-0 died with the last replica of" in moving.sent(End)[0].error
+    assert moving.sent(End)[0].kind == "lost"
+    assert isinstance(moving.machine._shutdown._error, RangeLost)

@@ -82,7 +82,7 @@ def _workers(
     threads = threads_of(how.workers)
     env = {
         "SHOAL_SCHEDULER": engine.address("scheduler"),
-        "SHOAL_TOKEN": "",  # of another cluster: this one's sockets are its user's alone
+        "SHOAL_TOKEN": engine.token,  # not another cluster's
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
         "OMP_NUM_THREADS": str(threads),
         **resumed,

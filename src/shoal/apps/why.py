@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.client.connect import scheduler_at
+from shoal.client.connect import scheduler_at, token_at
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.node.node import Node
 from shoal.protocol.admin.status import StatusQuery
@@ -38,7 +38,9 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
         raise DataMissing(f"{error.message}{_ending(RunFolder(Path(where)))}") from None
     inquiry = StatusQuery(LIMIT_S)
     name = f"why-{os.getpid()}-{os.urandom(4).hex()}"
-    node = Node(inquiry, Identity(name, "worker", token=token), scheduler=address)
+    node = Node(
+        inquiry, Identity(name, "worker", token=token or token_at(where)), scheduler=address
+    )
     try:
         node.run()
     finally:

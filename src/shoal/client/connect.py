@@ -59,7 +59,16 @@ def connect(address: str, **options: Any) -> Client:
             f"connect has no option {', '.join(unknown_options)} "
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
-    return Client(scheduler_at(address), chosen)
+    token = chosen.token or token_at(address)
+    return Client(scheduler_at(address), msgspec.structs.replace(chosen, token=token))
+
+
+def token_at(where: str) -> str:
+    """The token of a run of this user's on this machine, from its folder; else empty."""
+    try:
+        return RunFolder(Path(where)).token.read_text() if where else ""
+    except OSError:  # it has none, or where is an address
+        return ""
 
 
 def scheduler_at(where: str) -> str:

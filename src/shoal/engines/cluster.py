@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def run_tasks(
     script: Sequence[str] = (),
     **policy: Any,
 ) -> list[Task]:
-    """The scheduler and the servers of a run on this machine.
+    """The scheduler and the servers of a run on this machine. Over TCP they have a token, because
+    other users of the machine can connect; a Unix socket is in a folder of this user's.
 
     init:     folder of the shards that its tables begin with, after `passed` clocks
     save:     whether servers leave their shards at the end
@@ -83,7 +85,10 @@ def run_tasks(
     script:   as in `ServerRole`
     policy:   fields of `SchedulerRole` that differ from the run's
     """
+    if run.transport == "tcp":
+        engine.token = secrets.token_urlsafe(24)
     common: dict[str, Any] = {
+        "token": engine.token,
         "events": str(engine.folder.events),
         "started_at": started_at,
         "passed": passed,
@@ -112,11 +117,15 @@ def run_tasks(
 def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any) -> list[Task]:
     """The tasks of a run's workers.
 
-    entry:      "module:function", called with `rank`, `scheduler` (its address) and `folder` (the
-                run's)
+    entry:      "module:function", called with `rank`, `scheduler` (its address), `token` and
+                `folder` (the run's)
     arguments:  more of them, the same for all
     """
-    common = {"scheduler": engine.address("scheduler"), "folder": str(engine.folder.path.resolve())}
+    common = {
+        "scheduler": engine.address("scheduler"),
+        "token": engine.token,
+        "folder": str(engine.folder.path.resolve()),
+    }
     return [
         Task(f"worker-{rank}", entry, {**common, "rank": rank, **arguments})
         for rank in range(workers)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from shoal.client.client import Client
-from shoal.client.connect import scheduler_at
+from shoal.client.connect import scheduler_at, token_at
 from shoal.client.context import Context, joined, set_current
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import cluster_here
@@ -84,9 +84,9 @@ def init(
         return known
     env: Mapping[str, str] = os.environ
     address = scheduler or env.get("SHOAL_SCHEDULER", "")
+    secret = token or env.get("SHOAL_TOKEN", "") or token_at(address)
     address = scheduler_at(address) if address else ""
     wish = _number(env, "SHOAL_RANK", -1) if rank is None else rank
-    secret = token or env.get("SHOAL_TOKEN", "")
     count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
     if group and not address:
         raise InvalidValue(

@@ -43,7 +43,7 @@ from shoal.errors import (
 )
 from shoal.node.node import Node
 from shoal.protocol.admin.death_report import DeathReporter
-from shoal.storage.files import write_whole
+from shoal.storage.files import write_private, write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -62,11 +62,15 @@ def spare_processes(servers: int, replicas: int) -> list[str]:
 
 
 class LocalEngine:
-    """Starts processes through a launcher; `sockets` is their private directory."""
+    """Starts processes through a launcher; `sockets` is their private directory.
+
+    token:  the secret of the processes, if other users can reach them
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
+        self.token = ""
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
         self._restarts = Restarts()
@@ -95,6 +99,8 @@ class LocalEngine:
         self.folder.error(task.name).unlink(missing_ok=True)  # of an earlier one
         if task.name == "scheduler":
             write_whole(self.folder.scheduler, task.args["listen"])
+            if task.args.get("token"):
+                write_private(self.folder.token, task.args["token"])
         log, error = str(self.folder.log(task.name)), str(self.folder.error(task.name))
         command = asdict(task) | {"log": log, "error": error}
         self._commands.sendall(json.dumps(command).encode() + b"\n")
@@ -273,7 +279,8 @@ class LocalEngine:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
-        self.folder.scheduler.unlink(missing_ok=True)
+        for path in (self.folder.scheduler, self.folder.token):
+            path.unlink(missing_ok=True)
         self.at_stop.close()
 
     def __enter__(self) -> LocalEngine:

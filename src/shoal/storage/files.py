@@ -33,6 +33,16 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
     flush(path.parent)
 
 
+def write_private(path: Path, content: str) -> None:
+    """Write a file as `write_whole` does, which nobody but its owner may read."""
+
+    def create(fresh: Path) -> None:
+        fresh.touch(0o600, exist_ok=False)
+        fresh.write_text(content)
+
+    write_whole(path, create)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those that it is in, where they are missing; their names are on disk.
 

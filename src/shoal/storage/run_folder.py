@@ -10,6 +10,7 @@ checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buff
 workers/N/train.csv, eval.csv
 pids.json           the processes
 scheduler           its address, during the run
+token               the secret of its members, during a run over TCP; only its owner may read it
 logs/NAME.log       standard output and error of each process
 logs/NAME.error     the typed error that ended it, if any
 """
@@ -39,6 +40,7 @@ class RunFolder:
         self.shards = path / "shards"
         self.checkpoints = path / "checkpoints"
         self.scheduler = path / "scheduler"  # has the address, during the run
+        self.token = path / "token"  # during the run, if it has one
         self.pids = path / "pids.json"
 
     @classmethod

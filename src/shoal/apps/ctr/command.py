@@ -49,6 +49,7 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(dump_job(spec, APPLICATION))
     with LocalEngine(folder) as engine:
+        cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
         workers = worker_tasks(
             engine,
             spec.workers,
@@ -58,7 +59,6 @@ def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) ->
             threads=threads_of(spec.workers),
             passed=passed,
         )
-        cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
         for task in (*cluster, *workers):
             engine.start(task)
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does

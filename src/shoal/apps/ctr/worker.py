@@ -34,6 +34,7 @@ def run_ctr_worker(
     started_at: float,
     threads: int,
     passed: int = 0,
+    token: str = "",
 ) -> None:
     """Join, train on this worker's batches, leave results in the run's folder.
 
@@ -45,7 +46,7 @@ def run_ctr_worker(
     options = msgspec.convert(spec, CtrSpec)
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
-    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    joining = ClientOptions(token=token, rank=rank, sync_timeout_s=options.sync_timeout_s)
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()

@@ -58,6 +58,7 @@ def run_words(
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
         corpus.save(saved)
+        cluster = run_tasks(engine, spec, started_at, preload=SPARSE)
         workers = worker_tasks(
             engine,
             spec.workers,
@@ -66,7 +67,7 @@ def run_words(
             started_at=started_at,
             corpus=str(saved),
         )
-        for task in (*run_tasks(engine, spec, started_at, preload=SPARSE), *workers):
+        for task in (*cluster, *workers):
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher:

@@ -44,7 +44,13 @@ FETCHED = 20_000  # rows at once, at the end
 
 
 def run_words_worker(
-    spec: dict[str, Any], scheduler: str, rank: int, folder: str, started_at: float, corpus: str
+    spec: dict[str, Any],
+    scheduler: str,
+    rank: int,
+    folder: str,
+    started_at: float,
+    corpus: str,
+    token: str = "",
 ) -> None:
     """Join, train on this worker's share of the text; rank 0 writes the vectors."""
     configure_log()
@@ -54,7 +60,7 @@ def run_words_worker(
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     ids, counts = load_ids(Path(corpus))
-    joining = ClientOptions(rank=rank, sync_timeout_s=options.sync_timeout_s)
+    joining = ClientOptions(token=token, rank=rank, sync_timeout_s=options.sync_timeout_s)
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")

@@ -113,12 +113,18 @@ def _run(
 
 
 def run_worker(
-    scheduler: str, rank: int, folder: str, staleness: int, steps: int, seconds: float
+    scheduler: str,
+    rank: int,
+    folder: str,
+    staleness: int,
+    steps: int,
+    seconds: float,
+    token: str = "",
 ) -> None:
     """Work, and write down how long it took and how much of it was waiting."""
     configure_log()
     path = RunFolder(Path(folder))
-    with Client(scheduler, ClientOptions(rank=rank)) as client:
+    with Client(scheduler, ClientOptions(token=token, rank=rank)) as client:
         rule = ssp(staleness) if staleness else bsp()
         client.create_table(TableSpec("w", 1024, access=Access("sum"), consistency=rule))
         ones = torch.ones(1024)

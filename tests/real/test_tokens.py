@@ -1,0 +1,58 @@
+"""Who can reach the processes of a run on this machine."""
+
+import time
+from stat import S_IMODE
+
+import pytest
+import torch
+
+from shoal.apps.why import explain
+from shoal.client.client import Client
+from shoal.client.connect import connect
+from shoal.client.options import ClientOptions
+from shoal.engines.cluster import run_tasks
+from shoal.engines.local import LocalEngine
+from shoal.engines.options import RunOptions
+from shoal.errors import HandshakeRefused
+from shoal.storage.run_folder import RunFolder
+from shoal.tables.spec import TableSpec, asp
+from shoal.transport import Identity, transport_for
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one worker over TCP, and its folder."""
+    folder = RunFolder.create(tmp_path, "run")
+    with LocalEngine(folder) as engine:
+        options = RunOptions(workers=1, servers=1, transport="tcp")
+        for task in run_tasks(engine, options, time.time(), save=False):
+            engine.start(task)
+        yield folder
+    assert not folder.token.exists()
+
+
+def test_a_stranger_on_this_machine_is_refused_by_a_server_that_listens_on_tcp(run):
+    with connect(str(run.path)) as client:  # this user's, who can read the folder
+        client.create_table(TableSpec("w", 4, consistency=asp()))
+        client.push("w", torch.ones(4)).wait()
+        address = client.view.servers[0].address
+        assert address.startswith("tcp://127.0.0.1:")
+        for token in ("", "a guess"):
+            stranger = Identity("worker-x", "worker", token=token)
+            with pytest.raises(HandshakeRefused, match="token"):
+                transport_for(address).connect(address, stranger, 5.0)
+        with pytest.raises(HandshakeRefused, match="token"):
+            Client(run.scheduler.read_text(), ClientOptions(init_timeout_s=5.0))
+        assert client.pull("w").wait().tolist() == [1.0] * 4
+        assert explain(str(run.path))["servers"] == ["server-0"]
+
+
+def test_the_file_that_has_the_token_is_its_owners(run):
+    end = time.monotonic() + 10.0
+    while not run.token.exists():
+        assert time.monotonic() < end
+    assert S_IMODE(run.token.stat().st_mode) == 0o600
+    with connect(str(run.path)):
+        pass

@@ -5,13 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shoal.client.sparse_exchanges import Batch, keys_of, pull_op, push_op
-from shoal.errors import InvalidValue, NotFinite, Refused, RunAborted, UnknownName
+from shoal.errors import InvalidValue, NotFinite, Refused, UnknownName
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.views import Member, View
-from shoal.tables.spec import Access, Init, TableSpec, bsp
+from shoal.tables.spec import Access, Init, TableSpec, asp, bsp
 
 SPEC = TableSpec("e", kind="sparse", row_shape=(2,), merge="sum", init=Init("uniform", seed=4))
 KEYS = st.lists(st.integers(0, 20) | st.integers(0, (1 << 64) - 1), max_size=50)
@@ -232,16 +233,23 @@ def test_the_callers_keys_may_change_after_the_push(cluster):
 
 
 @pytest.mark.real
-def test_a_table_that_fits_no_server_ends_the_run_with_its_name(cluster):
+@pytest.mark.parametrize(
+    "huge",
+    [
+        TableSpec("huge", kind="sparse", row_shape=(1 << 20,), max_rows=1 << 40),
+        TableSpec("huge", 10**12, (4,)),
+    ],
+    ids=["sparse", "dense"],
+)
+def test_a_table_that_fits_no_server_is_refused_and_the_run_goes_on(cluster, huge):
     _, [client] = cluster()
-    huge = TableSpec("huge", kind="sparse", row_shape=(1 << 20,), max_rows=1 << 40)
-
-    def use():
+    client.create_table(TableSpec("w", 4, consistency=asp()))
+    with pytest.raises(Refused, match="server-0: table 'huge' does not fit"):
         client.create_table(huge)
-        client.pull("huge", keys=[1]).wait()
-
-    with pytest.raises((RunAborted, Refused), match="huge"):
-        use()
+    client.push("w", torch.ones(4)).wait()
+    assert client.pull("w").wait().tolist() == [1.0] * 4
+    client.create_table(replace(huge, rows=4 * (huge.rows > 0), row_shape=(), max_rows=0))
+    assert (client.pull("huge", keys=[1]).wait() == 0).all()
 
 
 @pytest.mark.real

@@ -1,13 +1,23 @@
 """A node and its peers."""
 
 import socket
+import threading
 import time
 
 import pytest
 
-from shoal.errors import HandshakeRefused
+from shoal.errors import HandshakeRefused, InvalidValue
 from shoal.node.node import Node
-from shoal.protocol.machine import CopyOnWriteGuard, Detach, PeerLost, Received, Send, Sink
+from shoal.protocol.machine import (
+    CopyOnWriteGuard,
+    Detach,
+    Offload,
+    Offloaded,
+    PeerLost,
+    Received,
+    Send,
+    Sink,
+)
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
 from shoal.transport import Identity, transport_for
 from tests.transport.rigs import drop_packets_to
@@ -155,3 +165,51 @@ def test_a_connection_that_is_cut_in_silence_is_replaced(pair):
     assert there.machine.lost == [PeerLost("worker-a", closed=False)]
     here.perform([Send("server-b", Nudge("again"))])
     until(lambda: (Nudge("again"), b"") in there.machine.received, here, there)
+
+
+class Opener(Peer):
+    """A machine that has work done, and keeps what comes of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def handle(self, event, now):
+        if isinstance(event, Offloaded):
+            self.done.append((event.ticket, event.value, event.error, threading.current_thread()))
+            return []
+        return super().handle(event, now)
+
+
+@pytest.fixture
+def opener():
+    node = Node(Opener(), Identity("server-a", "server"))
+    yield node
+    node.close()
+
+
+def test_offloaded_work_is_done_outside_of_the_loop_and_its_result_comes_into_it(opener):
+    go, refused = threading.Event(), InvalidValue("no memory")
+
+    def fails():
+        raise refused
+
+    def slow():
+        go.wait(10.0)
+        return threading.current_thread()
+
+    opener.perform([Offload(1, slow), Offload(2, fails)])
+    until(lambda: opener.machine.done, opener)  # the loop turns while the first one waits
+    here = threading.current_thread()
+    assert opener.machine.done == [(2, None, refused, here)]
+    go.set()
+    until(lambda: len(opener.machine.done) == 2, opener)
+    ticket, there, error, told_in = opener.machine.done[1]
+    assert (ticket, error, told_in) == (1, None, here)
+    assert there is not here
+
+
+def test_an_error_of_offloaded_work_that_nobody_expects_stops_the_node(opener):
+    opener.perform([Offload(1, lambda: 1 / 0)])
+    with pytest.raises(ZeroDivisionError):
+        until(lambda: opener.machine.done, opener)

@@ -106,6 +106,23 @@ def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):
     assert again.view.checkpoint_clocks == (30 + AHEAD, 50 + AHEAD)
 
 
+def test_a_view_that_could_name_no_clock_is_made_less_often(rigs):
+    """Workers take longer for a clock than from one checkpoint to the next."""
+    rig = rigs.SchedulerRig(checkpoint_s=1.0, silence_s=1000)
+    rig.join("server-0", "worker-0", "worker-1")
+    made = []
+    for tenth in range(1, 300):
+        rig.at(tenth / 10)
+        if rig.sent(Freeze):
+            made.append(rig.now)
+            rig.promise(clocks=((2, 7), (3, 7)), open_round=7)
+    assert made == [1.0, 2.0, 4.0, 8.0, 16.0, 24.0]
+    rig.at(32.0)
+    rig.promise(clocks=((2, 90), (3, 90)), open_round=90)
+    rig.at(33.0)
+    assert rig.sent(Freeze)
+
+
 def test_without_checkpoint_s_no_view_is_proposed_for_a_checkpoint(rigs):
     rig = rigs.SchedulerRig()
     rig.join("server-0", "worker-0", "worker-1")

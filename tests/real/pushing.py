@@ -1,5 +1,6 @@
-"""A worker that pushes to tables side by side, and says how long each push took."""
+"""A cluster whose worker pushes to tables side by side, and says how long each push took."""
 
+import json
 import time
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,9 @@ import torch
 
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
+from shoal.engines.base import Task
+from shoal.engines.cluster import cluster_tasks
+from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.tables.spec import TableSpec, asp
 
 
@@ -40,3 +44,62 @@ def _push(client: Client, name: str, folder: Path) -> None:
             count += 1
             time.sleep(0.005)  # leaves the processor to the others
         print(count, client.pull(name).wait().max().item(), file=file, flush=True)
+
+
+TOKEN = "the token of this cluster"
+
+
+class Cluster:
+    """Servers, and a worker that pushes to tables, which are on one server each, in turn.
+
+    killed:  processes that may fail
+    """
+
+    def __init__(self, engine, folder, servers, replicas, tables, **listens):
+        self.engine, self.folder = engine, folder
+        self.killed = set()
+        self._tables = [folder.path / f"t{number}" for number in range(tables)]
+        options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
+        listen = listens.get("scheduler") or engine.address("scheduler")
+        scheduler = SchedulerRole(
+            listen=listen, servers=servers, workers=1, replicas=replicas, **options
+        )
+        server = ServerRole(listen=listens.get("server", ""), token=TOKEN)
+        for task in cluster_tasks(engine, scheduler, server):
+            engine.start(task)
+        given = {"folder": str(folder.path), "tables": tables, "token": TOKEN}
+        entry = "tests.real.pushing:push_until"
+        engine.start(Task("worker-0", entry, {"scheduler": listen, **given}))
+        self.until(lambda: all(len(self.pushes(n)) > 20 for n in range(tables)))
+
+    def until(self, true, limit_s=30.0):
+        end = time.monotonic() + limit_s
+        while not true():
+            assert time.monotonic() < end
+            failed = [each for each in self.engine.exits(0.02) if each.code]
+            assert not [each for each in failed if each.name not in self.killed]
+
+    def pushes(self, table):
+        """(when it began, seconds) of each push that was acknowledged."""
+        path = self._tables[table]
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [tuple(map(float, line.split())) for line in lines if line.count(" ") == 1]
+
+    def longest(self, table, since):
+        return max(seconds for began, seconds in self.pushes(table) if began + seconds > since)
+
+    def finish(self):
+        """End the worker; no push is lost or doubled."""
+        (self.folder.path / "over").touch()
+        self.until(lambda: "worker-0" not in self.engine.running, 60.0)
+        for table in range(len(self._tables)):
+            pushed, held = self.pushes(table)[-1]
+            assert pushed == held
+
+    def lost(self):
+        return self.named("lost")
+
+    def named(self, kind):
+        """The members of the scheduler's events of a kind."""
+        events = map(json.loads, self.folder.events.read_text().splitlines())
+        return [event["name"] for event in events if event["kind"] == kind and "name" in event]

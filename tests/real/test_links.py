@@ -1,7 +1,6 @@
 """Paths between hosts that are cut: who dies, and how long exchanges take."""
 
 import ctypes
-import json
 import os
 import shutil
 import socket
@@ -11,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import Task
-from shoal.engines.cluster import cluster_tasks
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine
-from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.storage.run_folder import RunFolder
+from tests.real.pushing import Cluster
 from tests.transport.rigs import drop_packets_to, free_port
 
 pytestmark = [
@@ -24,54 +21,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces"),
 ]
 DOWN_S = 8.0  # of the 10 s after which silence is a death
-TOKEN = "the token of this cluster"
-
-
-class Cluster:
-    """Servers, and a worker that pushes to tables, which are on one server each, in turn."""
-
-    def __init__(self, engine, folder, servers, replicas, tables, **listens):
-        self.engine, self.folder = engine, folder
-        self._tables = [folder.path / f"t{number}" for number in range(tables)]
-        options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
-        listen = listens.get("scheduler") or engine.address("scheduler")
-        scheduler = SchedulerRole(
-            listen=listen, servers=servers, workers=1, replicas=replicas, **options
-        )
-        server = ServerRole(listen=listens.get("server", ""), token=TOKEN)
-        for task in cluster_tasks(engine, scheduler, server):
-            engine.start(task)
-        given = {"folder": str(folder.path), "tables": tables, "token": TOKEN}
-        entry = "tests.real.pushing:push_until"
-        engine.start(Task("worker-0", entry, {"scheduler": listen, **given}))
-        self.until(lambda: all(len(self.pushes(n)) > 20 for n in range(tables)))
-
-    def until(self, true, limit_s=30.0):
-        end = time.monotonic() + limit_s
-        while not true():
-            assert time.monotonic() < end
-            assert not [each for each in self.engine.exits(0.02) if each.code]
-
-    def pushes(self, table):
-        """(when it began, seconds) of each push that was acknowledged."""
-        path = self._tables[table]
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [tuple(map(float, line.split())) for line in lines if line.count(" ") == 1]
-
-    def longest(self, table, since):
-        return max(seconds for began, seconds in self.pushes(table) if began + seconds > since)
-
-    def finish(self):
-        """End the worker; no push is lost or doubled."""
-        (self.folder.path / "over").touch()
-        self.until(lambda: "worker-0" not in self.engine.running, 60.0)
-        for table in range(len(self._tables)):
-            pushed, held = self.pushes(table)[-1]
-            assert pushed == held
-
-    def lost(self):
-        events = map(json.loads, self.folder.events.read_text().splitlines())
-        return [event["name"] for event in events if event["kind"] == "lost"]
 
 
 @contextmanager

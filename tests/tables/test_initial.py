@@ -1,6 +1,6 @@
 """What rows are before their first update."""
 
-from math import cos, log1p, pi, sqrt
+from math import cos, log1p, pi, sin, sqrt
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.keys import KeyRange, split_evenly
 from shoal.tables.dense.shard import DTYPES, DenseShard
-from shoal.tables.initial import fill
+from shoal.tables.initial import BLOCK, NormalPairs, fill
 from shoal.tables.spec import Init, TableSpec
 
 INITS = [
@@ -93,3 +93,34 @@ def test_initial_rows_do_not_depend_on_the_number_of_servers(init, rows, fragmen
             held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
             pieces.append(DenseShard(spec, held).rows)
     assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_normal_float32_rows_come_in_pairs_of_one_hash():
+    mask, gamma, seed, first = (1 << 64) - 1, 0x9E3779B97F4A7C15, 5, 7
+    rows = initial(Init("normal", 1.0, 2.0, seed), first, first + 6, 1, "float32").view(-1)
+    for at, value in enumerate(rows.tolist(), first):
+        z = (at // 2 + seed * 2 * 0x632BE59BD9B4E019 + 1) * gamma & mask
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+        high, low = np.array([z ^ (z >> 31)], np.uint64).view(np.int32)[::-1].tolist()
+        angle = 2 * pi * low / 2**32
+        radius = sqrt(-2.0 * np.log((abs(high) + 0.5) / 2**31))
+        expected = 1.0 + 2.0 * radius * (sin(angle) if at % 2 else cos(angle))
+        assert value == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_no_hash_makes_a_normal_number_that_is_not_finite():
+    """A uniform 0 once came of 64 of 2^32 hashes, and an infinite row of it."""
+    extremes = [0, 1, 31, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1]
+    hashes = np.array([high << 32 | low for high in extremes for low in extremes], np.uint64)
+    drawn = NormalPairs(hashes).draw(1.0)
+    assert torch.isfinite(drawn).all()
+    assert drawn.abs().max() == pytest.approx(sqrt(2 * 32 * np.log(2)), rel=1e-3)
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("start", [0, 1, 2 * BLOCK - 1, 4 * BLOCK + 5])
+def test_rows_are_the_same_in_whichever_blocks_they_are_filled(init, start):
+    whole = initial(init, 0, 5 * BLOCK, 1, "float32")
+    part = initial(init, start, min(start + 2 * BLOCK + 3, 5 * BLOCK), 1, "float32")
+    assert torch.equal(whole[start : start + len(part)], part)

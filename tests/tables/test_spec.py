@@ -176,6 +176,27 @@ def test_consistency_is_made_from_its_name():
     assert asp() == Consistency()
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ({"rows": 2**63}, "9223372036854775808 rows; at most 1099511627776"),
+        ({"rows": 1, "row_shape": (2**28 + 1,)}, "1073741828 bytes in a row; at most 1073741824"),
+        ({"rows": 2**40, "row_shape": (5,)}, "bytes; at most 17592186044416"),
+        ({"rows": 65537, "fragment_rows": 1}, "65537 fragments; at most 65536"),
+        ({"kind": "sparse", "row_shape": (2**40, 2**40)}, "bytes in a row"),
+    ],
+)
+def test_a_table_is_bounded(size, message):
+    with pytest.raises(InvalidValue, match=message):
+        TableSpec("t", **size)
+
+
+@pytest.mark.parametrize("servers", [1, 3, 64])
+def test_the_largest_table_is_cut_into_few_fragments(servers):
+    cut = TableSpec("t", 2**40, (4,)).cut(servers)
+    assert 65_000 < len(cut.fragments()) <= 65_536
+
+
 # --- travelling ------------------------------------------------------------------------------
 
 

@@ -40,6 +40,7 @@ NOTED = (
     "view",
     "crowded",
     "lost",
+    "unopened",
     "awaited",
     "leased",
     "returned",

@@ -8,12 +8,16 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+
+import msgspec
 
 from shoal.protocol.messages import Frozen
 from shoal.protocol.views import FOREVER, View
 
 AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
 KEPT = 16  # checkpoint clocks in a view: the latest
+PAUSE_MOST = 8  # times the interval, between two attempts to name a clock
 
 
 class CheckpointClocks:
@@ -75,3 +79,42 @@ def marked(view: View, promises: Sequence[Frozen]) -> tuple[int, ...]:
     seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
     applied = max((max(each.replayed, each.closed) for each in groups), default=0)
     return (*view.checkpoint_clocks, max(seen, applied) + AHEAD)[-KEPT:]
+
+
+class CheckpointTimer:
+    """When the scheduler makes a view to name a clock, in a run with checkpoints by time.
+
+    every_s:  seconds from one to the next; 0 for none
+
+    A view that names no clock, because the last one is not passed yet, is for nothing: the next one
+    is made after twice the time.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self.at = inf
+        self._every_s = every_s
+        self._for_nothing = 1  # intervals to wait
+        self._due = False
+
+    def is_due(self, now: float, at_work: bool) -> bool:
+        """Return whether a view is to be made, in a run with workers at work."""
+        if now < self.at:
+            return False
+        self.at = now + self._every_s
+        self._due = self._due or at_work
+        return at_work
+
+    def mark(self, view: View, promises: Sequence[Frozen], now: float) -> View:
+        """Return the view with a new clock, if one is due."""
+        if self._every_s and self.at == inf:
+            self.at = now + self._every_s
+        if not self._due:
+            return view
+        self._due = False
+        clocks = marked(view, promises)
+        if clocks == view.checkpoint_clocks:
+            self._for_nothing = min(2 * self._for_nothing, PAUSE_MOST)
+            self.at = now + self._for_nothing * self._every_s
+        else:
+            self._for_nothing = 1
+        return msgspec.structs.replace(view, checkpoint_clocks=clocks)

@@ -59,7 +59,15 @@ class Asked(msgspec.Struct, frozen=True):
     request: Any
 
 
-Event = Received | Ticked | PeerLost | Asked
+class Offloaded(msgspec.Struct, frozen=True, eq=False):
+    """The work of `Offload(ticket, ...)` is done: its result, or why it failed."""
+
+    ticket: int
+    value: Any = None
+    error: ShoalError | None = None
+
+
+Event = Received | Ticked | PeerLost | Asked | Offloaded
 
 
 # ---------------------------------------------------------------------------- effects
@@ -158,6 +166,16 @@ class Save(msgspec.Struct, frozen=True, eq=False):
     since: int = -1
 
 
+class Offload(msgspec.Struct, frozen=True, eq=False):
+    """Do `work` outside of the loop, which must not wait for it; answered by `Offloaded`.
+
+    It shares no state with the machine.
+    """
+
+    ticket: int
+    work: Callable[[], Any]
+
+
 class Note(msgspec.Struct, frozen=True):
     """An event for logs, counters and checkers."""
 
@@ -171,7 +189,7 @@ class Stop(msgspec.Struct, frozen=True):
     error: ShoalError | None = None
 
 
-Effect = Send | Detach | Resolve | Persist | Save | Note | Stop
+Effect = Send | Detach | Resolve | Persist | Save | Offload | Note | Stop
 Effects = list[Effect]
 
 

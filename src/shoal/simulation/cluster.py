@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
+from typing import cast
 
 from msgspec.structs import replace
 
+from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
@@ -14,6 +18,7 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
@@ -21,6 +26,7 @@ from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
+from shoal.tables.spec import TableSpec
 
 ALONE_S = 9.0  # longer than any fault separates a living member
 DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
@@ -31,15 +37,17 @@ ROOM_FOR_WORKERS = 6  # of the members that may start
 class SimulatedCluster:
     """The members of a cluster.
 
-    servers:  all servers that were ever started
-    guests:   workers of a second group, which are always restarted
-    lost:     members that the scheduler declared dead
+    servers:        all servers that were ever started
+    guests:         workers of a second group, which are always restarted
+    lost:           members that the scheduler declared dead
+    out_of_memory:  servers that cannot open shards, and until when
     """
 
     def __init__(self, world: World, plan: Plan, works: Mapping[str, Workload]) -> None:
         self.servers: dict[NodeId, ServerMachine] = {}
         self.guests: dict[NodeId, None] = {}
         self.lost: dict[NodeId, None] = {}
+        self.out_of_memory: dict[NodeId, float] = {}
         self._world = world
         self._plan = plan
         self._works = works
@@ -100,9 +108,17 @@ class SimulatedCluster:
         self._servers_started += 1
         session = Session(node, "server", "", self._host(), options=SESSION, process=self._started)
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
-        self.servers[node] = ServerMachine(session, open_shard, REPLICATION, checkpoint_clocks)
+        opened = partial(self._open, node)
+        self.servers[node] = ServerMachine(session, opened, REPLICATION, checkpoint_clocks)
         self._world.add(node, self.servers[node])
         return node
+
+    def _open(self, node: NodeId, spec: TableSpec, rows: KeyRange) -> ShardStore:
+        """Open a shard, unless the server is refused memory for a table that others have."""
+        there = self.view is not None and self.view.named(spec.name) is not None
+        if there and self._world.now < self.out_of_memory.get(node, 0.0):
+            raise InvalidValue(f"{spec.name}{rows} does not fit")
+        return cast(ShardStore, open_shard(spec, rows))
 
     def _host(self) -> str:
         """Return the host of the next member, in turn; empty if the plan has no hosts."""

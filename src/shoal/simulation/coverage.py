@@ -21,7 +21,7 @@ _KINDS = {
     "overflow of": "Reply",
     "crash server about to": "replicate replicateack answer statechunk synced",
     "failed": "RequestTimeout SyncTimeout Cancelled",
-    "note": "replayed installed awaited returned compared late waiting closed thawed",
+    "note": "replayed installed awaited returned compared late waiting closed thawed unopened",
 }
 _NOT_REQUIRED = (*ONE_SIDED, "take for dead", "kill server")  # the first by phase, below
 REQUIRED_COVERAGE: tuple[str, ...] = (

@@ -141,7 +141,9 @@ class Scenario:
             if note.kind in ("pushed", "landed"):
                 self._views.pushed(node, note.fields["request"], machine.session.view_id)
         elif isinstance(machine, SchedulerMachine):
-            if note.kind == "view" and machine.view:
+            if note.kind == "offered":
+                self._views.offered(note.fields["view"], note.fields["before"])
+            elif note.kind == "view" and machine.view:
                 self._views.made(machine.view)
             elif note.kind == "joined":  # may be a rejoin
                 self.cluster.lost.pop(note.fields["node"], None)

@@ -24,6 +24,7 @@ from shoal.protocol.machine import (
     Event,
     Machine,
     Note,
+    Offload,
     PeerLost,
     Persist,
     Received,
@@ -42,6 +43,7 @@ from shoal.protocol.views import NodeId
 from shoal.simulation.connections import Connections
 from shoal.simulation.network import Envelope, Network, NetworkOptions
 from shoal.simulation.node import Crash, Program, SimNode, Sleep
+from shoal.simulation.offloading import OffloadedWork
 from shoal.transport.wire import encode, message_of
 
 UNTRACED = ("node", "whole", "servers", "workers")  # fields of notes that the trace omits
@@ -83,6 +85,7 @@ class World:
         self.cut_short: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
         self._connections = Connections()
+        self._work = OffloadedWork(Random(seed + 2))
         self._hash = blake2b(digest_size=16)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
@@ -292,6 +295,8 @@ class World:
                     sim.disk = record
                 case Save():
                     self.on_save(effect)
+                case Offload():
+                    self.at(self.now + self._work.seconds(), partial(self._offloaded, sim, effect))
                 case Note(kind, fields):
                     if kind in ("view", "closed", "released", "lost", "refused", "joined"):
                         shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTRACED)
@@ -304,6 +309,10 @@ class World:
                     sim.stopped = True
                     sim.error = error
                     self.note_line(f"{sim.node} stops" + (f": {error.message}" if error else ""))
+
+    def _offloaded(self, sim: SimNode, effect: Offload) -> None:
+        if sim.alive and not sim.stopped:
+            self._handle(sim, self._work.result(effect))
 
     def _schedule_tick(self, sim: SimNode) -> None:
         at = sim.machine.deadline()

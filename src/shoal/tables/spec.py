@@ -27,7 +27,9 @@ ITEM_SIZES = {
 }
 FRAGMENT_BYTES = 1 << 20  # target size of a fragment, which fits a core's cache
 SLOTS_PER_FRAGMENT = 16  # at most, of a sparse table: a fragment is the unit of migration
-ROWS_MOST = 1 << 40  # largest `max_rows`
+ROWS_MOST = 1 << 40
+ROW_BYTES_MOST, BYTES_MOST = 1 << 30, 1 << 44  # of a row, of a dense table
+FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
 Options = dict[str, float | int | bool | str]
@@ -305,6 +307,18 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(
                 f"table {self.name!r}: fragment_rows is at least 0, not {self.fragment_rows}"
             )
+        self._check_size()
+
+    def _check_size(self) -> None:
+        fragments = self.keys.stop / self.fragment_rows if self.fragment_rows else 0
+        for what, size, most in (
+            ("rows", self.rows, ROWS_MOST),
+            ("bytes in a row", self.row_bytes, ROW_BYTES_MOST),
+            ("bytes", self.nbytes, BYTES_MOST),
+            ("fragments", ceil(fragments), FRAGMENTS_MOST),
+        ):
+            if size > most:
+                raise InvalidValue(f"table {self.name!r} has {size} {what}; at most {most}")
 
     @property
     def width(self) -> int:
@@ -349,9 +363,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return same == spec
 
     def cut(self, servers: int) -> TableSpec:
-        """This table with its fragment size fixed: about 1 MiB, less for small tables.
-
-        No server gets more than twice its even share of the rows. A table smaller than
+        """This table with its fragment size fixed: about 1 MiB; less for small tables, more above
+        64 GiB. No server gets more than twice its even share of the rows. A table smaller than
         SMALLEST_FRAGMENT_BYTES times the servers is spread over fewer servers.
         """
         if self.fragment_rows:
@@ -361,6 +374,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.structs.replace(self, fragment_rows=size)
         spread = min(servers, max(1, self.nbytes // SMALLEST_FRAGMENT_BYTES))
         pieces = min(self.rows, max(ceil(self.nbytes / FRAGMENT_BYTES), spread))
+        pieces = min(pieces, FRAGMENTS_MOST - servers)
         pieces = ceil(pieces / spread) * spread if pieces < self.rows else pieces
         return msgspec.structs.replace(self, fragment_rows=ceil(self.rows / min(pieces, self.rows)))
 

@@ -38,6 +38,8 @@ EXAMPLES: list[m.Message] = [
     m.Drained((2, 6)),
     m.Freeze((2, 6), (2, 5)),
     m.Frozen((2, 6), ((1, 4), (2, FOREVER)), (m.GroupProgress("eval", 4, 3, 9),), True, _VIEW),
+    m.OpenShards((2, 9), (2, 5), ((_SPEC, (KeyRange(0, 1 << 40),)),)),
+    m.ShardsOpened(7, (2, 9), (("w", (KeyRange(0, 5),)),), (("v", KeyRange(0, 5), "no memory"),)),
     m.RefuseView((2, 6), (2, 5)),
     m.ViewRefused((2, 6), (2, 5)),
     m.Synced(7, ((0, 1 << 62, 5),)),

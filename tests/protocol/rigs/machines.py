@@ -33,6 +33,7 @@ from shoal.protocol.messages import (
     NewView,
     Reply,
     Request,
+    ShardsOpened,
     StatusReply,
     StatusRequest,
 )
@@ -214,8 +215,24 @@ class SchedulerRig(Rig[SchedulerMachine]):
                 assert self.view is not None
                 self.receive(node, Heartbeat(self.incarnation(node), 1, self.view.id))
 
+    def open(self, reason: str = "") -> None:
+        """Every server opens the shards that it is asked for; or cannot, with a reason."""
+        effects: Effects = []
+        for node, asked in list(self.machine._views._openings._lists.items()):
+            shards = [(spec.name, rows) for spec, rows in asked.shards]
+            opened = () if reason else tuple((name, (rows,)) for name, rows in shards)
+            failed = tuple((name, rows, reason) for name, rows in shards) if reason else ()
+            answer = ShardsOpened(self.incarnation(node), asked.number, opened, failed)
+            effects += self.receive(node, answer)
+        self.effects = effects
+
     def promise(self, clocks: tuple[tuple[int, int], ...] = (), open_round: int = 0) -> None:
-        """Every server freezes for the view that is proposed, and the first adopts it."""
+        """Every server freezes for the view that is proposed, and the first adopts it.
+
+        If none is proposed, servers open what a view waits for.
+        """
+        if self.machine._views._proposal is None:
+            self.open()
         proposal = self.machine._views._proposal
         assert proposal is not None
         frozen = Frozen(proposal.number, clocks, (GroupProgress("", open_round),))

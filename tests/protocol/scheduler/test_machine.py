@@ -196,12 +196,13 @@ def test_a_declared_table_is_in_the_next_view(cluster, rigs):
     assert cluster.sent() == [NotDeclared("w", "table 'w' exists with another specification")]
 
 
-def test_a_table_declared_before_the_first_view_is_in_it(make, rigs):
+def test_a_table_declared_before_the_first_view_is_in_the_second(make, rigs):
     rig = make()
     rig.join("server-0", "worker-0")
     rig.receive("worker-0", Declare(2, rigs.table()))
     assert rig.sent() == []
     rig.join("worker-1")
+    rig.promise()
     assert [table.name for table in rig.view.tables] == ["w"]
 
 

@@ -1,6 +1,7 @@
 """Decisions about views, each with its reason."""
 
 import pytest
+from msgspec.structs import replace
 
 from shoal.protocol.messages import Frozen, GroupProgress
 from shoal.protocol.scheduler.journal import SchedulerOptions
@@ -117,7 +118,8 @@ def test_a_dead_workers_done_clock_is_what_every_server_saw_unless_rounds_hold_i
     promises = [at(each, 2) for each in clocks]
     left = {name: m for name, m in ALL.items() if name != "worker-0"}
     tables = (TableSpec("w", 4, consistency=rule, fragment_rows=2),)
-    view = next_view((1, 2), left, first_view(), tables, promises, "")
+    before = replace(first_view(), tables=tables, placements=((),))
+    view = next_view((1, 2), left, before, tables, promises, "")
     (gone,) = view.departed
     assert (gone.last_clock, gone.done_clock) == (5, done)
 

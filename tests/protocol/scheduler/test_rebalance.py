@@ -147,7 +147,7 @@ def test_a_leaving_server_stays_when_it_is_the_last():
     left = ids[:2]
     assert migration.wants_to_go(cluster.view, cluster.servers[1], left) == "it is the last server"
     assert migration.wants_to_go(cluster.view, cluster.servers[0], left) == ""
-    assert migration.moves(2, drained=True).leaving == {"s0"}
+    assert migration.moves(2, True, None, frozenset()).leaving == {"s0"}
 
 
 def test_rows_of_a_custom_table_that_cannot_save_stay():

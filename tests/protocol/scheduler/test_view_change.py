@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from shoal.errors import RangeLost
 from shoal.protocol.messages import (
     DeathReport,
+    Declare,
     End,
     Freeze,
     Frozen,
@@ -20,9 +21,10 @@ from shoal.protocol.messages import (
 def rig(rigs):
     """Two servers with two replicas, two workers, and a view that is offered: a worker left."""
     rig = rigs.SchedulerRig(elastic=True, servers=2, replicas=2)
-    rig.machine._views._tables.declare(rigs.table(), 2)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
         rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("worker-0", Declare(3, rigs.table()))
     rig.promise()
     rig.receive("engine", DeathReport("here", 13))
     promise(rig)
@@ -41,59 +43,59 @@ def beat(rig, node, view):
 
 def test_a_view_is_offered_to_the_servers_of_the_one_before(rig):
     assert rig.told(NewView).keys() == {"server-0", "server-1"}
-    assert rig.view.number == 1
-    assert rig.notes("offered")[0]["view"] == (1, 2)
+    assert rig.view.number == 2
+    assert rig.notes("offered")[0]["view"] == (1, 3)
     assert "to adopt it" in rig.why()[0].reason
 
 
 def test_the_first_server_that_adopts_it_makes_it_the_view_and_the_others_are_told(rig):
-    beat(rig, "server-1", (1, 2))
-    assert rig.view.number == 2
+    beat(rig, "server-1", (1, 3))
+    assert rig.view.number == 3
     assert rig.told(NewView).keys() == {"worker-0"}
-    assert rig.notes("view")[0]["view"] == (1, 2)
+    assert rig.notes("view")[0]["view"] == (1, 3)
 
 
 def test_a_server_without_it_is_sent_it_again_and_a_worker_is_not(rig):
-    beat(rig, "server-0", (1, 1))
-    assert rig.told(NewView)["server-0"].view.number == 2
-    beat(rig, "worker-0", (1, 1))
+    beat(rig, "server-0", (1, 2))
+    assert rig.told(NewView)["server-0"].view.number == 3
+    beat(rig, "worker-0", (1, 2))
     assert rig.sent(NewView) == []
 
 
 def test_a_refused_view_is_dropped_and_another_is_made_of_the_one_before(rig):
-    rig.receive("server-0", ViewRefused((1, 2), (1, 1)))
-    assert rig.told(Freeze)["server-0"] == Freeze((1, 3), (1, 1))
+    rig.receive("server-0", ViewRefused((1, 3), (1, 2)))
+    assert rig.told(Freeze)["server-0"] == Freeze((1, 4), (1, 2))
     promise(rig)
-    assert rig.notes("dropped view")[0]["view"] == (1, 2)
-    beat(rig, "server-0", (1, 3))
-    assert rig.view.number == 3
+    assert rig.notes("dropped view")[0]["view"] == (1, 3)
+    beat(rig, "server-0", (1, 4))
+    assert rig.view.number == 4
     assert [worker.id for worker in rig.view.workers] == ["worker-0"]
 
 
 def test_a_proposal_that_a_server_has_refused_is_made_again_with_another_number(rig):
-    beat(rig, "server-0", (1, 2))
+    beat(rig, "server-0", (1, 3))
     rig.receive("worker-2", Join("worker-2", "worker", "", "here"))
-    rig.receive("server-0", ViewRefused((1, 3), (1, 2)))
-    assert rig.told(Freeze)["server-1"] == Freeze((1, 4), (1, 2))
+    rig.receive("server-0", ViewRefused((1, 4), (1, 3)))
+    assert rig.told(Freeze)["server-1"] == Freeze((1, 5), (1, 3))
 
 
 def test_the_newest_view_that_a_server_has_adopted_is_the_one_before(rig):
     """Its heartbeat was lost."""
     offered = rig.machine._views.offered
-    rig.receive("server-0", ViewRefused((1, 2), (1, 1)))
+    rig.receive("server-0", ViewRefused((1, 3), (1, 2)))
     promise(rig, adopted=offered)
     assert rig.view == offered
-    assert rig.machine._views.offered.number == 3
+    assert rig.machine._views.offered.number == 4
 
 
 def test_a_restarted_scheduler_knows_the_offered_view(rig):
     again = rig.restart()
     again.at(0.0)
-    assert again.view.number == 1
-    promise(again, adopted=rig.machine._views.offered)
     assert again.view.number == 2
-    again.adopt()
+    promise(again, adopted=rig.machine._views.offered)
     assert again.view.number == 3
+    again.adopt()
+    assert again.view.number == 4
 
 
 def test_a_view_of_an_earlier_scheduler_that_this_one_never_heard_of_counts(rig):
@@ -121,11 +123,12 @@ def test_a_view_whose_servers_have_died_is_made_at_once(rigs):
 def moving(rigs):
     """All rows of server-0 have moved to server-1 in a view that is offered."""
     rig = rigs.SchedulerRig(elastic=True)
-    rig.machine._views._tables.declare(rigs.table(), 1)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
         rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
         if rig.machine._views._proposal is not None:
             rig.promise()
+    rig.receive("worker-0", Declare(3, rigs.table()))
+    rig.promise()
     rig.receive("worker-2", Join("worker-2", "worker", "", "here", process=14))
     promise(rig)
     views = rig.machine._views

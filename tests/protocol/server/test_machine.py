@@ -118,16 +118,13 @@ def test_refusals_say_why(server, more, words):
     assert words in server.sent(Reply)[0].reason
 
 
-def test_a_table_that_cannot_be_opened_ends_the_run_and_requests_say_why(rigs):
+def test_a_table_that_cannot_be_opened_when_it_is_in_a_view_ends_the_run(rigs):
     def open_shard(spec, held):
         raise InvalidValue("unknown access method 'adm'")
 
     rig = rigs.Rig(ServerMachine(Session("server-0", "server"), open_shard))
     rig.receive(SCHEDULER, NewView(rigs.view_of(tables=(rigs.table(),))))
     assert rig.sent(Abort) == [Abort("unknown access method 'adm'")]
-    rig.receive("worker-0", Request((1, 1), 11, 0, 0, 0, pulls=PULL))
-    [reply] = rig.sent(Reply)
-    assert (reply.code, reply.reason) == ("refused", "unknown access method 'adm'")
 
 
 # ---------------------------------------------------------------------------- duplicates

@@ -7,9 +7,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.scheduler import view_change as view_change_module
-from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Operation
@@ -20,7 +18,6 @@ from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.thaw import Thaw
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from shoal.tables.dense.shard import DenseShard
@@ -345,51 +342,3 @@ clocks_of_takeover_ignored = bug(
 def _without_begin(moved):
     moved.begin.clear()
     return moved
-
-
-# ---------------------------------------------------------------------------- frozen servers
-
-
-def _thaws_by_time(right):
-    def thawed(self, out):
-        if self.asks and self._view is not None:
-            self._refused_by.update(self._awaited(self._view))
-        return right(self, out)
-
-    return thawed
-
-
-thaws_by_time_out = bug(
-    Thaw, "thawed", _thaws_by_time,
-    "A frozen server that asks the others continues, whatever they answer.",
-)  # fmt: skip
-refused_view_is_adopted = bug(
-    ServerMachine, "_refused", instead(False),
-    "A server adopts a view from the scheduler that it has refused.",
-)  # fmt: skip
-
-
-def _all_at_once(right):
-    def offer(self, view, now, out):
-        self._make(view, now, out)
-
-    return offer
-
-
-view_is_told_before_it_is_adopted = bug(
-    ViewChange, "_offer", _all_at_once,
-    "All members are told of a view at once, before a server of the one before has adopted it.",
-)  # fmt: skip
-
-
-def _of_the_journal(right):
-    def catch_up(self, promises, now, out):
-        right(self, [replace(promise, adopted=None) for promise in promises], now, out)
-
-    return catch_up
-
-
-successor_of_the_journal = bug(
-    ViewChange, "_catch_up", _of_the_journal,
-    "The next view is made of the scheduler's own view, not of the newest that was adopted.",
-)  # fmt: skip

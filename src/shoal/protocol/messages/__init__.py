@@ -61,7 +61,9 @@ from shoal.protocol.messages.membership import (
     NotDeclared,
     NotJoined,
     NotLeased,
+    OpenShards,
     RefuseView,
+    ShardsOpened,
     Synced,
     ViewRefused,
     WaitTimes,
@@ -93,9 +95,10 @@ __all__ = [
     "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished",
     "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join",
     "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
-    "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge", "Part",
-    "Piece", "Probe", "RefuseView", "ReplicaHistory", "Replicate", "ReplicateAck", "Reply",
-    "Request", "SeenRequests", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced",
+    "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge",
+    "OpenShards", "Part", "Piece", "Probe", "RefuseView", "ReplicaHistory", "Replicate",
+    "ReplicateAck", "Reply", "Request", "SeenRequests", "ShardsOpened", "StateChunk",
+    "StatusReply", "StatusRequest", "SumAck", "Synced",
     "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
@@ -103,7 +106,7 @@ Message = (
     Challenge | Hello | Welcome | Denied
     | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
     | Drain | Drained | Freeze | Frozen | NewView | RefuseView | ViewRefused
-    | Synced | Leave | LeaveRefused | WaitTimes
+    | Synced | Leave | LeaveRefused | WaitTimes | OpenShards | ShardsOpened
     | StatusRequest | StatusReply | DeathReport | DeathReportSeen
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from shoal.keys import KeyRange
 from shoal.protocol.messages.base import Body
 from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
@@ -119,6 +120,36 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     def standing(self, group: str) -> GroupProgress:
         """The progress of one group."""
         return next((each for each in self.groups if each.group == group), GroupProgress(group))
+
+
+class OpenShards(Body, frozen=True, array_like=True, tag=True):
+    """Open these shards, which the next view may place on this server, and drop all others that
+    were opened and are not in a view.
+
+    Attributes:
+        number: of this list; a later one replaces it.
+        view: the current view.
+        tables: with the rows of each shard.
+    """
+
+    number: tuple[int, int]
+    view: ViewId
+    tables: tuple[tuple[TableSpec, tuple[KeyRange, ...]], ...]
+
+
+class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
+    """What has become of a list of shards so far.
+
+    Attributes:
+        number: of the list.
+        opened: by table, the rows of each open shard.
+        failed: (table, rows, reason).
+    """
+
+    incarnation: int
+    number: tuple[int, int]
+    opened: tuple[tuple[str, tuple[KeyRange, ...]], ...] = ()
+    failed: tuple[tuple[str, KeyRange, str], ...] = ()
 
 
 class RefuseView(Body, frozen=True, array_like=True, tag=True):

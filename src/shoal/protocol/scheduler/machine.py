@@ -47,8 +47,8 @@ from shoal.protocol.messages import (
     LeaveRefused,
     Message,
     NewView,
-    NotDeclared,
     NotJoined,
+    ShardsOpened,
     StatusReply,
     StatusRequest,
     Synced,
@@ -65,7 +65,6 @@ from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.views import FOREVER, Member, NodeId, View
-from shoal.tables.spec import TableSpec
 
 OF_WORK = BarrierArrival | Lease | Abort
 
@@ -240,6 +239,8 @@ class SchedulerMachine:
                 self._views.heartbeat(member, view, now, out)
             case Drained() | Frozen():
                 self._views.promised(sender, message, now, out)
+            case ShardsOpened():
+                self._views.opened(member, message, now, out)
             case ViewRefused(view):
                 self._views.refused(view, now, out)
             case Synced(_, placements) if self.view is not None:
@@ -257,7 +258,7 @@ class SchedulerMachine:
                     out.append(Send(sender, LeaveRefused(against)))
                 self._views.consider(now, out)
             case Declare(_, spec):
-                self._declare(member, spec, now, out)
+                self._views.declare(member, spec, now, out)
             case BarrierArrival():
                 self._barriers.enter(member, message, now, out)
             case Lease():
@@ -334,12 +335,6 @@ class SchedulerMachine:
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
         self._views.consider(now, out)
-
-    def _declare(self, member: Member, spec: TableSpec, now: float, out: Effects) -> None:
-        try:
-            self._views.declare(member, spec, now, out)
-        except ShoalError as error:
-            out.append(Send(member.id, NotDeclared(spec.name, error.message)))
 
     # ------------------------------------------------------------------ barriers, end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -143,6 +143,20 @@ def _done(
     return [f"group {group!r}" if group else "the first group" for group in sorted(over)]
 
 
+def _placed_anew(
+    tables: Sequence[TableSpec], known: int, servers: Sequence[Member], moves: Moves
+) -> Iterator[Placements]:
+    """The placements of new tables, up to the first of which a shard is not open yet."""
+    for at in range(known, len(tables)):
+        placements = place(tables[at], servers, moves.replicas, at)
+        wanted = ((each.rows, rank) for each in placements for rank in each.chain)
+        if moves.opened is not None and not all(
+            (tables[at].name, rows, rank) in moves.opened for rows, rank in wanted
+        ):
+            return
+        yield placements
+
+
 IN_FLIGHT = 2  # clocks at most whose pushes are unacknowledged when a worker goes on
 
 
@@ -171,7 +185,7 @@ def next_view(
         number: (term, number) of the view.
         members: all members by node.
         previous: the current view.
-        tables: the table catalog.
+        tables: the table catalog, which begins with the tables of the current view.
         promises: of all servers.
         reason: why the view is made.
         moves: what may be done to chains.
@@ -181,7 +195,8 @@ def next_view(
     for promise in promises:
         for incarnation, clock in promise.clocks:
             reached.setdefault(incarnation, []).append(clock)
-    closing = {spec.group for spec in tables if spec.consistency.apply_at == "round_end"}
+    here = previous.tables if previous is not None else ()
+    closing = {spec.group for spec in here if spec.consistency.apply_at == "round_end"}
 
     def first_clock(group: str) -> int:
         standings = [promise.standing(group) for promise in promises]
@@ -221,17 +236,15 @@ def next_view(
     if previous is not None:
         placements = next_placements(previous, servers, moves, number[1])
     staying = [m for m in servers if m.id not in moves.leaving] or servers
-    placements += tuple(
-        place(tables[at], staying, moves.replicas, at) for at in range(len(placements), len(tables))
-    )
+    placements += tuple(_placed_anew(tables, len(placements), staying, moves))
     at_work = {rank for parts in placements for placement in parts for rank in placement.chain}
-    servers = tuple(m for m in servers if m.id not in moves.leaving or m.rank in at_work)
+    servers = tuple(m for m in servers if m in staying or m.rank in at_work)
     return View(
         term=number[0],
         number=number[1],
         servers=servers,
         workers=workers,
-        tables=tables,
+        tables=tables[: len(placements)],
         placements=placements,
         departed=(*filter(awaited, departed), *gone),
         reason=reason,

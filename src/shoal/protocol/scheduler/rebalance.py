@@ -17,9 +17,14 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.scheduler.placement import Placements, divisible, movable, replicas_of
 from shoal.protocol.views import Member, NodeId, Placement, View
+from shoal.tables.spec import TableSpec
 
 UNEVEN = 0.05  # allowed difference of servers' loads, as a share of the mean; or one fragment
 NONE = -1
+
+
+Opened = frozenset[tuple[str, KeyRange, int]]  # (table, rows, rank)
+Barred = frozenset[tuple[str, int]]  # (table, rank)
 
 
 class Moves(msgspec.Struct, frozen=True):
@@ -30,12 +35,22 @@ class Moves(msgspec.Struct, frozen=True):
         drained: whether no operation is under way between servers.
         leaving: servers that leave.
         synced: (table, first row, rank) of syncing replicas that are complete.
+        opened: the shards that servers have opened; None for a plan of what they are to open.
+        barred: servers that cannot open shards of a table.
     """
 
     replicas: int = 1
     drained: bool = False
     leaving: Collection[NodeId] = ()
     synced: Collection[tuple[int, int, int]] = ()
+    opened: Opened | None = None
+    barred: Barred = frozenset()
+
+    def takes(self, table: TableSpec, rows: KeyRange, rank: int) -> bool:
+        """Whether a server may get these rows."""
+        if (table.name, rank) in self.barred:
+            return False
+        return self.opened is None or (table.name, rows, rank) in self.opened
 
 
 def next_placements(
@@ -114,8 +129,9 @@ class _Plan:
                 draft.newest = syncing
             elif in_sync:
                 same_giver = in_sync[-1] == placement.tail
-                draft.syncing = syncing
-                draft.since = placement.syncing_since if same_giver else self._number
+                if same_giver or self._takes(draft, syncing):
+                    draft.syncing = syncing
+                    draft.since = placement.syncing_since if same_giver else self._number
         return draft
 
     def _of(self, table: int) -> list[_Draft]:
@@ -142,6 +158,13 @@ class _Plan:
         """Number of replicas that the shard should have."""
         return min(replicas_of(self._tables[draft.table], self._moves.replicas), len(self._staying))
 
+    def _takes(self, draft: _Draft, rank: int) -> bool:
+        """Whether a server may become the syncing replica of a shard."""
+        return self._moves.takes(self._tables[draft.table], draft.rows, rank)
+
+    def _barred(self, table: int, rank: int) -> bool:
+        return (self._tables[table].name, rank) in self._moves.barred
+
     # ------------------------------------------------------------------ steps
 
     def drop_surplus(self) -> None:
@@ -159,7 +182,8 @@ class _Plan:
         """Add a syncing replica to shards with too few replicas on staying servers."""
         for draft in self._drafts:
             there = [rank for rank in draft.in_sync if rank not in self._leaving]
-            free = [rank for rank in self._staying if rank not in draft.in_sync]
+            others = [rank for rank in self._staying if rank not in draft.in_sync]
+            free = [rank for rank in others if self._takes(draft, rank)]
             if draft.syncing != NONE or not draft.in_sync or not movable(self._tables[draft.table]):
                 continue
             if len(there) < self._wanted(draft) and free:
@@ -180,6 +204,8 @@ class _Plan:
         loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
         while (move := self._move(table, loads) or self._spread(table, loads)) is not None:
             draft, giver, taker = move
+            if not self._takes(draft, taker):
+                return
             draft.syncing, draft.since = taker, self._number
             loads[giver] -= self._size(draft)
             loads[taker] += self._size(draft)
@@ -191,6 +217,8 @@ class _Plan:
             for taker in sorted(loads, key=lambda rank: (loads[rank], rank)):
                 if loads[giver] - loads[taker] <= max(1, UNEVEN * mean):
                     break
+                if self._barred(table, taker):
+                    continue
                 amount = max(1, int(min(loads[giver] - mean, mean - loads[taker])))
                 options = [each for each in self._of(table) if self._may(each, giver, taker)]
                 if not options:
@@ -209,6 +237,7 @@ class _Plan:
             hosts = {self._hosts[rank] for rank in draft.in_sync}
             givers = [rank for rank in draft.in_sync if rank in loads and self._beside(draft, rank)]
             takers = [rank for rank in loads if self._hosts[rank] not in hosts]
+            takers = [rank for rank in takers if not self._barred(table, rank)]
             if draft.syncing != NONE or not givers or not takers:
                 continue
             giver = max(givers, key=lambda rank: (loads[rank], -rank))
@@ -255,8 +284,8 @@ class Migration:
         self._leaving: set[NodeId] = set()
         self._synced: dict[tuple[int, int, int], int] = {}  # (table, first row, rank) -> since
 
-    def moves(self, replicas: int, drained: bool) -> Moves:
-        return Moves(replicas, drained, self._leaving, self._synced)
+    def moves(self, replicas: int, drained: bool, opened: Opened | None, barred: Barred) -> Moves:
+        return Moves(replicas, drained, self._leaving, self._synced, opened, barred)
 
     def has_synced(
         self, view: View, member: Member, placements: Sequence[tuple[int, int, int]]

@@ -1,29 +1,44 @@
-"""TableCatalog: the tables of a run, in the order of declaration."""
+"""TableCatalog: the tables of a run. Openings: the shards that servers open for the next view."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
 from shoal.errors import Refused
+from shoal.keys import KeyRange
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened, Waiting
 from shoal.protocol.namespaces import owner
+from shoal.protocol.scheduler.rebalance import Barred, Opened
+from shoal.protocol.views import Member, NodeId, View
 from shoal.tables.spec import TableSpec, asp
+
+AGAIN_S = 1.0  # between questions to a server that is opening shards
+Shard = tuple[TableSpec, KeyRange]
 
 
 class TableCatalog:
-    """Attributes:
-    specs: the tables; each has its fragment size, which never changes.
+    """The tables that were declared, in the order of declaration.
+
+    Attributes:
+        specs: the tables; each has its fragment size, which never changes.
     """
 
     def __init__(self, specs: tuple[TableSpec, ...]) -> None:
         self.specs = specs
+        self._asked_by: dict[str, set[NodeId]] = {}  # by table: who waits for it
 
     def adopt(self, tables: tuple[TableSpec, ...]) -> None:
         """Put the tables of a view first, which an earlier scheduler may have made."""
         names = {spec.name for spec in tables}
         self.specs = (*tables, *(spec for spec in self.specs if spec.name not in names))
+        self._asked_by = {name: by for name, by in self._asked_by.items() if name not in names}
 
-    def declare(self, spec: TableSpec, servers: int, group: str = "") -> bool:
-        """Add a table that a worker of a group has declared; False if it is there already.
+    def declare(self, spec: TableSpec, servers: int, sender: Member) -> None:
+        """Add a table that a worker has declared, unless it is there already.
 
         Raises:
             Refused: another table has its name, the run has no servers, or the table would go by
@@ -36,11 +51,16 @@ class TableCatalog:
             )
         known = next((table for table in self.specs if table.name == spec.name), None)
         if known is None:
-            self.specs = (*self.specs, _owned(spec, group).cut(servers))
-            return True
-        if not known.is_cut_of(spec):
+            self.specs = (*self.specs, _owned(spec, sender.group).cut(servers))
+        elif not known.is_cut_of(spec):
             raise Refused(f"table {spec.name!r} exists with another specification")
-        return False
+        self._asked_by.setdefault(spec.name, set()).add(sender.id)
+
+    def drop(self, table: str, reason: str, out: Effects) -> None:
+        """Drop a table that a server cannot open, and say so to the workers that wait for it."""
+        self.specs = tuple(spec for spec in self.specs if spec.name != table)
+        waiting = sorted(self._asked_by.pop(table, ()))
+        out.extend(Send(node, NotDeclared(table, reason)) for node in waiting)
 
 
 def _owned(spec: TableSpec, group: str) -> TableSpec:
@@ -55,3 +75,138 @@ def _owned(spec: TableSpec, group: str) -> TableSpec:
             "namespace, or as asp()"
         )
     return msgspec.structs.replace(spec, group=of)
+
+
+class _List(msgspec.Struct):
+    """The shards that a server is to open."""
+
+    number: tuple[int, int]
+    shards: list[Shard]
+    since: float
+    again_at: float
+    opened: set[tuple[str, KeyRange]] = msgspec.field(default_factory=set)
+    heard: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        return [
+            f"{spec.name}{rows}"
+            for spec, rows in self.shards
+            if (spec.name, rows) not in self.opened
+        ]
+
+
+class Openings:
+    """The shards of the next view, which servers open before it is made.
+
+    Args:
+        term: of the scheduler.
+        pause_s: time after which a server is asked again for what it could not open.
+    """
+
+    def __init__(self, term: int, pause_s: float) -> None:
+        self._number = (term, 0)
+        self._pause_s = pause_s
+        self._lists: dict[NodeId, _List] = {}
+        self._ranks: dict[NodeId, int] = {}
+        self._barred: dict[tuple[str, NodeId], tuple[float, str]] = {}  # until when, and why
+
+    def want(self, planned: View, view: View, now: float, out: Effects) -> None:
+        """Ask servers for the shards of a planned view that are not on them yet."""
+        self._ranks = {member.id: member.rank for member in planned.servers}
+        for node in [each for each in self._lists if each not in self._ranks]:
+            del self._lists[node]
+        for member in planned.servers:
+            shards = list(_fresh(planned, view, member.rank))
+            known = self._lists.get(member.id)
+            if known.shards != shards if known is not None else shards:
+                self._number = (self._number[0], self._number[1] + 1)
+                opened = known.opened if known is not None else set()
+                opened &= {(spec.name, rows) for spec, rows in shards}
+                self._lists[member.id] = _List(self._number, shards, now, now + AGAIN_S, opened)
+                self._ask(member.id, view, out)
+
+    def _ask(self, node: NodeId, view: View, out: Effects) -> None:
+        asked = self._lists[node]
+        tables: dict[str, tuple[TableSpec, tuple[KeyRange, ...]]] = {}
+        for spec, rows in asked.shards:
+            _, ranges = tables.get(spec.name, (spec, ()))
+            tables[spec.name] = spec, (*ranges, rows)
+        out.append(Send(node, OpenShards(asked.number, view.id, tuple(tables.values()))))
+
+    def heard(
+        self, server: Member, message: ShardsOpened, now: float
+    ) -> tuple[tuple[str, KeyRange, str], ...]:
+        """Take in a server's answer; returns (table, rows, reason) of what it cannot open."""
+        asked = self._lists.get(server.id)
+        if asked is None or asked.number != message.number:
+            return ()
+        asked.heard = True
+        asked.opened |= {(table, rows) for table, ranges in message.opened for rows in ranges}
+        for table, _, reason in message.failed:
+            self._barred[table, server.id] = now + self._pause_s, reason
+        return message.failed
+
+    def tick(self, view: View, now: float, out: Effects) -> bool:
+        """Ask again; returns whether a server may be asked for what it could not open before."""
+        for node, asked in self._lists.items():
+            if now >= asked.again_at and (asked.missing or not asked.heard):
+                asked.again_at = now + AGAIN_S
+                self._ask(node, view, out)
+        over = [key for key, (until, _) in self._barred.items() if now >= until]
+        for key in over:
+            del self._barred[key]
+        return bool(over)
+
+    def wakes_at(self) -> float:
+        lists = [each.again_at for each in self._lists.values() if each.missing or not each.heard]
+        return min((*lists, *(until for until, _ in self._barred.values())), default=inf)
+
+    @property
+    def opened(self) -> Opened:
+        """(table, rows, rank) of the shards that are open."""
+        return frozenset(
+            (table, rows, self._ranks[node])
+            for node, asked in self._lists.items()
+            for table, rows in asked.opened
+        )
+
+    @property
+    def barred(self) -> Barred:
+        """(table, rank) of servers that could not open a shard of a table."""
+        there = self._ranks.keys()
+        return frozenset((table, self._ranks[n]) for table, n in self._barred if n in there)
+
+    def complete(self, tables: Iterable[TableSpec]) -> bool:
+        """Whether all shards of these tables are open that servers were asked for."""
+        names = {spec.name for spec in tables}
+        lists = self._lists.values()
+        return not any(
+            spec.name in names and (spec.name, rows) not in asked.opened
+            for asked in lists
+            for spec, rows in asked.shards
+        )
+
+    def waits(self, names: dict[NodeId, str], now: float) -> list[Waiting]:
+        """The servers that open shards, and those that could not."""
+        found = []
+        for node, asked in self._lists.items():
+            if asked.missing and node in names:
+                reason = f"waits for {names[node]} to open {', '.join(asked.missing)}"
+                found.append(Waiting("the scheduler", "the next view", reason, now - asked.since))
+        for (table, node), (until, reason) in self._barred.items():
+            if node in names:
+                again = f"{names[node]} cannot open it, and is asked again: {reason}"
+                waited = max(0.0, now - until + self._pause_s)
+                found.append(Waiting("the scheduler", f"table {table}", again, waited))
+        return found
+
+
+def _fresh(planned: View, view: View, rank: int) -> Iterable[Shard]:
+    """The shards of a server in a planned view that it does not have in the current one."""
+    for at, (spec, placements) in enumerate(zip(planned.tables, planned.placements, strict=True)):
+        for placement in placements:
+            new = at >= len(view.tables) and rank in placement.chain
+            syncs = placement.syncing_since == planned.number and rank == placement.chain[-1]
+            if new or syncs:
+                yield spec, placement.rows

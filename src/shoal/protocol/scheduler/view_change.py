@@ -19,17 +19,25 @@ from math import inf
 import msgspec
 
 from shoal.errors import RangeLost, ShoalError
-from shoal.protocol.checkpoint_clocks import marked
+from shoal.protocol.checkpoint_clocks import CheckpointTimer
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Drained, End, Frozen, NewView, Waiting
+from shoal.protocol.messages import (
+    Drained,
+    End,
+    Frozen,
+    NewView,
+    NotDeclared,
+    ShardsOpened,
+    Waiting,
+)
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
 from shoal.protocol.scheduler.placement import crowded, lost
 from shoal.protocol.scheduler.proposal import Proposal
-from shoal.protocol.scheduler.rebalance import Migration, unchanged
-from shoal.protocol.scheduler.table_catalog import TableCatalog
+from shoal.protocol.scheduler.rebalance import Migration, Opened, unchanged
+from shoal.protocol.scheduler.table_catalog import Openings, TableCatalog
 from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
@@ -75,13 +83,13 @@ class ViewChange:
         views = [view for view in (record.view, record.offered) if view is not None]
         self._number = max((view.number for view in views), default=0)
         self._tables = TableCatalog(record.view.tables if record.view else ())
+        self._openings = Openings(self.term, options.pause_s)
         self._proposal: Proposal | None = None
         self._offered_at = 0.0
         self._over = False
         self._still_until = inf  # no shard migrates before, because it could not
         self._crowded: list[str] = []
-        self._mark_at = inf  # when a view for a checkpoint is due
-        self._to_mark = False  # whether the next view is for a checkpoint
+        self._marks = CheckpointTimer(options.checkpoint_s)
 
     def begin(self, now: float) -> None:
         """Its scheduler is here."""
@@ -93,15 +101,12 @@ class ViewChange:
 
     def wakes_at(self) -> float:
         waiting = self._proposal.again_at if self._proposal is not None else self._still_until
-        return min(waiting, self._mark_at)
+        return min(waiting, self._marks.at, self._openings.wakes_at())
 
     def tick(self, now: float, out: Effects) -> None:
         """Repeat unanswered questions; stop draining that takes too long."""
-        if now >= self._mark_at:
-            self._mark_at = now + self._options.checkpoint_s
-            if self._members.at_work(""):
-                self._to_mark = True
-                self.propose("a checkpoint is due", now, out)
+        if self._marks.is_due(now, bool(self._members.at_work(""))):
+            self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
             if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
                 self.hurry(now, out)
@@ -109,6 +114,8 @@ class ViewChange:
                 self._proposal.ask(self._members.servers(), now, out)
         elif now >= self._still_until:
             self._still_until = inf
+            self.consider(now, out)
+        if self.view is not None and not self._over and self._openings.tick(self.view, now, out):
             self.consider(now, out)
 
     def waits(self, now: float) -> list[Waiting]:
@@ -119,10 +126,12 @@ class ViewChange:
             waits = [Waiting("the scheduler", "the first view", reason, now - self.began_at)]
         if self._proposal is not None:
             waits += self._proposal.waits([members[n] for n in self._members.servers()], now)
+        names = {node: member.name for node, member in members.items()}
+        waits += self._openings.waits(names, now)
         if self.offered is not None:
-            names = ", ".join(self._members.by_id[node].name for node in self._first_to_adopt())
+            first = ", ".join(names[node] for node in self._first_to_adopt())
             what = f"view {self.offered.term}.{self.offered.number} ({self.offered.reason})"
-            reason = f"waits for one of {names} to adopt it"
+            reason = f"waits for one of {first} to adopt it"
             waits.append(Waiting("the scheduler", what, reason, now - self._offered_at))
         for node, seconds in self._members.detector.spared(now):
             rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
@@ -208,16 +217,25 @@ class ViewChange:
         return [node for node in here if self.offered.member(node) is not None]
 
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
-        """Have a table in the next view.
-
-        Raises:
-            ShoalError: the table cannot be declared.
-        """
-        fresh = self._tables.declare(spec, self._options.servers, sender.group)
-        if fresh and self.view is not None:  # the first view has it anyway
-            self.propose(f"table {spec.name!r} was declared", now, out)
-        elif self.view is not None and self.view.named(spec.name) is not None:
+        """Have a table in a later view, or refuse it."""
+        try:
+            self._tables.declare(spec, self._options.servers, sender)
+        except ShoalError as error:
+            out.append(Send(sender.id, NotDeclared(spec.name, error.message)))
+            return
+        if self.view is not None and self.view.named(spec.name) is not None:
             out.append(Send(sender.id, NewView(self.view)))
+        else:
+            self.consider(now, out)
+
+    def opened(self, server: Member, message: ShardsOpened, now: float, out: Effects) -> None:
+        """Take in which shards a server has opened for the next view, and which it could not."""
+        for table, rows, reason in self._openings.heard(server, message, now):
+            fields = {"name": server.name, "table": table, "rows": str(rows), "reason": reason}
+            out.append(Note("unopened", fields))
+            if self.view is None or self.view.named(table) is None:
+                self._tables.drop(table, f"{server.name}: {reason}", out)
+        self.consider(now, out)
 
     # ------------------------------------------------------------------ the next one
 
@@ -230,18 +248,25 @@ class ViewChange:
         due, reason = self._decide()
         if due:
             self.propose("", now, out)  # changes of membership are looked up when it is made
-        elif self.view is not None and self._may_move():
-            planned = self._next((self.term, self._number + 1), drained=True)
-            moves = not unchanged(planned.placements, self.view.placements)
-            if moves or self.migration.gone(planned):
-                self.propose("rows move", now, out, drain=True)
+        elif self.view is not None and self._proposal is None and not self._over:
+            self._change_placements(self.view, now, out)
         elif reason != self.reason:
             out.append(Note("no view", {"reason": reason}))
         self.reason = reason
 
-    def _may_move(self) -> bool:
-        """Whether shards may migrate now."""
-        return self._proposal is None and not self._over and self._still_until == inf
+    def _change_placements(self, view: View, now: float, out: Effects) -> None:
+        """Have servers open what a view with new tables and moved shards would place on them, and
+        propose it when they have."""
+        number = self.term, self._number + 1
+        self._openings.want(self._next(number, drained=True), view, now, out)
+        planned = self._next(number, drained=True, opened=self._openings.opened)
+        moves = not unchanged(planned.placements[: len(view.tables)], view.placements)
+        new = [repr(spec.name) for spec in planned.tables[len(view.tables) :]]
+        may_move = self._still_until == inf and self._openings.complete(view.tables)
+        if may_move and (moves or self.migration.gone(planned)):
+            self.propose("rows move", now, out, drain=True)
+        elif new:
+            self.propose(f"table {', '.join(new)} was declared", now, out)
 
     def _decide(self) -> tuple[bool, str]:
         members = self._members
@@ -282,13 +307,9 @@ class ViewChange:
             waited = now - proposal.since >= self._options.drain_s
             pause = self._options.pause_s
             self._still_until = now + (pause if waited else min(pause, SOON_S))
-        view = self._next(proposal.number, drained, promises, reason)
-        if self._to_mark:
-            self._to_mark = False
-            view = msgspec.structs.replace(view, checkpoint_clocks=marked(view, promises))
-        if self._options.checkpoint_s and self._mark_at == inf:
-            self._mark_at = now + self._options.checkpoint_s
-        self._offer(view, now, out)
+        opened = self._openings.opened
+        view = self._next(proposal.number, drained, promises, reason, opened)
+        self._offer(self._marks.mark(view, promises, now), now, out)
         self.consider(now, out)
 
     def _catch_up(self, promises: Sequence[Frozen], now: float, out: Effects) -> None:
@@ -317,7 +338,8 @@ class ViewChange:
             self._make(view, now, out)
             return
         self._persist(out)
-        out.append(Note("offered", {"view": view.id, "reason": view.reason}))
+        before = self.view.id if self.view is not None else NO_VIEW
+        out.append(Note("offered", {"view": view.id, "before": before}))
         out.extend(Send(node, NewView(view)) for node in first)
 
     def _make(self, view: View, now: float, out: Effects) -> None:
@@ -352,6 +374,7 @@ class ViewChange:
         drained: bool,
         promises: Sequence[Frozen] = (),
         reason: str = "",
+        opened: Opened | None = None,
     ) -> View:
         return next_view(
             number,
@@ -360,6 +383,6 @@ class ViewChange:
             self._tables.specs,
             promises,
             reason,
-            self.migration.moves(self._options.replicas, drained),
+            self.migration.moves(self._options.replicas, drained, opened, self._openings.barred),
             self._members.finished,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -108,12 +108,10 @@ class Admission:
         tables: Sequence[TableSpec],
         replicas: Mapping[int, Replica],
         changed: bool,
-        unopened: Collection[int] = (),
     ) -> None:
         """Record which rows are here, and which pushes and pulls this server takes.
 
-        changed:   whether chains differ from the previous view's
-        unopened:  tables that could not be opened
+        changed:  whether chains differ from the previous view's
         """
         self._hashed = [spec.hashed for spec in tables]
         self.held = [[] for _ in tables]
@@ -121,9 +119,7 @@ class Admission:
         self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
         for number, replica in replicas.items():
             self.held[replica.table].append((replica.rows, number))
-            shut = replica.table in unopened
-            head = replica.previous == NONE and not shut
-            tail = replica.tail == replica.rank and not shut
+            head, tail = replica.previous == NONE, replica.tail == replica.rank
             asynchronous = tables[replica.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
             if not asynchronous:

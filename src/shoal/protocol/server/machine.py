@@ -17,6 +17,7 @@ from shoal.protocol.machine import (
     EventTime,
     EventTrace,
     Note,
+    Offloaded,
     Received,
     Send,
     Sink,
@@ -31,6 +32,7 @@ from shoal.protocol.messages import (
     Leave,
     Message,
     NewView,
+    OpenShards,
     Probe,
     RefuseView,
     Replicate,
@@ -45,6 +47,7 @@ from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.opening import ShardOpening
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.server.replication.replicas import Replicas
@@ -75,7 +78,8 @@ class ServerMachine:
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.clocks = Clocks()
         self.admission = Admission()
-        self._replicas = Replicas(open_shard)
+        self._opening = ShardOpening(session, open_shard)
+        self._replicas = Replicas(self._opening.take)
         replicas = self._replicas.replicas
         chains = Chains(replicas, replication, self._time)
         self.checkpointer = Checkpointer(
@@ -134,6 +138,8 @@ class ServerMachine:
             self.replication.end_drain()
             self._thaw.go_on(out)
             self._thaw_if_agreed(out)
+        elif isinstance(event, Offloaded):
+            self._opening.done(event, out)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # a broken connection may come back; only a view removes a member
@@ -179,6 +185,8 @@ class ServerMachine:
             self.replication.begin_to_drain(message, out)
         elif isinstance(message, Freeze):
             self._freeze(message, out)
+        elif isinstance(message, OpenShards):
+            self._opening.asked(message, out)
         elif isinstance(message, NewView) and self._refused(message.view.id, out):
             out.append(declined("refused view", sender, "NewView"))
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
@@ -312,19 +320,13 @@ class ServerMachine:
         self.session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
         try:
             moved = self._replicas.adopt(view, self.session.rank)
-        except ShoalError as error:  # a client that did not check the table
-            self._request_handler.refuse_all(error.message)
+        except ShoalError as error:  # it was not opened before, or lost in between
             self.session.abort(0, error.message, self._time.now, out)
             return
-        if moved.unopened:
-            self._request_handler.refuse_all("; ".join(moved.unopened.values()))
-        for group, reason in moved.unopened.items():
-            self.session.abort(0, reason, self._time.now, out, group)
         if moved.cut:
             self.staging.guard.recall()
             self.admission.recut(moved.cut)
-        unopened = self._replicas.unopened
-        self.admission.place(view.tables, self.replication.replicas, moved.chains, unopened)
+        self.admission.place(view.tables, self.replication.replicas, moved.chains)
         self.replication.adopt(view, moved, out)
         if moved.chains:
             self.wait_queue.clear()

@@ -26,16 +26,11 @@ class RequestHandler:
         executor: Executor,
         trace: EventTrace,
     ) -> None:
-        self._unopened = ""
         self._session = session
         self._admission = admission
         self._staging = staging
         self._executor = executor
         self._trace = trace
-
-    def refuse_all(self, reason: str) -> None:
-        """Refuse requests that name a table that could not be opened, with that reason."""
-        self._unopened = reason
 
     def admit_again(
         self, sender: NodeId, request: Request, admitted: AdmittedRequest | None, out: Effects
@@ -78,8 +73,7 @@ class RequestHandler:
             reason = (
                 f"{WINDOW} requests after the oldest one in flight"
                 if verdict == "too many"
-                else self._unopened
-                or "it names rows or a table that this server does not hold, or has no weight"
+                else "it names rows or a table that this server does not hold, or has no weight"
             )
             self._executor.reply(out, sender, request, "refused", reason)
 

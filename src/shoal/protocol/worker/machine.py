@@ -30,6 +30,7 @@ from shoal.protocol.machine import (
     EventTrace,
     Note,
     Outcome,
+    PeerLost,
     Received,
     Resolve,
     Send,
@@ -106,7 +107,7 @@ class WorkerMachine:
             if now >= self._sender.wakes_at:
                 self._tick(now, out)
                 self._sender.wake_at(min(self._requests.wakes_at(), self._in_flight.wakes_at()))
-        else:
+        elif isinstance(event, PeerLost):
             self.session.peer_lost(event.node, now)
             self._in_flight.peer_lost(event.node, now + self.options.behind_s)
             self._sender.wake(now + self.options.behind_s)

@@ -187,6 +187,8 @@ class Views:
 
     `thaw`: where a server continued in its view, nobody adopts a view that it had refused.
 
+    `successor`: a view is made of the newest view that a server had when it promised it.
+
     departed:  the last clock of each incarnation that was in a view and has left
     """
 
@@ -195,7 +197,9 @@ class Views:
         self._latest: View | None = None
         self._promised: dict[NodeId, ViewId] = {}
         self._acknowledged: dict[NodeId, ViewId] = {}
-        self._adopted: dict[ViewId, NodeId] = {}  # by view: the last member that adopted it
+        self._adopted: dict[ViewId, NodeId] = {}  # by view: the first member that adopted it
+        self._view_of: dict[NodeId, ViewId] = {}
+        self._at_promise: dict[ViewId, dict[NodeId, ViewId]] = {}  # by promised view
         self._void: list[tuple[ViewId, ViewId]] = []  # the views in which servers continued, to
         #     which view they had refused
 
@@ -209,8 +213,16 @@ class Views:
 
     def adopted(self, node: NodeId, view: ViewId) -> None:
         """Check a view that a member adopts."""
-        self._adopted[view] = node
+        self._adopted[view] = self._adopted.get(view, node)
+        self._view_of[node] = view
         self._check_void()
+
+    def offered(self, view: ViewId, before: ViewId) -> None:
+        """Check which view the scheduler has made a view of."""
+        for node, had in self._at_promise.get(view, {}).items():
+            if had > before:
+                text = f"{view} is made of {before}, and {node} was in {had} when it promised it"
+                raise violated("successor", text)
 
     def thawed(self, node: NodeId, view: ViewId, refused: ViewId) -> None:
         """Check that a server may continue in a view, and take back its promise."""
@@ -229,6 +241,8 @@ class Views:
         """Check that no server answers in a view older than one it answered in or promised."""
         if isinstance(message, Frozen):
             self._promised[node] = max(message.view, self._promised.get(node, NO_VIEW))
+            promised = self._at_promise.setdefault(message.view, {})
+            promised[node] = self._view_of.get(node, NO_VIEW)
         elif isinstance(message, Reply) and message.code in ("applied", "accepted"):
             if message.view < self._acknowledged.get(node, NO_VIEW):
                 text = f"{node} acknowledged under {message.view} after a newer view"

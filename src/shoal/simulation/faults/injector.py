@@ -38,10 +38,16 @@ FAULTS = (
     "join",
     "join server",
     "leave server",
+    "refuse memory",
 )
 LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
-MOVES = ("join server", "leave server", "break in mid-payload")  # of a restless seed: rows move
+MOVES = (
+    "join server",
+    "leave server",
+    "break in mid-payload",
+    "refuse memory",
+)  # of a restless seed: rows move
 STOPS_APART_S = 9.0  # after this time sole replicas are given up
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
@@ -125,6 +131,7 @@ class FaultInjector:
         self._at_persist, self._in_payload, self._in_advance = "", False, False
         self._breaks_payload = False
         self._deaths.heal()
+        self._cluster.out_of_memory.clear()
         self._world.network.heal()
 
     def look(self) -> None:
@@ -198,6 +205,11 @@ class FaultInjector:
             case "join" | "join server":
                 add = self._cluster.add_worker if what == "join" else self._cluster.add_server
                 if add() is not None:
+                    self.count(what)
+            case "refuse memory":
+                servers = [name for name in names if name in self._cluster.servers]
+                for server in random.sample(servers, min(len(servers), 2)):
+                    self._cluster.out_of_memory[server] = until + 2 * random.random()
                     self.count(what)
             case "leave server":
                 here = self._cluster.servers

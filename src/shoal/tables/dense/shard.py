@@ -27,6 +27,7 @@ from shoal.tables.staging import (
     Staging,
     StreamedRows,
     aligned,
+    in_large_pages,
     side_by_side,
 )
 
@@ -53,7 +54,8 @@ class DenseShard(Shard):
         self.fragments = [part for part in spec.fragments() if held.covers(part)]
         if of is None:
             shape = (len(held), spec.width)
-            self.rows = torch.empty(shape, dtype=self.dtype)
+            memory = in_large_pages(len(held) * self._row_bytes)
+            self.rows = torch.from_numpy(memory).view(self.dtype).view(shape)
             fill(self.rows, spec.init, held)
             self.slots = {
                 slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)

@@ -1,11 +1,11 @@
 """Draining: it is for rows that move, and nobody waits for it for ever."""
 
 import pytest
+from msgspec.structs import asdict
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Heartbeat, Join
+from shoal.protocol.messages import Declare, Drain, Drained, Freeze, Frozen, Heartbeat, Join
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.view_change import SOON_S
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.replication.chain import Chains
@@ -54,10 +54,7 @@ def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
 def rig(rigs):
     """A scheduler of two servers, one of which has just come: rows are to move."""
 
-    class SchedulerRig(rigs.Rig):
-        def join(self, name, role):
-            self.receive(name, Join(name, role, "", ""))
-
+    class SchedulerRig(rigs.SchedulerRig):
         def frozen(self, *names, drained=False):
             number = self.machine._views._proposal.number
             for name in names:
@@ -71,13 +68,16 @@ def rig(rigs):
             return {type(send.message) for send in self.sends(object)}
 
     options = SchedulerOptions(servers=1, workers=1, silence_s=100.0, drain_s=2.0, pause_s=10.0)
-    rig = SchedulerRig(SchedulerMachine(options))
-    rig.join("server-0", "server")
-    rig.machine._views._tables.declare(TableSpec("w", 64, fragment_rows=8), 1)
-    rig.join("worker-0", "worker")
+    rig = SchedulerRig(**asdict(options))
+    rig.receive("server-0", Join("server-0", "server", "", ""))
+    rig.receive("worker-0", Join("worker-0", "worker", "", ""))
     rig.frozen("server-0")
-    rig.join("server-1", "server")
+    rig.receive("worker-0", Declare(2, TableSpec("w", 64, fragment_rows=8)))
+    rig.open()
+    rig.frozen("server-0")
+    rig.receive("server-1", Join("server-1", "server", "", ""))
     rig.frozen("server-0", "server-1")
+    rig.open()
     return rig
 
 

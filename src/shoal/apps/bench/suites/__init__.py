@@ -10,4 +10,5 @@ SUITES = {  # by the name that `shoal bench` knows; their modules need torch
     "ctr": "ctr",
     "moving": "rebalance",
     "stragglers": "stragglers",
+    "opening": "opening",
 }

@@ -1,16 +1,17 @@
-"""The replicas on a server: opened, cut and dropped as views place them."""
+"""The replicas on a server: added, cut and dropped as views place them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
-from shoal.errors import ShoalError
+from shoal.keys import KeyRange
 from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.shard_store import OpenStore, RowStore, ShardStore
+from shoal.protocol.server.shard_store import RowStore, ShardStore
 from shoal.protocol.views import Placement, View
-from shoal.tables.spec import Access, TableSpec
+from shoal.tables.spec import TableSpec
 
 
 class Moved(msgspec.Struct):
@@ -19,32 +20,29 @@ class Moved(msgspec.Struct):
     chains:    whether the chain of any shard has changed
     begin:     if this server has become a head: the clock of these rows, by worker group
     cut:       replicas that were cut, with their pieces that are still here
-    unopened:  why a table cannot be opened, by its group
     """
 
     chains: bool = False
     begin: dict[str, int] = {}
     cut: dict[int, tuple[Replica, list[Replica]]] = {}
-    unopened: dict[str, str] = {}
 
 
 class Replicas:
     """The replicas on this server, by number.
 
-    unopened:  tables of other groups than the first that could not be opened
+    take:  the opened shard of a table's rows
     """
 
-    def __init__(self, open_shard: OpenStore) -> None:
+    def __init__(self, take: Callable[[TableSpec, KeyRange], ShardStore]) -> None:
         self.replicas: dict[int, Replica] = {}
-        self.unopened: set[int] = set()
-        self._open_shard = open_shard
+        self._take = take
         self._next = 0
 
     def adopt(self, view: View, rank: int) -> Moved:
-        """Open, cut and drop shards as the view places them.
+        """Take, cut and drop shards as the view places them.
 
         Raises:
-            ShoalError: a table of the first group cannot be opened
+            ShoalError: a shard that was not opened before cannot be opened
         """
         moved = Moved()
         mine = {
@@ -65,25 +63,13 @@ class Replicas:
                 del mine[replica.table, replica.rows.start]
                 self._keep(replica, placement, moved)
         for (table, _), placement in mine.items():
-            shard = cast(RowStore, self._opened(table, view.tables[table], placement, moved))
-            fresh = Replica(self._next, table, placement, shard, rank, view.tables[table].group)
+            spec = view.tables[table]
+            shard = cast(RowStore, self._take(spec, placement.rows))
+            fresh = Replica(self._next, table, placement, shard, rank, spec.group)
             if fresh.syncs:
                 fresh.begin_syncing()
             self._add(fresh)
         return moved
-
-    def _opened(
-        self, table: int, spec: TableSpec, placement: Placement, moved: Moved
-    ) -> ShardStore:
-        try:
-            return self._open_shard(spec, placement.rows)
-        except ShoalError as error:
-            if not spec.group:
-                raise
-            moved.unopened[spec.group] = error.message
-            self.unopened.add(table)
-        access = Access("lists" if spec.kind == "custom" else "sum")  # no request reaches it
-        return self._open_shard(msgspec.structs.replace(spec, access=access), placement.rows)
 
     def _keep(self, replica: Replica, placement: Placement, moved: Moved) -> None:
         before = replica.placement

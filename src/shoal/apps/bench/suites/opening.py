@@ -1,0 +1,75 @@
+"""`shoal bench opening`: what a large table costs while it is declared.
+
+A table of 4 GB with normal values is declared on two servers, each of which has all of it. Another
+thread pulls 64 bytes of another table meanwhile.
+
+declare          values of a server a second; ceiling: numpy's generator in one thread
+longest pull     of 64 bytes meanwhile
+memory           the most that a server had beside before, over the table's size
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.apps.bench.clusters import one_worker
+from shoal.apps.bench.rows import Row, quality, timed
+from shoal.client.client import Client
+from shoal.storage.run_folder import RunFolder
+from shoal.tables.spec import Init, TableSpec, asp
+
+VALUES, WIDTH = 1 << 30, 1024
+SERVERS = REPLICAS = 2
+DREW = 1 << 24  # by the peer
+LONGEST_S, MEMORY = 0.1, 1.3
+COUNT = 3
+ROUNDS = 1
+
+
+def rows(folder: RunFolder, rounds: int, values: int = VALUES) -> Iterator[Row]:
+    """One round: it needs ten gigabytes."""
+    del rounds
+    drawn = np.empty(DREW, np.float32)
+    generator = np.random.default_rng(0)
+    peer = min(
+        timed(lambda: generator.standard_normal(out=drawn, dtype=np.float32)) for _ in range(5)
+    )
+    small = TableSpec("small", 16, consistency=asp())
+    large = TableSpec(
+        "large", values // WIDTH, (WIDTH,), init=Init("normal", 0.0, 0.01), consistency=asp()
+    )
+    with one_worker(folder, small, SERVERS, replicas=REPLICAS) as (engine, client):
+        pids = [engine.pid(f"server-{rank}") for rank in range(SERVERS)]
+        before = max(_peak_bytes(pid) for pid in pids)
+        longest, seconds = _declared(client, large)
+        most = max(_peak_bytes(pid) for pid in pids) - before
+    bound = DREW / peer / 1e6
+    yield quality("declare 4 GB normal", values / seconds / 1e6, "M values/s", bound)
+    yield quality("longest pull meanwhile", longest, "s", LONGEST_S, "lower")
+    yield quality("memory", most / (4 * values), "x", MEMORY, "lower")
+
+
+def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
+    """Seconds of the longest pull of the small table, and of the declaration."""
+    into = torch.empty(16)
+    longest, began = 0.0, time.perf_counter()
+    with ThreadPoolExecutor(1) as threads:
+        declared = threads.submit(client.create_table, table)
+        while not declared.done():
+            longest = max(longest, timed(lambda: client.blocking.pull("small", out=into)))
+            time.sleep(0.001)  # leaves the processor to the servers
+        declared.result()
+    return longest, time.perf_counter() - began
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

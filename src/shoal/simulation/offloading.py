@@ -1,0 +1,33 @@
+"""Offloaded work in a simulated cluster: it takes virtual time, and is done at its end."""
+
+from __future__ import annotations
+
+from random import Random
+
+from shoal.errors import ShoalError
+from shoal.protocol.machine import Offload, Offloaded
+
+WORK_S, LONG_S, LONG = 0.003, 1.0, 0.01  # at most; at most if it is long; share that is long
+
+
+class OffloadedWork:
+    """Draws how long work takes, and does it.
+
+    done:  how many pieces are done
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.done = 0
+        self._random = random
+
+    def seconds(self) -> float:
+        """Return how long the next piece takes."""
+        return self._random.random() * (LONG_S if self._random.random() < LONG else WORK_S)
+
+    def result(self, effect: Offload) -> Offloaded:
+        """Do the work. Nothing else sees its state before."""
+        self.done += 1
+        try:
+            return Offloaded(effect.ticket, effect.work())
+        except ShoalError as error:
+            return Offloaded(effect.ticket, error=error)

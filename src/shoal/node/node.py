@@ -12,13 +12,12 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
+from shoal.node.offloader import Offloader
 from shoal.node.poller import Poller
 from shoal.protocol.machine import (
     Asked,
@@ -28,7 +27,6 @@ from shoal.protocol.machine import (
     Machine,
     Note,
     Offload,
-    Offloaded,
     Outcome,
     PeerLost,
     Persist,
@@ -48,7 +46,6 @@ log = logging.getLogger("shoal.node")
 
 JOURNAL = b"shoal-journal"
 LOOK_S = 0.25  # between looks at connections that may be stalled
-OFFLOADED_MAX = 2  # pieces of offloaded work at a time
 HELLO_S = 10.0  # time limit of a caller's handshake
 
 
@@ -117,10 +114,9 @@ class Node:
         self._called: set[NodeId] = set()  # peers over TCP to whom this node has connected
         self._look_at = 0.0  # at their connections
         self._asked: deque[object] = deque()
-        self._soon: deque[Callable[[], None]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
+        self._offloader = Offloader(self.wake)
         self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
 
@@ -153,8 +149,9 @@ class Node:
             elif fileno == self._wake:
                 os.eventfd_read(self._wake)
                 self._take_reached()
-                while self._soon and not self.stopped:
-                    self._soon.popleft()()
+                for done in self._offloader.finished():
+                    if not self.stopped:
+                        self.handle(done)
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
         if self._strangers:
@@ -200,8 +197,7 @@ class Node:
             return
         self._closed = True
         self.stopped = True
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._offloader.close()
         self._dialer.close()
         for connection in list(self._connections.values()):
             connection.close()
@@ -322,30 +318,10 @@ class Node:
                 if self._journal is not None:
                     self._journal.write(effect.record)
             elif isinstance(effect, Offload):
-                self._offload(effect)
+                self._offloader.start(effect)
             else:
                 self.stopped = True
                 self.error = effect.error
-
-    def _offload(self, effect: Offload) -> None:
-        """Do the work in a thread, and hand its result to the machine in the loop."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(OFFLOADED_MAX, "shoal-offload")
-        ticket, future = effect.ticket, self._threads.submit(effect.work)
-        future.add_done_callback(lambda done: self._call_soon(partial(self._done, ticket, done)))
-
-    def _done(self, ticket: int, done: Future[object]) -> None:
-        error = done.exception()
-        if error is not None and not isinstance(error, ShoalError):
-            raise error
-        value = done.result() if error is None else None
-        self.handle(Offloaded(ticket, value, error))
-
-    def _call_soon(self, action: Callable[[], None]) -> None:
-        """Have the loop do something; for other threads."""
-        self._soon.append(action)
-        if not self._closed:
-            self.wake()
 
     def _send(self, effect: Send) -> None:
         connection = self._peers.get(effect.to)

@@ -1,9 +1,18 @@
-"""Tables that worker groups declare."""
+"""Tables that worker groups declare, and shards that servers open before a view has them."""
 
 import pytest
 from msgspec.structs import replace
 
-from shoal.protocol.messages import Declare, NewView, NotDeclared
+from shoal.protocol.messages import (
+    DeathReport,
+    Declare,
+    Freeze,
+    Join,
+    NewView,
+    NotDeclared,
+    OpenShards,
+    ShardsOpened,
+)
 from shoal.tables.spec import asp, bsp
 
 
@@ -33,3 +42,93 @@ def test_another_group_may_declare_an_existing_table(attached, rigs):
     attached.promise()
     attached.receive("guest-0", Declare(attached.incarnation("guest-0"), rigs.table(bsp())))
     assert attached.told(NewView)["guest-0"].view.tables[0].group == ""
+
+
+@pytest.fixture
+def rig(rigs):
+    """Two servers and two replicas."""
+    rig = rigs.SchedulerRig(servers=2, replicas=2, pause_s=5.0)
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    return rig
+
+
+def asked(rig):
+    """By server: the tables that it is asked to open shards of."""
+    told = rig.told(OpenShards).items()
+    return {node: [spec.name for spec, _ in message.tables] for node, message in told}
+
+
+def test_a_table_is_in_a_view_when_all_its_shards_are_open(rig, rigs):
+    rig.receive("worker-0", Declare(3, rigs.table()))
+    assert asked(rig) == {"server-0": ["w"], "server-1": ["w"]}
+    assert rig.sent(Freeze) == []
+    lists = rig.told(OpenShards)
+    for node, incarnation in (("server-0", 1), ("server-1", 2)):
+        opened = tuple((spec.name, rows) for spec, rows in lists[node].tables)
+        rig.receive(node, ShardsOpened(incarnation, lists[node].number, opened))
+        assert bool(rig.sent(Freeze)) == (node == "server-1")
+    rig.promise()
+    assert [spec.name for spec in rig.view.tables] == ["w"]
+
+
+def test_a_table_that_a_server_cannot_open_is_not_declared_and_nothing_else_happens(rig, rigs):
+    rig.receive("worker-0", Declare(3, rigs.table()))
+    rig.receive("worker-1", Declare(4, rigs.table()))
+    rig.machine._views._openings._lists["server-1"].shards.clear()  # one that can
+    rig.open("no memory")
+    refused = NotDeclared("w", "server-0: no memory")
+    assert rig.told(NotDeclared) == {"worker-0": refused, "worker-1": refused}
+    assert rig.machine.ended is False
+    assert rig.view.number == 1
+    rig.receive("worker-0", Declare(3, rigs.table()))  # it may fit now
+    rig.promise()
+    assert [spec.name for spec in rig.view.tables] == ["w"]
+
+
+def test_a_question_is_repeated_until_all_is_open(rig, rigs):
+    rig.receive("worker-0", Declare(3, rigs.table()))
+    rig.at(1.0)
+    assert asked(rig).keys() == {"server-0", "server-1"}
+    rig.open()
+    rig.at(2.0)
+    assert asked(rig) == {}
+
+
+@pytest.fixture
+def short(rig, rigs):
+    """Three servers, one of which dies: its rows are to go to another."""
+    rig.receive("worker-0", Declare(3, rigs.table()))
+    rig.promise()
+    rig.receive("server-2", Join("server-2", "server", "", "here", process=20))
+    rig.promise()
+    rig.receive("engine", DeathReport("here", 11))
+    rig.promise()
+    return rig
+
+
+def test_a_server_that_cannot_open_a_shard_in_repair_ends_nothing_and_is_asked_again(short):
+    assert asked(short)["server-2"]
+    short.open("no memory")
+    assert {note["name"] for note in short.notes("unopened")} == {"server-2"}
+    assert short.machine.ended is False
+    assert not any(p.syncing_since for p in short.view.placements[0])
+    assert any("cannot open it" in each.reason for each in short.why())
+    short.at(4.9)
+    assert not asked(short).get("server-2")
+    short.at(5.0)
+    assert asked(short)["server-2"]
+    short.open()
+    short.at(5.5)
+    assert "rows move" in short.machine._views._proposal.reason
+
+
+def test_rows_are_repaired_elsewhere_where_one_server_cannot_take_them(short):
+    short.receive("server-3", Join("server-3", "server", "", "here", process=21))
+    short.promise()
+    views = short.machine._views
+    views._openings._barred["w", "server-2"] = (100.0, "no memory")
+    views.consider(short.now, effects := [])
+    assert {each.to for each in effects if isinstance(each.message, OpenShards)} >= {"server-3"}
+    assert not views._openings._lists["server-2"].shards

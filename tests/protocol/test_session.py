@@ -1,6 +1,5 @@
 """One member's conversation with the scheduler."""
 
-import msgspec
 import pytest
 
 from shoal.errors import JoinRefused, JoinTimeout, RunAborted
@@ -20,7 +19,6 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.requests import AbortRun, Cancel, FinishWork
 from shoal.protocol.session import Session, SessionOptions
-from shoal.tables.spec import TableSpec
 
 OPTIONS = SessionOptions(join_timeout_s=10, heartbeat_s=1, resend_s=0.5, silence_s=20, farewell_s=5)
 
@@ -240,13 +238,3 @@ def test_an_abort_is_repeated_until_the_scheduler_ends_the_run(joined):
     joined.handle(End("worker-0: loss is nan"), 1.3)
     assert isinstance(joined.resolved[7], RunAborted)
     assert joined.tick(2.0) == []
-
-
-def test_a_server_repeats_the_abort_of_a_group_until_its_workers_are_gone(joined, rigs):
-    out = []
-    view = rigs.view_of(tables=[TableSpec("theirs", 4, group="visitors")])
-    joined.session.abort(0, "no memory", 0.0, out, "visitors")
-    assert joined.heard(out) == [Abort("no memory", "visitors")]
-    assert Abort("no memory", "visitors") in joined.tick(0.6)
-    joined.handle(NewView(msgspec.structs.replace(view, number=view.number + 1)), 0.7)
-    assert not any(isinstance(each, Abort) for each in joined.tick(2.0))

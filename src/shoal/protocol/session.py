@@ -336,11 +336,9 @@ class Session:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
 
-    def abort(
-        self, request_id: int, reason: str, now: float, out: Effects, group: str = ""
-    ) -> None:
-        """Ask the scheduler to end the run, or a worker group, until it has done so."""
-        self.ask(f"abort {group}", request_id, Abort(reason, group), now, out)
+    def abort(self, request_id: int, reason: str, now: float, out: Effects) -> None:
+        """Ask the scheduler to end the run, or this worker's group, until it has done so."""
+        self.ask("abort", request_id, Abort(reason), now, out)
 
     def ask_for_view(self, out: Effects) -> None:
         """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
@@ -365,8 +363,6 @@ class Session:
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
         for spec in view.tables:
             self.answered(f"table {spec.name}", out)
-            if not view.group(spec.group):  # it was to end, and its workers are gone
-                self.answered(f"abort {spec.group}", out)
         self._show_view(out)
         return self.view
 

@@ -11,13 +11,9 @@ WORK_S, LONG_S, LONG = 0.003, 1.0, 0.01  # at most; at most if it is long; share
 
 
 class OffloadedWork:
-    """Draws how long work takes, and does it.
-
-    done:  how many pieces are done
-    """
+    """Draws how long work takes, and does it."""
 
     def __init__(self, random: Random) -> None:
-        self.done = 0
         self._random = random
 
     def seconds(self) -> float:
@@ -26,7 +22,6 @@ class OffloadedWork:
 
     def result(self, effect: Offload) -> Offloaded:
         """Do the work. Nothing else sees its state before."""
-        self.done += 1
         try:
             return Offloaded(effect.ticket, effect.work())
         except ShoalError as error:

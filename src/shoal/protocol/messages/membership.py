@@ -294,10 +294,6 @@ class End(Body, frozen=True, array_like=True, tag=True):
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):
-    """End the run with an error.
-
-    From a worker of an attached group, or from a server that names a `group`, only that group ends.
-    """
+    """End the run with an error; from a worker of an attached group, that group only."""
 
     reason: str
-    group: str = ""

@@ -286,7 +286,7 @@ class SchedulerMachine:
 
     def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
         """End the run, or an attached group only, while the others go on."""
-        reason, group = f"{member.name}: {asked.reason}", member.group or asked.group
+        reason, group = f"{member.name}: {asked.reason}", member.group
         if not group:
             self._end(RunAborted(reason), now, out)
             return

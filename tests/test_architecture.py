@@ -30,6 +30,7 @@ PROTOCOL_LEVELS = [
     {"views", "limits"},
     {"messages", "consistency", "namespaces"},
     {"machine", "requests", "checkpoint_clocks"},
+    {"questions"},
     {"session", "admin"},
     {"worker", "server", "scheduler"},
 ]

@@ -55,16 +55,23 @@ class Cluster:
     killed:  processes that may fail
     """
 
-    def __init__(self, engine, folder, servers, replicas, tables, **listens):
+    def __init__(
+        self, engine, folder, servers, replicas, tables, imports=(), limits=None, **listens
+    ):
         self.engine, self.folder = engine, folder
         self.killed = set()
         self._tables = [folder.path / f"t{number}" for number in range(tables)]
         options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
         listen = listens.get("scheduler") or engine.address("scheduler")
         scheduler = SchedulerRole(
-            listen=listen, servers=servers, workers=1, replicas=replicas, **options
+            listen=listen,
+            servers=servers,
+            workers=1,
+            replicas=replicas,
+            **options,
+            **(limits or {}),
         )
-        server = ServerRole(listen=listens.get("server", ""), token=TOKEN)
+        server = ServerRole(listen=listens.get("server", ""), token=TOKEN, imports=imports)
         for task in cluster_tasks(engine, scheduler, server):
             engine.start(task)
         given = {"folder": str(folder.path), "tables": tables, "token": TOKEN}
@@ -101,5 +108,9 @@ class Cluster:
 
     def named(self, kind):
         """The members of the scheduler's events of a kind."""
+        return self.values(kind, "name")
+
+    def values(self, kind, field):
+        """A field of the events of a kind."""
         events = map(json.loads, self.folder.events.read_text().splitlines())
-        return [event["name"] for event in events if event["kind"] == kind and "name" in event]
+        return [event[field] for event in events if event["kind"] == kind and field in event]

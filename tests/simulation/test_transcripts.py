@@ -297,7 +297,7 @@ def test_transcript(trace, request):
     cluster.world.run(until=60)
     prose = "\n".join(line.strip() for line in trace.__doc__.splitlines())
     beats = (Heartbeat.__name__, HeartbeatSeen.__name__)
-    told = [line for line in cluster.world.lines if not any(beat in line for beat in beats)]
+    told = [line for line in cluster.world.trace.lines if not any(beat in line for beat in beats)]
     text = f"{prose}\n\n" + "\n".join(told) + "\n"
     path = FOLDER / f"{trace.__name__}.txt"
     if request.config.getoption("--rewrite-transcripts"):

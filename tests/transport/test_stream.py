@@ -21,7 +21,7 @@ def raw():
         yield raw
 
 
-FRAMES = [(Nudge("one"), b""), (Heartbeat(1, 2, (3, 4)), b"payload"), (Nudge("two"), b"z" * 50)]
+FRAMES = [(Nudge("one"), b""), (Heartbeat(1, (3, 4)), b"payload"), (Nudge("two"), b"z" * 50)]
 PIECES = [encode(message, len(payload)) + payload for message, payload in FRAMES]
 WIRE = b"".join(PIECES)
 EDGES = list(accumulate(len(piece) for piece in PIECES))

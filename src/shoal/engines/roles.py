@@ -68,6 +68,7 @@ def run_scheduler(**given: Any) -> None:
         slow_s=role.slow_window_s,
         silence_s=role.failure_timeout_s,
         alone_s=role.sole_replica_timeout_s,
+        hang_s=role.hang_timeout_s,
         checkpoint_s=role.checkpoint_every_s,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
@@ -151,6 +152,7 @@ def run_server(**given: Any) -> None:
     leaves_on_signals(node)
     try:
         session.announce(advertised(node.listen(role.listen), role.advertise))
+        node.send_heartbeats(lambda: session.incarnation)
         node.run()
         if role.save:
             save_shards(Path(role.save), session.rank, machine.replicas(), session.view_id)

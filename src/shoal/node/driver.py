@@ -102,6 +102,7 @@ class Driver:
 
     def start_pump(self) -> None:
         self._pump.start()
+        self.node.send_heartbeats(lambda: self.machine.session.incarnation)
 
     def close(self) -> None:
         """Send the outbox and disconnect."""

@@ -1,7 +1,8 @@
 """Node: the shell that gives one state machine a transport, a clock and a disk.
 
 It has one loop: the thread that calls `poll` does the socket work, and has the machine to itself.
-Threads of its own only connect to peers (`node.dialer`). A server or scheduler process is
+Threads of its own connect to peers (`node.dialer`), do long work (`node.offloader`) and send the
+heartbeats of a member's process (`node.heartbeat`). A server or scheduler process is
 `Node.run()`; a worker's caller polls while it waits (`node.driver`).
 """
 
@@ -17,6 +18,7 @@ from time import monotonic
 
 from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
+from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.poller import Poller
 from shoal.protocol.machine import (
@@ -117,6 +119,8 @@ class Node:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
         self._offloader = Offloader(self.wake)
+        self._progress = LoopProgress()
+        self._heartbeats: HeartbeatThread | None = None
         self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
 
@@ -128,6 +132,11 @@ class Node:
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         return self._listener.address
 
+    def send_heartbeats(self, incarnation: Callable[[], int]) -> None:
+        """Have a thread tell the scheduler that this member's process lives."""
+        self._heartbeats = HeartbeatThread(self.me, self._scheduler, self._progress, incarnation)
+        self._heartbeats.start()
+
     def handle(self, event: Event) -> None:
         """Pass an event to the machine and perform its effects."""
         self.perform(self.machine.handle(event, monotonic()))
@@ -135,6 +144,7 @@ class Node:
     def poll(self, timeout_s: float) -> None:
         """Wait for work for `timeout_s` seconds at most, and do it."""
         now = monotonic()
+        self._progress.turn()
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
@@ -197,6 +207,8 @@ class Node:
             return
         self._closed = True
         self.stopped = True
+        if self._heartbeats is not None:
+            self._heartbeats.close()
         self._offloader.close()
         self._dialer.close()
         for connection in list(self._connections.values()):

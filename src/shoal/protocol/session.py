@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
     NotLeased,
 )
 from shoal.protocol.namespaces import qualified, seen_from
+from shoal.protocol.questions import Questions
 from shoal.protocol.requests import (
     AbortRun,
     AwaitView,
@@ -90,13 +91,8 @@ class SessionOptions(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
+HELD_UP_S = 0.5  # lateness of a machine's own timer: its process was not running
 START_AGAIN = "it was declared dead; start it again so that it joins anew"
-
-
-class _Waiting(msgspec.Struct):
-    request_ids: list[int]
-    question: Message
-    again_at: float
 
 
 class Session:
@@ -121,7 +117,6 @@ class Session:
         self.view: View | None = None
         self.view_id: ViewId = NO_VIEW
         self._tables: tuple[TableSpec, ...] = ()  # with their names in the view
-        self.progress = 0
         self.ended = False
         self.group = self.options.group
         size = self.options.group_size if self.group else 0
@@ -129,11 +124,12 @@ class Session:
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
+        self._held_up_s = 0.0  # since then
         # the connection to the scheduler broke, and it was not heard of since
         self._cut_off = False
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._questions = Questions(self.options.resend_s)
         self._awaiting: list[int] = []  # requests for a view
 
     @property
@@ -198,7 +194,7 @@ class Session:
             return
         self.ask(f"table {spec.name}", request_id, Declare(self.incarnation, spec), now, out)
         if any(known.name == spec.name and known.is_cut_of(spec) for known in self._tables):
-            self.answered(f"table {spec.name}", out)
+            self._questions.answered(f"table {spec.name}", out)
 
     def _show_view(self, out: Effects) -> None:
         if self.view is not None:
@@ -207,40 +203,33 @@ class Session:
             self._awaiting.clear()
 
     def _leased(self, message: Leased, out: Effects) -> None:
-        waiting = self._waiting.get("lease")
-        question = waiting.question if waiting is not None else None
+        question = self._questions.message("lease")
         if isinstance(question, Lease) and question.clock == message.clock:
-            self.answered("lease", out, Outcome(value=message))
+            self._questions.answered("lease", out, Outcome(value=message))
 
     def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
         """Send a question and repeat it until `answered(key)`, for all of its requests."""
-        asked = self._waiting[key].request_ids if key in self._waiting else []
-        again_at = now + self.options.resend_s
-        self._waiting[key] = _Waiting([*asked, request_id], question, again_at)
+        again_at = self._questions.ask(key, request_id, question, now, out)
         self._due = min(self._due, again_at)
-        out.append(Send(SCHEDULER, question))
 
     def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
-        waiting = self._waiting.pop(key, None)
-        for request_id in waiting.request_ids if waiting is not None else ():
-            out.append(Resolve(request_id, outcome or Outcome()))
+        self._questions.answered(key, out, outcome)
 
     def questions(self) -> list[str]:
         """The unanswered questions, for time-out errors."""
-        return sorted(self._waiting)
+        return self._questions.keys()
 
     def forget(self, request_id: int) -> None:
         """Drop a request whose caller no longer waits."""
-        for key, waiting in list(self._waiting.items()):
-            if request_id in waiting.request_ids:
-                waiting.request_ids.remove(request_id)
-                if not waiting.request_ids:
-                    del self._waiting[key]
+        self._questions.forget(request_id)
 
     # ------------------------------------------------------------------ events
 
     def tick(self, now: float, out: Effects) -> None:
         if now >= self._due and not self.ended:
+            if now > self._due + HELD_UP_S and self._join_by < inf:
+                self._held_up_s += now - self._due
+                self._join_by += now - self._due
             self._tick(now, out)
             self._due = self._next_due()
 
@@ -253,13 +242,12 @@ class Session:
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
             self._stop(out, JoinTimeout(self._join_timed_out()))
             return
-        if self.view is not None and now >= self._heard_at + self.options.silence_s:
+        if self.view is not None and now >= self._given_up_at:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self._stop(out, error)
             return
-        if "finish" in self._waiting and now >= self._heard_at + self.options.farewell_s:
+        if "finish" in self._questions and now >= self._heard_at + self.options.farewell_s:
             self.answered("finish", out)
-        self.progress += 1
         if now >= self._again_at:
             if self.view is None:
                 self._again_at = now + self.options.resend_s
@@ -268,10 +256,12 @@ class Session:
             else:
                 self._again_at = now + self._pause
                 self.ask_for_view(out)
-        for waiting in self._waiting.values():
-            if now >= waiting.again_at:
-                waiting.again_at = now + self.options.resend_s
-                out.append(Send(SCHEDULER, waiting.question))
+        self._questions.repeat(now, out)
+
+    @property
+    def _given_up_at(self) -> float:
+        """When the scheduler counts as gone. While this process did not run it read no answer."""
+        return self._heard_at + self.options.silence_s + self._held_up_s
 
     @property
     def _pause(self) -> float:
@@ -290,17 +280,15 @@ class Session:
     def _next_due(self) -> float:
         if self.ended:
             return inf
-        limit = self._join_by if self.view is None else self._heard_at + self.options.silence_s
-        at = min(limit, self._again_at)
-        if self._waiting:
-            at = min(at, *(w.again_at for w in self._waiting.values()))
-        if "finish" in self._waiting:
+        limit = self._join_by if self.view is None else self._given_up_at
+        at = min(limit, self._again_at, self._questions.wakes_at())
+        if "finish" in self._questions:
             at = min(at, self._heard_at + self.options.farewell_s)
         return at
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
-        self._heard_at, self._cut_off = now, False
+        self._heard_at, self._held_up_s, self._cut_off = now, 0.0, False
         match message:
             case Joined(incarnation, rank, run):
                 anew = run != self.run  # the scheduler is, and counts from 1
@@ -343,7 +331,7 @@ class Session:
     def ask_for_view(self, out: Effects) -> None:
         """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
         if self.view is not None:
-            out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.progress, self.view_id)))
+            out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.view_id)))
 
     def adopt(self, view: View, out: Effects) -> View | None:
         """Adopt a view; returns it, unless it is not newer or is without this member."""
@@ -382,8 +370,7 @@ class Session:
         self.ended = True
         self._due = inf
         ended = Outcome(error=error or RunAborted("the run has ended"))
-        for key in list(self._waiting):
-            self.answered(key, out, ended)
+        self._questions.end(ended, out)
         for request_id in self._awaiting:
             out.append(Resolve(request_id, ended))
         self._awaiting.clear()

@@ -22,13 +22,16 @@ from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
+from shoal.simulation.heartbeats import ProcessHeartbeats
 from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import TableSpec
 
+SILENCE_S = 3.0
 ALONE_S = 9.0  # longer than any fault separates a living member
+HANG_S = 4.0
 DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
 
 ROOM_FOR_WORKERS = 6  # of the members that may start
@@ -41,6 +44,7 @@ class SimulatedCluster:
     guests:         workers of a second group, which are always restarted
     lost:           members that the scheduler declared dead
     out_of_memory:  servers that cannot open shards, and until when
+    heartbeats:     of the members' processes
     """
 
     def __init__(self, world: World, plan: Plan, works: Mapping[str, Workload]) -> None:
@@ -48,6 +52,7 @@ class SimulatedCluster:
         self.guests: dict[NodeId, None] = {}
         self.lost: dict[NodeId, None] = {}
         self.out_of_memory: dict[NodeId, float] = {}
+        self.heartbeats = ProcessHeartbeats(world)
         self._world = world
         self._plan = plan
         self._works = works
@@ -57,10 +62,11 @@ class SimulatedCluster:
             servers=plan.servers,
             workers=plan.workers,
             join_timeout_s=20.0,
-            silence_s=3.0,
+            silence_s=SILENCE_S,
             silence_most_s=12.0,
             broken_s=1.8,
             alone_s=ALONE_S,
+            hang_s=HANG_S,
             elastic=plan.elastic,
             replicas=plan.replicas,
             drain_s=0.5,
@@ -97,7 +103,8 @@ class SimulatedCluster:
             options = replace(options, group=group, group_size=size, namespace=group)
         session = Session(node, "worker", "", self._host(), options=options, process=self._started)
         machine = WorkerMachine(session, WORKER)
-        self._world.add(node, machine, self._works[group].program(node, machine))
+        sim = self._world.add(node, machine, self._works[group].program(node, machine))
+        self.heartbeats.begin(sim, session)
         return node
 
     def add_server(self) -> NodeId | None:
@@ -110,7 +117,7 @@ class SimulatedCluster:
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         opened = partial(self._open, node)
         self.servers[node] = ServerMachine(session, opened, REPLICATION, checkpoint_clocks)
-        self._world.add(node, self.servers[node])
+        self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node
 
     def _open(self, node: NodeId, spec: TableSpec, rows: KeyRange) -> ShardStore:

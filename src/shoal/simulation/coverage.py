@@ -41,6 +41,8 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "checkpoint under ssp",
     "checkpoint by time",
     "declared dead alive",
+    "declared hung",
+    "busy for longer than silence",
     "restart worker",
     "join during training",
     "insisted",

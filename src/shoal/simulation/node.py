@@ -42,4 +42,6 @@ class SimNode:
         self.turn = 0  # of the program; a wake-up for an earlier turn is void
         self.tickets = count(1)
         self.tick_at: float | None = None
-        self.paused_until = 0.0
+        self.turns = 0  # of its loop
+        self.paused_until = 0.0  # its loop; and its whole process, if it is stopped:
+        self.stopped_until = 0.0

@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True):
             ),
             replicas=replicas,
             kill_server=random.random() < (0.15 if replicas == 1 else 0.8),
-            faults=random.randint(7, 10),
+            faults=random.randint(8, 11),
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
             leased=leased,

@@ -31,7 +31,7 @@ from shoal.simulation.checkers.history import (
     violated,
 )
 from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
-from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.cluster import SILENCE_S, SimulatedCluster
 from shoal.simulation.faults.injector import MOVES, FaultInjector
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
@@ -156,6 +156,10 @@ class Scenario:
         was_running = sim.alive and sim.paused_until < stopped_until
         if was_running and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
             raise violated("blamed", f"{node} is {how}, but it was the scheduler that was stopped")
+        unheard_s = self.cluster.heartbeats.unheard_s(node)
+        if unheard_s < SILENCE_S - LOOK_S and how.startswith("not heard") and "broke" not in how:
+            raise violated("busy", f"{node} is {how}, {unheard_s:.1f} s after its process was")
+        self.world.coverage["declared hung"] += how.startswith("hung")
         if node in self.cluster.servers:
             if sim.alive:
                 self._check_given_up(node)
@@ -322,9 +326,9 @@ def simulate(
         seed=seed,
         events=sum(world.events for world in worlds),
         faults=sum(scenario.faults.counts.values()) + sum(hits),
-        trace_hash="-".join(world.trace_hash for world in worlds),
+        trace_hash="-".join(world.trace.hash for world in worlds),
         coverage=dict(sorted(coverage.items())),
         checker=checker,
         violation=violation,
-        lines=[line for world in worlds for line in world.lines or ()],
+        lines=[line for world in worlds for line in world.trace.lines],
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -44,6 +43,7 @@ from shoal.simulation.connections import Connections
 from shoal.simulation.network import Envelope, Network, NetworkOptions
 from shoal.simulation.node import Crash, Program, SimNode, Sleep
 from shoal.simulation.offloading import OffloadedWork
+from shoal.simulation.trace import Trace
 from shoal.transport.wire import encode, message_of
 
 UNTRACED = ("node", "whole", "servers", "workers")  # fields of notes that the trace omits
@@ -75,7 +75,7 @@ class World:
         self.nodes: dict[NodeId, SimNode] = {}
         self.events = 0
         self.coverage: Counter[str] = Counter()
-        self.lines: list[str] | None = [] if keep_lines else None
+        self.trace = Trace(keep_lines)
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
         self.on_save: Callable[[Save], None] = lambda save: None
         self.on_crash: Callable[[NodeId], None] = lambda node: None
@@ -86,7 +86,6 @@ class World:
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
         self._connections = Connections()
         self._work = OffloadedWork(Random(seed + 2))
-        self._hash = blake2b(digest_size=16)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
@@ -102,7 +101,7 @@ class World:
         if previous is not None:
             sim.disk = previous.disk
         self.nodes[node] = sim
-        self.at(self.now, lambda: self._handle(sim, Ticked()))
+        self.at(self.now, lambda: self.handle(sim, Ticked()))
         if program is not None:
             self.at(self.now, lambda: self._advance(sim, 0))
         return sim
@@ -125,13 +124,18 @@ class World:
         self.on_crash(node)
         if tell:
             for other in list(self.nodes.values()):
-                self.at(self.now + 0.001, partial(self._handle, other, PeerLost(node)))
+                self.at(self.now + 0.001, partial(self.handle, other, PeerLost(node)))
 
-    def pause(self, node: NodeId, until: float) -> None:
-        """Stop a node, as SIGSTOP does: its events are handled when it continues."""
+    def pause(self, node: NodeId, until: float, busy: bool = False) -> None:
+        """Stop a node, as SIGSTOP does: its events are handled when it continues.
+
+        busy:  only its loop; its process sends heartbeats
+        """
         sim = self.nodes[node]
         sim.paused_until = max(until, sim.paused_until)
-        self.note_line(f"{node} is stopped until {until:.3f}")
+        if not busy:
+            sim.stopped_until = max(until, sim.stopped_until)
+        self.note_line(f"{node} is {'busy' if busy else 'stopped'} until {until:.3f}")
         self.at(sim.paused_until, partial(self._overdue, sim))
 
     def _overdue(self, sim: SimNode) -> None:
@@ -141,12 +145,12 @@ class World:
         """
         due = sim.machine.deadline() if sim.alive and not sim.stopped else None
         if due is not None and due <= self.now:
-            self._handle(sim, Ticked())
+            self.handle(sim, Ticked())
 
     def ask(self, node: NodeId, request: object) -> None:
         """Hand a request to a machine without waiting for the answer."""
         sim = self.nodes[node]
-        self._handle(sim, Asked(next(sim.tickets), request))
+        self.handle(sim, Asked(next(sim.tickets), request))
 
     def break_connection(self, one: NodeId, other: NodeId) -> None:
         """Lose the messages in flight between two nodes; the next message reconnects."""
@@ -154,7 +158,7 @@ class World:
         self.note_line(f"connection of {one} and {other} breaks")
         for node, peer in ((one, other), (other, one)):
             if node in self.nodes:
-                self._handle(self.nodes[node], PeerLost(peer))
+                self.handle(self.nodes[node], PeerLost(peer))
 
     def at(self, when: float, action: Callable[[], object]) -> None:
         """Run `action` at a virtual time."""
@@ -170,10 +174,6 @@ class World:
                 return
             self.now = when
             action()
-
-    @property
-    def trace_hash(self) -> str:
-        return self._hash.hexdigest()
 
     # ------------------------------------------------------------------ messages
 
@@ -212,11 +212,11 @@ class World:
             return
         message = message_of(envelope.frame)
         if not nbytes:
-            self._handle(sim, Received(source, message))
+            self.handle(sim, Received(source, message))
             return
         arrival = sim.machine.arriving(source, message, nbytes)
         if isinstance(arrival, Discard):
-            self._handle(sim, Received(source, message))
+            self.handle(sim, Received(source, message))
             return
         first = nbytes * (1 + self.events % 7) // 8  # it may end within a fragment or a part
         self._pour(sim, envelope, message, arrival, 0, first)
@@ -237,11 +237,11 @@ class World:
         sender = self.nodes.get(source)
         if sender is not None and not sender.alive:
             self.coverage["sender crashed in mid-payload"] += 1
-            self._handle(sim, PeerLost(source))
+            self.handle(sim, PeerLost(source))
             return
         self._pour(sim, envelope, message, sink, first, envelope.nbytes)
         if not sink.by_view or sink.revoked:
-            self._handle(sim, Received(source, message, sink))
+            self.handle(sim, Received(source, message, sink))
 
     def _pour(
         self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
@@ -254,7 +254,7 @@ class World:
                 view[first - edge : last - edge] = envelope.payload()[first:last]
                 if sink.by_view and last == edge + view.nbytes:
                     sink.landed += 1
-                    self._handle(sim, Received(envelope.source, message, sink))
+                    self.handle(sim, Received(envelope.source, message, sink))
             edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:
@@ -267,10 +267,12 @@ class World:
 
     # ------------------------------------------------------------------ machines
 
-    def _handle(self, sim: SimNode, event: Event) -> None:
-        if not sim.alive or sim.stopped or self._is_paused(sim, lambda: self._handle(sim, event)):
+    def handle(self, sim: SimNode, event: Event) -> None:
+        """Have a node handle an event, now or when it continues."""
+        if not sim.alive or sim.stopped or self._is_paused(sim, lambda: self.handle(sim, event)):
             return
         self.events += 1
+        sim.turns += 1
         try:
             self._perform(sim, sim.machine.handle(event, self.now))
         except Crash:
@@ -312,7 +314,7 @@ class World:
 
     def _offloaded(self, sim: SimNode, effect: Offload) -> None:
         if sim.alive and not sim.stopped:
-            self._handle(sim, self._work.result(effect))
+            self.handle(sim, self._work.result(effect))
 
     def _schedule_tick(self, sim: SimNode) -> None:
         at = sim.machine.deadline()
@@ -330,7 +332,7 @@ class World:
         sim.tick_at = None
         due = sim.machine.deadline()
         if due is not None and due <= self.now:
-            self._handle(sim, Ticked())
+            self.handle(sim, Ticked())
         else:
             self._schedule_tick(sim)
 
@@ -372,13 +374,13 @@ class World:
                     return
                 case Start(asked):
                     value = next(sim.tickets)
-                    self._handle(sim, Asked(value, asked))
+                    self.handle(sim, Asked(value, asked))
                     continue
                 case Wait(ticket):
                     sim.waits_for = ticket
                 case _:
                     sim.waits_for = next(sim.tickets)
-                    self._handle(sim, Asked(sim.waits_for, request))
+                    self.handle(sim, Asked(sim.waits_for, request))
             if sim.waits_for not in sim.outcomes:
                 if sim.stopped:
                     sim.program.close()
@@ -389,7 +391,4 @@ class World:
 
     def note_line(self, line: str) -> None:
         """Add a line to the event trace: of this world, a checker or a fault injector."""
-        text = f"{self.now:10.6f}  {line}"
-        self._hash.update(text.encode())
-        if self.lines is not None:
-            self.lines.append(text)
+        self.trace.add(self.now, line)

@@ -213,7 +213,7 @@ class SchedulerRig(Rig[SchedulerMachine]):
         for node in list(self.machine.members.by_id):
             if node not in self.machine.members.finished:
                 assert self.view is not None
-                self.receive(node, Heartbeat(self.incarnation(node), 1, self.view.id))
+                self.receive(node, Heartbeat(self.incarnation(node), self.view.id))
 
     def open(self, reason: str = "") -> None:
         """Every server opens the shards that it is asked for; or cannot, with a reason."""
@@ -246,7 +246,7 @@ class SchedulerRig(Rig[SchedulerMachine]):
         offered = self.machine._views.offered
         if offered is not None:
             effects, server = self.effects, self.machine.members.servers()[0]
-            self.receive(server, Heartbeat(self.incarnation(server), 1, offered.id))
+            self.receive(server, Heartbeat(self.incarnation(server), offered.id))
             self.effects = effects + self.effects
 
     def told(self, kind: type) -> Mapping[NodeId, Any]:

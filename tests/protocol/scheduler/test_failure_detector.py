@@ -4,7 +4,16 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import DeathReport, End, Frozen, Heartbeat, Join, Leave
+from shoal.protocol.messages import (
+    Busy,
+    DeathReport,
+    End,
+    Frozen,
+    Heartbeat,
+    Join,
+    Leave,
+    ProcessHeartbeat,
+)
 from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, FailureDetector
 from shoal.protocol.scheduler.journal import SchedulerOptions
 
@@ -29,10 +38,16 @@ def beats(detector, *times):
         detector.heard_of("a", now, beat=True)
 
 
+def process_beats(detector, times, turns, at="", in_user_code=False):
+    """A heartbeat of the process at each time, with the number of its loop's turns."""
+    for now, turn in zip(times, turns, strict=True):
+        detector.process_lives(ProcessHeartbeat("a", 1, turn, at, in_user_code), float(now))
+
+
 def alive(rig, *nodes):
     for node in nodes:
         member = rig.machine.members.by_id[node]
-        rig.receive(node, Heartbeat(member.incarnation, 0, rig.view.id))
+        rig.receive(node, Heartbeat(member.incarnation, rig.view.id))
 
 
 def test_a_regular_member_has_the_lowest_limit(detector):
@@ -72,6 +87,77 @@ def test_a_heartbeat_clears_a_broken_connection(detector):
     detector.cut_off("a", 1.0)
     detector.heard_of("a", 2.0)
     assert detector.silent(1.0 + OPTIONS.broken_s) == []
+
+
+def test_a_member_whose_loop_is_busy_is_alive_as_long_as_its_process_says_so(detector):
+    beats(detector, 0, 1)
+    process_beats(detector, range(2, 40), [7] * 38, "restore (shard.py:310)")
+    assert detector.silent(41.0) == []
+    assert detector.busy(41.0) == [("a", "restore (shard.py:310)", 39.0)]
+    process_beats(detector, [42], [8])
+    assert detector.busy(42.0) == []
+    assert detector.limit("a") == OPTIONS.silence_s  # a busy loop is no late heartbeat
+
+
+def test_a_process_that_ends_with_its_loop_busy_is_dead_after_the_silence(detector):
+    beats(detector, 0, 1)
+    process_beats(detector, range(2, 30), [7] * 28, "restore (shard.py:310)")
+    last = 29.0
+    assert detector.silent(last + OPTIONS.silence_s) == []
+    assert detector.silent(last + OPTIONS.silence_s + LOOK_S) == ["a"]
+    assert "not heard of for 10" in detector.how("a", last + OPTIONS.silence_s + LOOK_S)
+
+
+def test_a_member_whose_loop_makes_no_turn_for_the_hang_time_out_is_hung(detector):
+    beats(detector, 0, 1)
+    process_beats(detector, range(2, 80), [7] * 78, "wait (shard.py:31)")
+    assert detector.silent(80.0) == []  # suspected
+    process_beats(detector, [80], [7], "wait (shard.py:31)")
+    assert detector.silent(80.0 + LOOK_S) == ["a"]
+    assert detector.how("a", 80.0) == "hung: its loop has been at wait (shard.py:31) for 78 s"
+
+
+def test_a_users_code_may_take_any_time(detector):
+    beats(detector, 0, 1)
+    process_beats(detector, range(2, 300), [7] * 298, "push (mine.py:3)", in_user_code=True)
+    assert detector.silent(300.0) == []
+    process_beats(detector, range(300, 350), [7] * 50, "merge (shard.py:9)")
+    assert detector.silent(350.0) == []  # it hangs for less than the time-out since
+
+
+def test_a_heartbeat_that_was_sent_before_its_process_died_does_not_hide_the_death(detector):
+    beats(detector, 0, 1)
+    detector.cut_off("a", 1.5)
+    process_beats(detector, [1.5], [7])
+    detector.silent(1.5 + OPTIONS.broken_s)
+    assert detector.silent(1.5 + OPTIONS.broken_s + LOOK_S) == ["a"]
+
+
+def test_a_process_that_sends_heartbeats_after_its_connection_broke_is_alive(detector):
+    beats(detector, 0, 1)
+    detector.cut_off("a", 1.5)
+    process_beats(detector, [2.5], [7], "restore (shard.py:310)")
+    detector.silent(2.5 + OPTIONS.broken_s)
+    assert detector.silent(2.5 + OPTIONS.broken_s + LOOK_S) == []
+
+
+def test_workers_are_told_of_a_server_that_is_busy(cluster):
+    server = cluster.machine.members.by_id["server-0"]
+    at = "merge (shard.py:9)"
+    for now in (1.0, 2.0):
+        cluster.now = now
+        cluster.receive("x", ProcessHeartbeat("server-0", server.incarnation, 5, at))
+    assert cluster.told(Busy) == dict.fromkeys(["worker-0", "worker-1"], Busy("server-0", at))
+    [wait] = [each for each in cluster.why() if each.who == "server-0"]
+    assert (wait.reason, wait.seconds) == (f"its loop is at {at}", 1.0)
+
+
+def test_a_heartbeat_of_a_former_incarnation_keeps_nobody_alive(cluster):
+    for now in range(12):
+        cluster.at(float(now))
+        alive(cluster, "server-0", "worker-1")
+        cluster.receive("x", ProcessHeartbeat("worker-0", 99, now))
+    assert "worker-0" not in cluster.machine.members.by_id
 
 
 def test_a_scheduler_that_was_stopped_declares_no_member_dead_for_its_own_pause(cluster):

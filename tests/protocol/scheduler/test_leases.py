@@ -149,7 +149,7 @@ def test_a_lost_workers_batches_are_leased_to_others_from_the_next_view(started)
     started.handle(PeerLost("worker-0"))
     for node in ("worker-1", "server-0"):
         started.now = 2.2
-        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), started.view.id))
     started.at(2.5)
     assert not started.notes("returned")
     started.promise(((mine, 2), (other, 3)))
@@ -194,7 +194,7 @@ def test_a_worker_lost_while_it_waits_gets_no_lease(started):
     started.handle(PeerLost("worker-1"))
     started.now = 2.2
     for node in ("worker-0", "server-0"):
-        started.receive(node, Heartbeat(started.incarnation(node), 1, started.view.id))
+        started.receive(node, Heartbeat(started.incarnation(node), started.view.id))
     started.at(2.5)
     assert "worker-1" not in started.machine.members.by_id
     started.receive("worker-0", lease(mine, 1, **small))  # all is done, and worker-1 is not told

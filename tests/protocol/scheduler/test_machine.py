@@ -142,7 +142,7 @@ def test_a_join_of_a_member_that_was_declared_dead_is_refused_once_there_is_a_vi
     former = rig.machine.view.member("server-1").incarnation
     rig.now = 5.0
     for node in ("server-0", "worker-0", "worker-1"):
-        rig.receive(node, Heartbeat(rig.machine.view.member(node).incarnation, 1, rig.view.id))
+        rig.receive(node, Heartbeat(rig.machine.view.member(node).incarnation, rig.view.id))
     rig.at(10.0)  # server-1 was silent; the view with it may still be on its way there
     assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
     rig.receive("server-1", Join("server-1", "server", "", "", incarnation=former))
@@ -215,14 +215,14 @@ def test_without_servers_a_table_is_refused(make, rigs):
 
 
 def test_a_heartbeat_is_answered_and_with_the_view_if_it_has_an_old_one(cluster):
-    cluster.receive("worker-0", Heartbeat(2, 77, (1, 1)))
-    assert cluster.sent() == [HeartbeatSeen(77)]
-    cluster.receive("worker-0", Heartbeat(2, 78, (0, 0)))
-    assert cluster.sent() == [HeartbeatSeen(78), NewView(cluster.view)]
+    cluster.receive("worker-0", Heartbeat(2, (1, 1)))
+    assert cluster.sent() == [HeartbeatSeen()]
+    cluster.receive("worker-0", Heartbeat(2, (0, 0)))
+    assert cluster.sent() == [HeartbeatSeen(), NewView(cluster.view)]
 
 
 def test_a_heartbeat_of_a_stranger_is_answered_with_the_end(cluster):
-    cluster.receive("worker-9", Heartbeat(9, 0, (1, 1)))
+    cluster.receive("worker-9", Heartbeat(9, (1, 1)))
     assert "not a member of the run" in cluster.sent(End)[0].error
 
 
@@ -245,8 +245,8 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
     rig = make(elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     rig.now = 9.0
-    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
-    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.receive("server-0", Heartbeat(1, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, (1, 1)))
     rig.at(10.0)
     rig.promise()
     assert rig.notes("lost") == []  # of this event; the one before lost worker-0
@@ -255,7 +255,7 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
     assert rig.machine.members.by_id["worker-0"].incarnation == 4
     for message in (
         Finish(2),
-        Heartbeat(2, 9, (1, 1)),
+        Heartbeat(2, (1, 1)),
         BarrierArrival(2, "epoch", 0, ("workers",)),
     ):
         rig.now += 1.0
@@ -263,8 +263,8 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
         assert rig.sent() == []
         assert rig.notes("stale")
     assert rig.machine.members.finished == set()
-    rig.receive("server-0", Heartbeat(1, 0, (1, 1)))
-    rig.receive("worker-1", Heartbeat(3, 0, (1, 1)))
+    rig.receive("server-0", Heartbeat(1, (1, 1)))
+    rig.receive("worker-1", Heartbeat(3, (1, 1)))
     rig.at(20.0)  # the new self was never heard of
     assert [note["name"] for note in rig.notes("lost")] == ["worker-0"]
 
@@ -288,7 +288,7 @@ def test_a_silent_worker_departs_with_its_last_clock(make):
     rig.join("server-0", "worker-0", "worker-1")
     rig.now = 5.0
     for node, incarnation in (("server-0", 1), ("worker-0", 2)):
-        rig.receive(node, Heartbeat(incarnation, 0, (1, 1)))
+        rig.receive(node, Heartbeat(incarnation, (1, 1)))
     rig.at(10.0)
     assert [note["name"] for note in rig.notes("lost")] == ["worker-1"]
     rig.promise(clocks=((2, 9), (3, 7)), open_round=7)
@@ -299,7 +299,7 @@ def test_a_silent_worker_departs_with_its_last_clock(make):
 def test_a_heartbeat_after_a_broken_connection_keeps_a_member(cluster):
     cluster.handle(PeerLost("worker-0"))
     cluster.handle(PeerLost("worker-1"))
-    cluster.receive("worker-0", Heartbeat(2, 0, (1, 1)))
+    cluster.receive("worker-0", Heartbeat(2, (1, 1)))
     cluster.at(2.0)
     assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
 

@@ -96,7 +96,7 @@ def test_no_worker_is_dropped_while_a_server_is_silent(make):
     assert "worker-1" in rig.machine.members.by_id
     for seconds in told:
         rig.now += 1
-        rig.receive("server-1", Heartbeat(2, 1, rig.view.id))
+        rig.receive("server-1", Heartbeat(2, rig.view.id))
         rig.receive("server-0", WaitTimes(1, ((3, seconds[0]), (4, 9 + seconds[1]))))
     assert "worker-1" not in rig.machine.members.by_id
 

@@ -38,7 +38,7 @@ def promise(rig, **more):
 
 
 def beat(rig, node, view):
-    rig.receive(node, Heartbeat(rig.incarnation(node), 1, view))
+    rig.receive(node, Heartbeat(rig.incarnation(node), view))
 
 
 def test_a_view_is_offered_to_the_servers_of_the_one_before(rig):

@@ -15,6 +15,7 @@ from shoal.protocol.messages import (
     SCHEDULER,
     BarrierArrival,
     BarrierReleased,
+    Busy,
     Computing,
     Declare,
     End,
@@ -141,6 +142,20 @@ def test_a_pull_that_waits_for_a_worker_that_computes_has_its_time_again(rigs, p
     expire(worker, 55.0)
     expire(worker, 65.0)
     assert isinstance(worker.resolved()[1].error, SyncTimeout)
+
+
+def test_a_request_has_its_time_again_while_the_scheduler_says_that_a_server_is_busy(rigs, pull):
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), sync_timeout_s=10)
+    worker.ask(1, Exchange(pulls=pull))
+    for now in (10.0, 25.0):
+        expire(worker, now)
+        worker.now = now + 5
+        worker.receive(SCHEDULER, Busy("server-1", "merge (shard.py:9)"))  # of its chain
+        expire(worker, now + 14.9)
+        assert worker.resolved() == {}
+    expire(worker, 40.0)
+    expire(worker, 50.0)
+    assert isinstance(worker.resolved()[1].error, RequestTimeout)
 
 
 def test_a_word_of_another_server_gives_a_request_no_more_time(synchronous, pull, rigs):

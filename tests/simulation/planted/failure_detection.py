@@ -28,3 +28,10 @@ def sole_copy_is_given_up():
     """Silence is proof enough, whoever has the rows."""
     with patch.object(FailureDetector, "spare", lambda self, node, now: False):
         yield
+
+
+@contextmanager
+def busy_is_dead():
+    """Heartbeats of a process whose loop is busy count for nothing."""
+    with patch.object(FailureDetector, "process_lives", lambda self, beat, now: None):
+        yield

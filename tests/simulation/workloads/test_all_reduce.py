@@ -37,7 +37,7 @@ def test_sums_are_right_whatever_happens_between_the_workers():
 
 
 def test_the_same_seed_is_the_same_run():
-    hashes = {simulate_ring(7)[0].world.trace_hash for _ in range(2)}
+    hashes = {simulate_ring(7)[0].world.trace.hash for _ in range(2)}
     assert len(hashes) == 1
 
 

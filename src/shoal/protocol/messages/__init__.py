@@ -39,6 +39,7 @@ from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     BarrierReleased,
+    Busy,
     Declare,
     Drain,
     Drained,
@@ -62,6 +63,7 @@ from shoal.protocol.messages.membership import (
     NotJoined,
     NotLeased,
     OpenShards,
+    ProcessHeartbeat,
     RefuseView,
     ShardsOpened,
     Synced,
@@ -86,25 +88,25 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
     "KEY_BYTES", "MESSAGES", "PROTOCOL_VERSION", "SAME", "SCHEDULER", "SIZE_BYTES", "Abort",
-    "BarrierArrival", "BarrierReleased", "Body", "Challenge", "Code", "Computing", "DeathReport",
-    "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished",
-    "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join",
-    "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
+    "BarrierArrival", "BarrierReleased", "Body", "Busy", "Challenge", "Code", "Computing",
+    "DeathReport", "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish",
+    "Finished", "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello",
+    "Join", "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
     "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge",
-    "OpenShards", "Part", "Piece", "Probe", "RefuseView", "ReplicaHistory", "Replicate",
-    "ReplicateAck", "Reply", "Request", "SeenRequests", "ShardsOpened", "StateChunk",
+    "OpenShards", "Part", "Piece", "Probe", "ProcessHeartbeat", "RefuseView", "ReplicaHistory",
+    "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests", "ShardsOpened", "StateChunk",
     "StatusReply", "StatusRequest", "SumAck", "Synced",
     "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
 Message = (
     Challenge | Hello | Welcome | Denied
-    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen
+    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | ProcessHeartbeat | Busy
     | Drain | Drained | Freeze | Frozen | NewView | RefuseView | ViewRefused
     | Synced | Leave | LeaveRefused | WaitTimes | OpenShards | ShardsOpened
     | StatusRequest | StatusReply | DeathReport | DeathReportSeen

@@ -48,17 +48,43 @@ class NotJoined(Body, frozen=True, array_like=True, tag=True):
 
 
 class Heartbeat(Body, frozen=True, array_like=True, tag=True):
-    """The sender lives. `progress` counts its loop's work, so that a hung loop is detected."""
+    """The sender's machine lives, and has adopted `view`."""
 
     incarnation: int
-    progress: int
     view: ViewId
 
 
 class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
     """Answer to a heartbeat."""
 
-    progress: int
+
+class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):
+    """The process of a member lives. Sent by a thread beside its loop, on a connection of its own.
+
+    Attributes:
+        node: the member.
+        turns: of its loop so far; a loop that makes none is busy, or hung.
+        at: where the loop is, if it has made no turn since the last heartbeat.
+        in_user_code: whether that is a user's code, which may take any time.
+    """
+
+    node: NodeId
+    incarnation: int
+    turns: int
+    at: str = ""
+    in_user_code: bool = False
+
+
+class Busy(Body, frozen=True, array_like=True, tag=True):
+    """To workers: the loop of a server makes no turns, and its process lives.
+
+    Attributes:
+        server: its name.
+        at: where its loop is.
+    """
+
+    server: str
+    at: str
 
 
 class Drain(Body, frozen=True, array_like=True, tag=True):

@@ -5,6 +5,10 @@ recent lateness of a member's heartbeats, and at least the option. Chen, Toueg a
 ("On the quality of service of failure detectors", section 6) have a constant safety margin over the
 expected arrival instead. A scheduler that was stopped itself has heard of no member meanwhile,
 which says nothing about them.
+
+A member whose process sends heartbeats is alive, and busy if its loop makes no turns. Without a
+turn for the hang time-out it is hung, and declared dead: a lock that is never released, for
+example, stops a loop and not its process. User code may take any time.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from math import inf
 
 import msgspec
 
+from shoal.protocol.messages import ProcessHeartbeat
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.views import NodeId
 
@@ -21,7 +26,6 @@ PATIENCE = 3.0  # times the largest lateness
 HALVES_S = 30.0  # half-life of a lateness
 WEIGHT = 0.125  # of the latest interval in the mean of all
 LOOK_S = 0.1  # between suspecting a member and declaring it dead
-HELD_UP_S = 0.5  # lateness of the scheduler's own timer: it was not running
 RESPITE_S = 1.0  # grace after that, to read the messages that have arrived meanwhile
 
 
@@ -35,8 +39,11 @@ class _Heard(msgspec.Struct, eq=False):
         mean: mean interval between heartbeats.
         late: largest recent excess of an interval over the mean.
         suspected: whether it is dead unless a message has arrived by the second look.
-        cut_off: whether its connection has broken since.
+        cut_off_at: when its connection broke, if it was not heard of since; else inf.
         alone: whether it has the sole replica of some rows, and is waited for longer.
+        turns: of its loop, as its process counts them; -1 before its first heartbeat.
+        turned_at: when a heartbeat of the process last told of another turn.
+        place: where its loop is, if it makes no turns.
     """
 
     at: float
@@ -45,8 +52,11 @@ class _Heard(msgspec.Struct, eq=False):
     mean: float = 0.0
     late: float = 0.0
     suspected: bool = False
-    cut_off: bool = False
+    cut_off_at: float = inf
     alone: bool = False
+    turns: int = -1
+    turned_at: float = 0.0
+    place: str = ""
 
     @property
     def look_at(self) -> float:
@@ -74,10 +84,30 @@ class FailureDetector:
         heard = self._heard.get(node)
         if heard is None:
             heard = self._heard[node] = _Heard(now, inf)
-        if beat:
+        if beat and heard.turns < 0:
             heard.beat(now)
+        self._lives(node, heard, now)
+
+    def process_lives(self, beat: ProcessHeartbeat, now: float) -> None:
+        """Note that the process of a member lives: it is alive, unless its loop is hung."""
+        heard = self._heard.get(beat.node)
+        if heard is None:
+            return
+        if beat.turns != heard.turns or beat.in_user_code:
+            heard.turns, heard.turned_at = beat.turns, now
+        heard.place = beat.at
+        heard.beat(now)
+        sent_since = now > heard.cut_off_at + LOOK_S or heard.cut_off_at == inf
+        if sent_since and not self._hung(heard, now):
+            self._lives(beat.node, heard, now)
+
+    def _hung(self, heard: _Heard, now: float) -> bool:
+        return heard.turns >= 0 and now >= heard.turned_at + self._options.hang_s
+
+    def _lives(self, node: NodeId, heard: _Heard, now: float) -> None:
         heard.at = now
-        heard.suspected = heard.cut_off = heard.alone = False
+        heard.suspected = heard.alone = False
+        heard.cut_off_at = inf
         heard.silent_at = now + self.limit(node)
 
     def forget(self, node: NodeId) -> None:
@@ -94,7 +124,7 @@ class FailureDetector:
         """Note that the connection to a member broke; if it lives it reconnects."""
         heard = self._heard.get(node)
         if heard is not None:
-            heard.cut_off = True
+            heard.cut_off_at = now
             wait = max(self._options.broken_s, PATIENCE * heard.late)
             heard.silent_at, heard.suspected = min(heard.silent_at, now + wait), False
 
@@ -111,7 +141,7 @@ class FailureDetector:
         """
         heard = self._heard[node]
         until = heard.at + self._options.alone_s
-        if (heard.cut_off and self._options.same_host) or now >= until:
+        if (heard.cut_off_at < inf and self._options.same_host) or now >= until:
             return False
         heard.alone, heard.suspected, heard.silent_at = True, False, until
         return True
@@ -119,7 +149,9 @@ class FailureDetector:
     def how(self, node: NodeId, now: float) -> str:
         """Why a member is declared dead, as text."""
         heard = self._heard[node]
-        broke = ", and its connection broke" if heard.cut_off else ""
+        if heard.place and self._hung(heard, now):
+            return f"hung: its loop has been at {heard.place} for {now - heard.turned_at:.0f} s"
+        broke = ", and its connection broke" if heard.cut_off_at < inf else ""
         return f"not heard of for {now - heard.at:.1f} s{broke}"
 
     def silent(self, now: float) -> list[NodeId]:
@@ -134,6 +166,11 @@ class FailureDetector:
     def spared(self, now: float) -> list[tuple[NodeId, float]]:
         """(member, seconds of silence) of silent members that are waited for longer."""
         return [(node, now - each.at) for node, each in self._heard.items() if each.alone]
+
+    def busy(self, now: float) -> list[tuple[NodeId, str, float]]:
+        """(member, place, seconds) of members whose loop makes no turns."""
+        heard = self._heard.items()
+        return [(node, each.place, now - each.turned_at) for node, each in heard if each.place]
 
     def wakes_at(self) -> float:
         """When the next look is due."""

@@ -24,6 +24,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     broken_s:          silence after a broken connection, after which a member counts as failed
     alone_s:           silence after which a server with the only copy of some rows counts as failed
                        (--sole-replica-timeout-s), if its death is not proven
+    hang_s:            time without a turn of a member's loop, outside of user code, after which it
+                       counts as failed though its process lives (--hang-timeout-s)
     same_host:         all members are on this host, where a broken connection proves a death
     resend_s:          time between repetitions of an unanswered Freeze or End
     drain_s:           time for servers to drain before a view that moves rows; if it is too short,
@@ -45,6 +47,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     silence_most_s: float = 15.0  # less than workers wait for an answer
     broken_s: float = 3.0
     alone_s: float = 15.0
+    hang_s: float = 60.0
     same_host: bool = False
     resend_s: float = 0.25
     linger_s: float = 2.0

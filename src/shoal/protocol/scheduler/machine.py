@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
     Message,
     NewView,
     NotJoined,
+    ProcessHeartbeat,
     ShardsOpened,
     StatusReply,
     StatusRequest,
@@ -56,7 +57,6 @@ from shoal.protocol.messages import (
     WaitTimes,
 )
 from shoal.protocol.scheduler.barriers import Barriers
-from shoal.protocol.scheduler.failure_detector import HELD_UP_S
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.members import Members
@@ -64,6 +64,7 @@ from shoal.protocol.scheduler.membership import gathering, join_refusal, missing
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
+from shoal.protocol.session import HELD_UP_S
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 OF_WORK = BarrierArrival | Lease | Abort
@@ -209,7 +210,7 @@ class SchedulerMachine:
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.members.by_id.get(sender)
-        if isinstance(message, StatusRequest | DeathReport):
+        if isinstance(message, StatusRequest | DeathReport | ProcessHeartbeat):
             self._from_tool(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
@@ -234,8 +235,8 @@ class SchedulerMachine:
             return
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
         match message:
-            case Heartbeat(_, progress, view):
-                out.append(Send(sender, HeartbeatSeen(progress)))
+            case Heartbeat(_, view):
+                out.append(Send(sender, HeartbeatSeen()))
                 self._views.heartbeat(member, view, now, out)
             case Drained() | Frozen():
                 self._views.promised(sender, message, now, out)
@@ -305,7 +306,7 @@ class SchedulerMachine:
                 self.ledgers.end(group)
 
     def _from_tool(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        """Handle a status request or death report, whose sender need not be a member."""
+        """Handle a message whose sender need not be a member."""
         if isinstance(message, StatusRequest):
             out.append(Send(sender, self._status(now)))
         elif isinstance(message, DeathReport):
@@ -313,16 +314,16 @@ class SchedulerMachine:
             for node in self.members.of(message.process, message.host):
                 if node not in self.members.finished:
                     self._lost(node, "its process has ended", now, out)
+        elif isinstance(message, ProcessHeartbeat):
+            self.members.process_lives(message, now, out)
 
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.members.by_id.get(sender)
         if known is None:
             group = self.members.group(message.role, message.group)
-            refusal = join_refusal(message, group, self.view, self.options)
+            refusal = join_refusal(sender, message, group, self.view, self.options)
             if self.ended:
                 refusal = NotJoined("the run has ended")
-            if message.node != sender:
-                refusal = NotJoined("it speaks for somebody else")
             if refusal is not None:
                 out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
                 out.append(Send(sender, refusal))
@@ -347,7 +348,7 @@ class SchedulerMachine:
     def _status(self, now: float) -> StatusReply:
         members = self.members.by_id
         waits = self._barriers.waits(now) + self._views.waits(now)
-        waits += self.ledgers.waits(self.members, now)
+        waits += self.ledgers.waits(self.members, now) + self.members.busy(now)
         slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
         return StatusReply(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.protocol.machine import EventTrace
-from shoal.protocol.messages import Join
+from shoal.protocol.machine import Effects, EventTrace, Send
+from shoal.protocol.messages import Busy, Join, ProcessHeartbeat, Waiting
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up
@@ -112,6 +112,23 @@ class Members:
         for node in nodes:
             if node not in self.finished:
                 self.detector.heard_of(node, now, beat)
+
+    def process_lives(self, beat: ProcessHeartbeat, now: float, out: Effects) -> None:
+        """Note that a member's process lives; workers wait longer for a server that is busy."""
+        member = self.by_id.get(beat.node)
+        if member is None or member.incarnation != beat.incarnation:
+            return
+        self.detector.process_lives(beat, now)
+        if member.role == "server" and beat.at:
+            busy = Busy(member.name, beat.at)
+            out.extend(Send(node, busy) for node in self.at_work())
+
+    def busy(self, now: float) -> list[Waiting]:
+        """The members whose loop makes no turns, for status replies."""
+        return [
+            Waiting(self.by_id[node].name, "its next turn", f"its loop is at {place}", seconds)
+            for node, place, seconds in self.detector.busy(now)
+        ]
 
     def check(self, trace: EventTrace) -> None:
         """Check that members have distinct incarnations that were given."""

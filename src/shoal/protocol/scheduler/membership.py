@@ -31,17 +31,24 @@ def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
 
 
 def join_refusal(
-    asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
+    sender: NodeId,
+    asked: Join,
+    group: Sequence[Member],
+    view: View | None,
+    options: SchedulerOptions,
 ) -> NotJoined | None:
     """Why a node cannot join; None if it can. Servers may join a running job.
 
     Args:
+        sender: the node.
         asked: the node's request.
         group: the members of that role and worker group.
         view: the current view.
         options: the scheduler's.
     """
     role = asked.role
+    if asked.node != sender:
+        return NotJoined("it speaks for somebody else")
     if role == "scheduler":
         return NotJoined("there is a scheduler already")
     newest = max(m.incarnation for m in (*view.servers, *view.workers)) if view else 0

@@ -38,7 +38,7 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Computing, Message, Nudge, Reply
+from shoal.protocol.messages import SCHEDULER, Busy, Computing, Message, Nudge, Reply
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
@@ -230,7 +230,7 @@ class WorkerMachine:
             self._sender.probe_all(now, out)
             if self._computes():
                 out.append(Send(sender, Computing(self.session.incarnation)))
-        elif isinstance(message, Computing):
+        elif isinstance(message, Computing | Busy):
             self._requests.wait_on(sender, now)
         elif sender == SCHEDULER and (view := self.session.handle(message, now, out)):
             self._adopt(view, now, out)

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import Reply
+from shoal.protocol.messages import SCHEDULER, Reply
 from shoal.protocol.views import FOREVER, NodeId
 from shoal.protocol.worker.in_flight import SubRequest
 
@@ -20,7 +20,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     Attributes:
         expires_at: time of the next time-out.
         timeout_s: the time-out; the request fails at its second expiry.
-        patient: its time begins anew while it waits for workers that compute.
+        patient: its time begins anew while it waits for workers that compute, or a busy server.
         sub_requests: those that are not done.
         after: ids of requests that have to be resolved first.
         nudged: whether the first time-out is over: servers were probed urgently.
@@ -36,7 +36,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     nudged: bool = False
 
     def wait_on(self, now: float) -> None:
-        """Its time begins anew: it waits for a worker that computes."""
+        """Its time begins anew: it waits for a member that lives, and says so."""
         self.nudged, self.expires_at = False, now + self.timeout_s
 
     def add(self, sub_request: SubRequest) -> None:
@@ -105,10 +105,13 @@ class PendingRequests:
             if now >= pending.expires_at and request_id in self._open:
                 yield request_id, pending
 
-    def wait_on(self, server: NodeId, now: float) -> None:
-        """Requests that were nudged at a server have their time anew: workers compute."""
+    def wait_on(self, sender: NodeId, now: float) -> None:
+        """Requests that were nudged have their time anew: a server says that workers compute, or
+        the scheduler that a server of some chain is busy."""
         for pending in self._open.values():
-            there = any(server in each.parts for each in pending.sub_requests)
+            there = sender == SCHEDULER or any(
+                sender in each.parts for each in pending.sub_requests
+            )
             if there and pending.nudged and pending.patient:
                 pending.wait_on(now)
 

@@ -16,7 +16,7 @@ import msgspec
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Request
 from shoal.protocol.views import NodeId
-from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.cluster import HANG_S, SILENCE_S, SimulatedCluster
 from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
@@ -35,12 +35,20 @@ FAULTS = (
     "stop worker",
     "stop server",
     "stop scheduler",
+    "busy worker",
+    "busy server",
     "join",
     "join server",
     "leave server",
     "refuse memory",
 )
-LASTING = ("stop worker for long", "stop server for long", "stop scheduler for long", "kill server")
+LASTING = (
+    "stop worker for long",
+    "stop server for long",
+    "stop scheduler for long",
+    "hang server",
+    "kill server",
+)
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
 MOVES = (
     "join server",
@@ -55,6 +63,8 @@ UNNOTICED_S = 1.5  # the death of a worker is noticed later
 WITH_A_SERVER = 0.3  # share of the crashes of workers after which a server crashes
 PHASE_WAIT_S = 2.0  # how long a fault waits for its phase
 DEAD_S = 3.2  # a member that is separated for this long is declared dead
+BUSY_S = 3.8  # at most: a loop that makes no turn for longer is hung
+HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared dead
 
 
 class PendingFault(msgspec.Struct):
@@ -198,7 +208,9 @@ class FaultInjector:
                     self.count(what)
             case "stop worker" | "stop server" | "stop scheduler":
                 self._stop(what, [name for name in names if name.startswith(what.split()[1])])
-            case "stop worker for long" | "stop server for long" | "stop scheduler for long":
+            case "busy worker" | "busy server":
+                self._be_busy(what, [name for name in names if name.startswith(what.split()[1])])
+            case _ if what in LASTING and what != "kill server":
                 self._stop_for_long(what, [n for n in names if n.startswith(what.split()[1])])
             case "kill server" if self._replicated:
                 self._deaths.kill_another(True, random.choice(ABOUT_TO))
@@ -227,17 +239,27 @@ class FaultInjector:
             self.count(what + (" for long" if seconds > DEAD_S else ""))
             self._world.pause(self._aside.choice(names), self._world.now + seconds)
 
+    def _be_busy(self, what: str, names: list[NodeId]) -> None:
+        """Have a node's loop make no turn, for a short time or for longer than silence."""
+        least = DEAD_S if self._aside.random() < 0.5 else 0.1
+        if names:
+            seconds = least + (BUSY_S - least) * self._aside.random()
+            self.count("busy for longer than silence" if seconds > SILENCE_S else what)
+            self._world.pause(self._aside.choice(names), self._world.now + seconds, busy=True)
+
     def _stop_for_long(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for so long that it is declared dead, and continues after that."""
         random, now = self._relentless, self._world.now
-        if what == "stop server for long" and now < self._stopped_at + STOPS_APART_S:
+        of_server, hangs = what.split()[1] == "server", what == "hang server"
+        if of_server and now < self._stopped_at + STOPS_APART_S:
             return
         if what == "stop worker for long":
             names = [name for name in names if self._may_lose(name)]
         if names:
             self.count(what)
-            self._stopped_at = max(self._stopped_at, now * (what == "stop server for long"))
-            self._world.pause(random.choice(names), now + DEAD_S + 3 * random.random())
+            self._stopped_at = max(self._stopped_at, now * of_server)
+            seconds = HUNG_S + random.random() if hangs else DEAD_S + 3 * random.random()
+            self._world.pause(random.choice(names), now + seconds, busy=hangs)
 
     def _may_lose(self, worker: NodeId) -> bool:
         """Return whether a worker's group can continue without it."""

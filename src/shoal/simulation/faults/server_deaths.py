@@ -16,7 +16,7 @@ from shoal.simulation.world import World
 ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which it crashes
 UNHEARD = 0.5  # share of the other crashes before which its messages to servers are delayed
 AT_WORK_S = 0.3  # how long a group works before a head of its rows crashes
-REPAIRING = ("statechunk", "synced")  # messages of state transfer
+REPAIRING = ("statechunk", "synced", "synced")  # messages of state transfer
 
 
 class ServerDeaths:
@@ -84,10 +84,10 @@ class ServerDeaths:
         self._meanwhile()
         if random.random() < 0.7:
             self._world.at(self._world.now + 2 * random.random() ** 2, self.replace)
-        if random.random() < 0.25 and self._next is None:
+        if random.random() < 0.4 and self._next is None:
             self._next = "", random.choice(REPAIRING)
         elif random.random() < 0.6:
-            patient = random.random() < 0.85
+            patient = random.random() < 0.7
             about_to = random.choice(ABOUT_TO)
             self._world.at(self._world.now + 0.1, lambda: self.kill_another(patient, about_to))
 

@@ -19,6 +19,7 @@ one server.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from shoal.errors import AccessFailed, InvalidValue
+from shoal.factories import call_user_code
 from shoal.keys import KeyRange
 from shoal.registry import Registry
 from shoal.tables.custom.calls import Call, Pairs, answer_of
@@ -216,11 +218,13 @@ class CustomShard(Shard):
             if do is None:
                 raise TypeError(f"it has no {call.what}()")
             if call.what == "request":
-                return answer_of(NO_LENS, memoryview(do(call.cmd, bytes(call.values))))
+                return answer_of(
+                    NO_LENS, memoryview(call_user_code(do, call.cmd, bytes(call.values)))
+                )
             if call.what == "push":
-                do(self._pairs(call), call.cmd)
+                call_user_code(do, self._pairs(call), call.cmd)
                 return NOTHING
-            found = do(call.keys, call.cmd)
+            found = call_user_code(do, call.keys, call.cmd)
             if len(found) != len(call.keys):
                 raise TypeError(f"pull() returned {len(found)} rows of {len(call.keys)} keys")
             pairs = Pairs.of(call.keys, found, self.spec.dtype)
@@ -269,7 +273,7 @@ class CustomShard(Shard):
             AccessFailed: the handler failed to save.
         """
         try:
-            pairs: Pairs = self.handler.save()
+            pairs: Pairs = call_user_code(self.handler.save)
             arrays = pairs.keys, pairs.values, pairs.lens
             keys, values, lens = ((each.dtype.str, each.tobytes()) for each in arrays)
         except Exception as error:
@@ -294,7 +298,8 @@ class CustomShard(Shard):
         fresh = made(self.spec)
         try:
             sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
-            fresh.load(Pairs(*(np.frombuffer(each, kind).copy() for kind, each in sent.saved)))
+            saved = (np.frombuffer(each, kind).copy() for kind, each in sent.saved)
+            call_user_code(fresh.load, Pairs(*saved))
         except Exception as error:
             raise self._failed("load", error) from error
         self.handler = fresh
@@ -310,7 +315,9 @@ class CustomShard(Shard):
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
         """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save."""
         save = getattr(self.handler, "save", None)
-        pairs: Pairs = save() if save is not None else Pairs.of(np.empty(0, np.uint64), (), "f4")
+        pairs = Pairs.of(np.empty(0, np.uint64), (), "f4")
+        if save is not None:
+            pairs = call_user_code(save)
         return {
             "keys": torch.from_numpy(pairs.keys.view(np.int64).copy()),
             "values": torch.from_numpy(pairs.values.copy()),
@@ -326,7 +333,7 @@ class CustomShard(Shard):
         pairs = Pairs(keys, state["values"].numpy(), state["lens"].numpy()).chosen(mine)
         load = getattr(self.handler, "load", None)
         if load is not None and len(mine):
-            load(pairs)
+            call_user_code(load, pairs)
 
 
 def described(spec: TableSpec) -> TableSpec:
@@ -357,7 +364,7 @@ def made(spec: TableSpec) -> Any:
             f"{spec.dtype}; use float32"
         ) from None
     try:
-        return factory(**spec.access.options)
+        return call_user_code(partial(factory, **spec.access.options))
     except Exception as error:
         raise InvalidValue(
             f"table {spec.name!r}: handler {spec.access.name!r} cannot be created: "

@@ -60,7 +60,7 @@ def rig(rigs):
             for name in names:
                 self.receive(name, Frozen(number, (), (), drained))
             if self.machine._views.offered is not None:
-                self.receive("server-0", Heartbeat(1, 1, self.machine._views.offered.id))
+                self.receive("server-0", Heartbeat(1, self.machine._views.offered.id))
 
         def at(self, now):
             self.now = now

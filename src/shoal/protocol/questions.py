@@ -1,0 +1,81 @@
+"""Questions of a member to the scheduler: each is repeated until it is answered."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from shoal.protocol.machine import Effects, Outcome, Resolve, Send
+from shoal.protocol.messages import SCHEDULER, Message
+
+
+class _Question(msgspec.Struct):
+    """An unanswered question, and the requests of the member's caller that wait for the answer."""
+
+    request_ids: list[int]
+    message: Message
+    again_at: float
+
+
+class Questions:
+    """The unanswered questions of a member, by key.
+
+    Args:
+        resend_s: seconds between repetitions.
+    """
+
+    def __init__(self, resend_s: float) -> None:
+        self._resend_s = resend_s
+        self._open: dict[str, _Question] = {}
+
+    def ask(self, key: str, request_id: int, message: Message, now: float, out: Effects) -> float:
+        """Send a question and repeat it until `answered(key)`, for all of its requests.
+
+        Returns:
+            When it is due again.
+        """
+        asked = self._open[key].request_ids if key in self._open else []
+        again_at = now + self._resend_s
+        self._open[key] = _Question([*asked, request_id], message, again_at)
+        out.append(Send(SCHEDULER, message))
+        return again_at
+
+    def message(self, key: str) -> Message | None:
+        """An unanswered question."""
+        return self._open[key].message if key in self._open else None
+
+    def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
+        question = self._open.pop(key, None)
+        for request_id in question.request_ids if question is not None else ():
+            out.append(Resolve(request_id, outcome or Outcome()))
+
+    def end(self, outcome: Outcome, out: Effects) -> None:
+        """Answer all of them."""
+        for key in list(self._open):
+            self.answered(key, out, outcome)
+
+    def keys(self) -> list[str]:
+        """The unanswered questions, for time-out errors."""
+        return sorted(self._open)
+
+    def forget(self, request_id: int) -> None:
+        """Drop a request whose caller no longer waits."""
+        for key, question in list(self._open.items()):
+            if request_id in question.request_ids:
+                question.request_ids.remove(request_id)
+                if not question.request_ids:
+                    del self._open[key]
+
+    def repeat(self, now: float, out: Effects) -> None:
+        """Send those again that are due."""
+        for question in self._open.values():
+            if now >= question.again_at:
+                question.again_at = now + self._resend_s
+                out.append(Send(SCHEDULER, question.message))
+
+    def wakes_at(self) -> float:
+        return min((each.again_at for each in self._open.values()), default=inf)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._open

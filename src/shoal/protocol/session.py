@@ -167,7 +167,7 @@ class Session:
                 lease = Lease(self.incarnation, clock, epochs, batches, patient)
                 self.ask("lease", request_id, lease, now, out)
             case AbortRun(reason):
-                self.abort(request_id, reason, now, out)
+                self.ask("abort", request_id, Abort(reason), now, out)
             case FinishWork():
                 self.ask("finish", request_id, Finish(self.incarnation), now, out)
             case AwaitView():
@@ -240,11 +240,11 @@ class Session:
         if self.view is None and now >= self._join_by:
             if self.group and self.incarnation:  # the group must not count on this worker
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-            self._stop(out, JoinTimeout(self._join_timed_out()))
+            self.stop(out, JoinTimeout(self._join_timed_out()))
             return
         if self.view is not None and now >= self._given_up_at:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
-            self._stop(out, error)
+            self.stop(out, error)
             return
         if "finish" in self._questions and now >= self._heard_at + self.options.farewell_s:
             self.answered("finish", out)
@@ -293,13 +293,13 @@ class Session:
             case Joined(incarnation, rank, run):
                 anew = run != self.run  # the scheduler is, and counts from 1
                 if self.view is not None and incarnation > self.incarnation:
-                    self._stop(out, RunAborted(f"{self.name} has a successor: {START_AGAIN}"))
+                    self.stop(out, RunAborted(f"{self.name} has a successor: {START_AGAIN}"))
                 elif self.view is None and (incarnation > self.incarnation or anew):
                     self.incarnation, self.rank, self.run = incarnation, rank, run
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
             case NotJoined(reason, full):
                 refused = ClusterFull if full else JoinRefused
-                self._stop(out, refused(f"the scheduler refused this {self.role}: {reason}"))
+                self.stop(out, refused(f"the scheduler refused this {self.role}: {reason}"))
             case NewView(view):
                 return self.adopt(view, out)
             case NotDeclared(table, reason):
@@ -314,7 +314,7 @@ class Session:
                 self.answered("finish", out)
             case End(error, kind):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-                self._stop(out, _ENDS[kind](error) if error else None)
+                self.stop(out, _ENDS[kind](error) if error else None)
             case LeaveRefused(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
@@ -323,10 +323,6 @@ class Session:
             case _:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
-
-    def abort(self, request_id: int, reason: str, now: float, out: Effects) -> None:
-        """Ask the scheduler to end the run, or this worker's group, until it has done so."""
-        self.ask("abort", request_id, Abort(reason), now, out)
 
     def ask_for_view(self, out: Effects) -> None:
         """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
@@ -343,7 +339,7 @@ class Session:
         replaced = self.view is not None and mine and mine.incarnation != self.incarnation
         if mine is None or replaced:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
-            self._stop(out, RunAborted(f"{reason}: {START_AGAIN}"))
+            self.stop(out, RunAborted(f"{reason}: {START_AGAIN}"))
             return None
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables
@@ -366,7 +362,8 @@ class Session:
             whole = f"group {self.group!r} of {self.options.group_size} workers, or the cluster,"
         return f"{self.name} joined, but {whole} was not complete within {limit:g} s"
 
-    def _stop(self, out: Effects, error: ShoalError | None) -> None:
+    def stop(self, out: Effects, error: ShoalError | None) -> None:
+        """End this member: in order, or with an error."""
         self.ended = True
         self._due = inf
         ended = Outcome(error=error or RunAborted("the run has ended"))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, ProcessDied
 from shoal.protocol.limits import WINDOW
-from shoal.protocol.machine import Asked, Discard, Received, Sink
+from shoal.protocol.machine import Asked, Discard, Received, Sink, Stop
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
@@ -118,13 +118,16 @@ def test_refusals_say_why(server, more, words):
     assert words in server.sent(Reply)[0].reason
 
 
-def test_a_table_that_cannot_be_opened_when_it_is_in_a_view_ends_the_run(rigs):
+def test_a_server_that_cannot_open_its_part_of_a_view_ends_and_not_the_run(rigs):
     def open_shard(spec, held):
         raise InvalidValue("unknown access method 'adm'")
 
     rig = rigs.Rig(ServerMachine(Session("server-0", "server"), open_shard))
     rig.receive(SCHEDULER, NewView(rigs.view_of(tables=(rigs.table(),))))
-    assert rig.sent(Abort) == [Abort("unknown access method 'adm'")]
+    assert rig.sent(Abort) == []
+    [stop] = [effect for effect in rig.effects if isinstance(effect, Stop)]
+    assert isinstance(stop.error, ProcessDied)  # the engine starts it again
+    assert "cannot open its part of a view: unknown access method 'adm'" in stop.error.message
 
 
 # ---------------------------------------------------------------------------- duplicates

@@ -6,7 +6,7 @@ order (`Chains` knows it), and no time but `now`.
 
 from __future__ import annotations
 
-from shoal.errors import InvariantBroken, ShoalError
+from shoal.errors import InvariantBroken, ProcessDied, ShoalError
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import (
@@ -320,8 +320,9 @@ class ServerMachine:
         self.session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
         try:
             moved = self._replicas.adopt(view, self.session.rank)
-        except ShoalError as error:  # it was not opened before, or lost in between
-            self.session.abort(0, error.message, self._time.now, out)
+        except ShoalError as error:  # it was not opened before: others go on without this server
+            text = f"{self.session.name} cannot open its part of a view: {error.message}"
+            self.session.stop(out, ProcessDied(text))
             return
         if moved.cut:
             self.staging.guard.recall()

@@ -29,7 +29,7 @@
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
-    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
+    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory, PeerFault
     │   └── AddressInUse, AddressInvalid
     └── InvariantBroken            Shoal's fault: a state machine contradicted itself
 
@@ -243,6 +243,10 @@ class BadLength(WireError):
 
 class BadMessage(WireError):
     """A frame whose header is no known message."""
+
+
+class PeerFault(WireError):
+    """A peer's message could not be handled, and has changed nothing."""
 
 
 class BadSharedMemory(WireError):

@@ -24,6 +24,9 @@ class Scheduler:
     def address_of(self, node):
         return None
 
+    def role_of(self, node):
+        return None
+
     def deadline(self):
         return None
 

@@ -1,13 +1,16 @@
 """A node and its peers."""
 
+import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shoal.errors import HandshakeRefused, InvalidValue
 from shoal.node.node import Node
+from shoal.node.strangers import DENIED_S, MOST
 from shoal.protocol.machine import (
     CopyOnWriteGuard,
     Detach,
@@ -23,6 +26,7 @@ from shoal.transport import Identity, transport_for
 from tests.transport.rigs import drop_packets_to
 
 ADDRESS = "inproc://a-place-for-servers"
+TOKEN = "a token of sixteen characters"
 
 
 class Caller:
@@ -30,6 +34,9 @@ class Caller:
 
     def address_of(self, node):
         return ADDRESS
+
+    def role_of(self, node):
+        return None
 
     def deadline(self):
         return None
@@ -87,6 +94,9 @@ class Peer:
     def address_of(self, node):
         return self.addresses.get(node.replace("-", "_"))
 
+    def role_of(self, node):
+        return None
+
     def deadline(self):
         return None
 
@@ -108,8 +118,9 @@ def pair():
     nodes = []
 
     def pair(address):
-        there = Node(Peer(), Identity("server-b", "server"))
-        here = Node(Peer(server_b=there.listen(address)), Identity("worker-a", "worker"))
+        there = Node(Peer(), Identity("server-b", "server", token=TOKEN))
+        caller = Peer(server_b=there.listen(address))
+        here = Node(caller, Identity("worker-a", "worker", token=TOKEN))
         nodes.extend((here, there))
         return here, there
 
@@ -213,3 +224,109 @@ def test_an_error_of_offloaded_work_that_nobody_expects_stops_the_node(opener):
     opener.perform([Offload(1, lambda: 1 / 0)])
     with pytest.raises(ZeroDivisionError):
         until(lambda: opener.machine.done, opener)
+
+
+# ---------------------------------------------------------------------------- strangers, faults
+
+
+@pytest.fixture
+def listening(tmp_path):
+    """A node that listens, and its address."""
+    tmp_path.chmod(0o700)
+    node = Node(Peer(), Identity("server-b", "server", token=TOKEN))
+    yield node, node.listen(f"unix://{tmp_path}/node")
+    node.close()
+
+
+def call(address, me, node):
+    """Connect to a node as `me`, while it polls; the connection, or why not."""
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(transport_for(address).connect, address, me, 10.0)
+        until(calling.done, node)
+        return calling.exception() or calling.result()
+
+
+FRIEND = Identity("worker-a", "worker", token=TOKEN)
+
+
+def test_strangers_are_few_and_the_oldest_goes_first(listening, tmp_path):
+    node, address = listening
+    callers = []
+    for _ in range(MOST + 40):
+        callers.append(socket.socket(socket.AF_UNIX))
+        callers[-1].connect(f"{tmp_path}/node")
+        node.poll(0)
+    until(lambda: node.counters["HandshakeFailed"] == 40, node)
+    open_ones = len(node._connections)
+    assert open_ones == MOST
+    friend = call(address, FRIEND, node)  # who knows the token comes in all the same
+    assert friend.peer == "server-b"
+    assert node._peers.keys() == {"worker-a"}
+    friend.close()
+    for each in callers:
+        each.close()
+
+
+def test_a_wrong_token_is_answered_late_and_a_right_one_at_once(listening):
+    node, address = listening
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        connect, wrong = transport_for(address).connect, "a token that is wrong"
+        guess = pool.submit(connect, address, Identity("worker-x", "worker", token=wrong), 10.0)
+        until(lambda: node.counters["HandshakeFailed"] == 1, node)
+        friend = call(address, FRIEND, node)
+        assert time.monotonic() - began < DENIED_S
+        assert not guess.done()
+        until(guess.done, node)
+        assert time.monotonic() - began >= DENIED_S
+        assert isinstance(guess.exception(), HandshakeRefused)
+    friend.close()
+
+
+def test_the_log_says_where_a_stranger_is_and_nothing_that_it_sent(listening, caplog, tmp_path):
+    node, _ = listening
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"{tmp_path}/node")
+        caller.sendall(b"x\n2026-01-01 shoal.node: all is well\x1b[2J")
+        until(lambda: node.counters["BadMagic"], node)
+    assert f"a stranger at process {os.getpid()} of user {os.getuid()}" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "all is well" not in caplog.text
+
+
+def test_a_member_cannot_call_in_another_role(listening):
+    node, address = listening
+    node.machine.role_of = {"worker-a": "server"}.get
+    call(address, FRIEND, node).close()
+    assert node.counters["HandshakeFailed"] == 1
+    assert not node._peers
+
+
+class Faulty(Peer):
+    def arriving(self, sender, message, nbytes):
+        if nbytes == 3:
+            raise MemoryError("no room for the payload")
+        return super().arriving(sender, message, nbytes)
+
+
+def test_a_message_that_cannot_be_handled_costs_its_sender_the_connection(tmp_path, caplog):
+    tmp_path.chmod(0o700)
+    node = Node(Faulty(), Identity("server-b", "server", token=TOKEN))
+    address = node.listen(f"unix://{tmp_path}/node")
+    good, bad = FRIEND, Identity("worker-x", "worker", token=TOKEN)
+    try:
+        friend, peer = call(address, good, node), call(address, bad, node)
+        for _ in range(3):
+            peer.send(Nudge("x"), (memoryview(b"abc"),))
+            until(lambda: "worker-x" not in node._peers, node)
+            peer.close()
+            peer = call(address, bad, node)
+        friend.send(Nudge("y"), (memoryview(b"abcd"),))
+        until(lambda: node.machine.received, node)
+        assert node.counters["PeerFault"] == 3
+        told = [each for each in caplog.records if "PeerFault" in each.getMessage()]
+        assert len(told) == 1  # a second
+        assert "Nudge with 3 bytes: MemoryError" in told[0].getMessage()
+        assert told[0].exc_info is not None
+    finally:
+        node.close()

@@ -242,10 +242,10 @@ def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
     """Over TCP a connection that breaks proves nothing for 3 s: one that the engine has does."""
     folder = RunFolder.create(tmp_path, "run")
     listen = f"tcp://127.0.0.1:{free_port()}"
-    more = {"replicas": 2, "token": "secret", "events": str(folder.events)}
+    more = {"replicas": 2, "token": "a token of sixteen", "events": str(folder.events)}
     with LocalEngine(folder) as engine:
         start_cluster(engine, 2, 1, listen, server_listen="tcp://127.0.0.1:0", **more)
-        options = ClientOptions(init_timeout_s=30.0, token="secret")
+        options = ClientOptions(init_timeout_s=30.0, token="a token of sixteen")
         with Client(listen, options) as client:
             os.kill(engine.pid("server-1"), signal.SIGKILL)
             until(lambda: engine.exits(0.01), "the engine sees it")

@@ -292,6 +292,7 @@ def test_roles_started_by_hand_train_a_job(tmp_path):
         subprocess.Popen(
             [*SHOAL, *words],
             cwd=tmp_path,
+            env={**os.environ, "SHOAL_TOKEN": "the token of the roles"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -308,13 +309,13 @@ def test_a_wrong_token_is_refused_at_once(tmp_path):
     with subprocess.Popen(
         [*SHOAL, "scheduler", "--listen", address, "--workers", "1", "--servers", "1"],
         cwd=tmp_path,
-        env={**os.environ, "SHOAL_TOKEN": "right"},
+        env={**os.environ, "SHOAL_TOKEN": "the right token of it"},
         stderr=subprocess.PIPE,
     ) as scheduler:
         scheduler.stderr.readline()  # it listens
         for token, text in (
-            ("wrong", "wrong token"),
-            ("", "pass --token or token=, or set SHOAL_TOKEN"),
+            ("a token that is wrong", "wrong token"),
+            ("", "pass --token-file, or token=, or set SHOAL_TOKEN"),
         ):
             began = time.monotonic()
             done = command("server", "--scheduler", address, cwd=tmp_path, SHOAL_TOKEN=token)

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from shoal.errors import UnknownFormat
 from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
-from shoal.node.node import Journal
 from shoal.reports.events import load_run, read_events
 from shoal.storage.checkpoints import Checkpoints, read_verified, write_verified
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
+from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from rich.pretty import pretty_repr
 
-from shoal.errors import HandshakeFailed, WireError
+from shoal.errors import BadMessage, HandshakeFailed, InvalidValue, WireError
 from shoal.protocol.messages import PROTOCOL_VERSION, SCHEDULER, Denied, Hello, Nudge, Welcome
 from shoal.testing.connections import CALLER, LISTENER
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.base import Identity
 from shoal.transport.handshake import challenge, conclude, hello, judge
-from shoal.transport.stream import HANDSHAKE_BYTES_MAX, INBOX_BYTES
-from shoal.transport.wire import HEADER_MAX, encode
+from shoal.transport.stream import HANDSHAKE_BYTES_MAX
+from shoal.transport.wire import HEADER_MAX, decode_greeting, encode
 from tests.transport.rigs import Raw, prefix
 
 SECRET = "correct horse battery staple"
@@ -32,7 +32,7 @@ def talk(caller, listener):
     return asked, said, verdict
 
 
-@pytest.mark.parametrize("token", ["", SECRET, "é漢"])
+@pytest.mark.parametrize("token", ["", SECRET, "é漢" * 8])
 def test_both_sides_learn_each_others_name(token):
     server, worker = change(SERVER, token=token), change(WORKER, token=token)
     asked, said, verdict = talk(worker, server)
@@ -54,7 +54,7 @@ def test_a_job_is_compared_if_both_sides_name_one():
     assert "'a'" in verdict.reason
 
 
-@pytest.mark.parametrize("guess", ["wrong", SECRET[:-1], SECRET + "x", SECRET.upper()])
+@pytest.mark.parametrize("guess", ["one that is wrong", SECRET[:-1], SECRET + "x", SECRET.upper()])
 def test_a_wrong_token_is_denied(guess):
     asked, said, verdict = talk(change(WORKER, token=guess), SERVER)
     assert verdict == Denied("wrong token")
@@ -98,6 +98,41 @@ def test_another_protocol_version_is_refused():
     verdict = judge(SERVER, asked, change(hello(WORKER, asked), version=99))
     assert isinstance(verdict, Denied)
     assert "99" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "changed", [{"node": "worker-c"}, {"role": "server"}, {"job": ""}, {"nonce": bytes(16)}]
+)
+def test_a_proof_covers_all_that_a_caller_says(changed):
+    asked = challenge(SERVER)
+    assert judge(SERVER, asked, change(hello(WORKER, asked), **changed)) == Denied("wrong token")
+
+
+def test_a_listeners_proof_covers_its_name():
+    asked, said, verdict = talk(WORKER, SERVER)
+    with pytest.raises(HandshakeFailed, match="the peer has another token"):
+        conclude(WORKER, asked, said, change(verdict, node="server-b"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"node": "a\nb"}, {"node": "a\x1b[2J"}, {"node": "n" * 161}, {"node": "a b"},
+        {"job": "a\n"}, {"role": "worker\n"}, {"nonce": bytes(15)}, {"proof": bytes(33)},
+    ],
+)  # fmt: skip
+def test_what_a_caller_says_is_printable_and_short(changed):
+    """It is shown in logs."""
+    said = change(hello(WORKER, challenge(SERVER)), **changed)
+    with pytest.raises(BadMessage) as caught:
+        decode_greeting(msgspec.msgpack.encode(said), "caller")
+    assert str(caught.value).isprintable()
+
+
+def test_a_token_that_can_be_guessed_is_refused():
+    with pytest.raises(InvalidValue, match="at least 16 characters") as caught:
+        Identity("server-a", "server", "", "hunter2")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("who", [{"node": ""}, {"node": SCHEDULER}, {"role": "scheduler"}])
@@ -154,9 +189,8 @@ def test_a_hello_may_come_a_byte_at_a_time(stranger):
 @pytest.mark.parametrize("message", [m for m in EXAMPLES if not isinstance(m, Hello)], ids=repr)
 def test_no_message_is_delivered_before_a_hello(stranger, message):
     stranger.read_message()
-    with pytest.raises((HandshakeFailed, WireError)):
+    with pytest.raises(BadMessage):
         stranger.feed(encode(message))
-    assert isinstance(stranger.read_message(), Denied)
     assert not stranger.end.delivered
     assert stranger.connection.peer == ""
 
@@ -175,7 +209,7 @@ def test_a_large_frame_before_the_hello_is_refused(stranger, data):
     stranger.read_message()
     with pytest.raises((HandshakeFailed, WireError)):
         stranger.feed(data)
-    assert len(stranger.connection._inbox) == INBOX_BYTES
+    assert len(stranger.connection._inbox) <= HANDSHAKE_BYTES_MAX
     assert not stranger.end.malformed
 
 
@@ -195,9 +229,11 @@ def test_a_hello_with_a_payload_is_refused(stranger):
 
 def test_a_wrong_token_fails_on_the_listeners_side_too():
     with Raw(SERVER, peer="", asked=challenge(SERVER)) as stranger:
-        wrong = change(WORKER, token="guess")
+        wrong = change(WORKER, token="a guess that is wrong")
         stranger.sock.sendall(encode(hello(wrong, stranger.read_message())))
         with pytest.raises(HandshakeFailed, match="wrong token"):
             stranger.end.receive()
+        assert stranger.connection.denied
+        stranger.connection.deny()
         stranger.connection.close()
         assert stranger.read_message() == Denied("wrong token")

@@ -15,7 +15,7 @@ from shoal.testing.connections import CALLER, LISTENER, connected, meet
 from shoal.transport.base import Identity
 from shoal.transport.local import PATH_BYTES_MAX, LocalTransport, path_of
 
-TOKEN = Identity("server-a", "server", "job-1", "secret")
+OPEN = Identity("server-a", "server")  # without a token
 
 
 @pytest.fixture
@@ -73,19 +73,19 @@ def test_an_open_directory_needs_a_token(transport, tmp_path, mode):
     directory.chmod(mode)
     address = f"unix://{directory}/it.sock"
     with pytest.raises(AddressInvalid, match=r"open to other users \(mode .*0700, or a token"):
-        transport.listen(address, LISTENER)
+        transport.listen(address, OPEN)
     assert not list(directory.iterdir())
-    listener = transport.listen(address, TOKEN)
-    assert works(transport, listener, Identity("worker-b", "worker", "", "secret"))
+    listener = transport.listen(address, LISTENER)
+    assert works(transport, listener)
     listener.close()
     directory.chmod(0o700)
-    transport.listen(address, LISTENER).close()
+    transport.listen(address, OPEN).close()
 
 
 def test_a_directory_of_another_user_needs_a_token(transport, address, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(AddressInvalid, match="open to other users"):
-        transport.listen(address, LISTENER)
+        transport.listen(address, OPEN)
 
 
 def test_a_closed_listener_removes_its_socket_file(transport, address):

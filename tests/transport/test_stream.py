@@ -144,9 +144,12 @@ def test_the_receive_buffer_grows_for_a_large_header_and_shrinks_again(raw):
 
 
 def test_messages_do_not_share_memory_with_the_receive_buffer(raw):
-    raw.feed(encode(Challenge(1, b"nonce", True)))
-    raw.feed(encode(Challenge(1, b"NONCE", True)))
-    assert [message.nonce for message in raw.end.messages] == [b"nonce", b"NONCE"]
+    raw.feed(encode(Challenge(1, b"a nonce of 16 b.", True)))
+    raw.feed(encode(Challenge(1, b"A NONCE OF 16 B.", True)))
+    assert [message.nonce for message in raw.end.messages] == [
+        b"a nonce of 16 b.",
+        b"A NONCE OF 16 B.",
+    ]
 
 
 class Endless(Wrapped):

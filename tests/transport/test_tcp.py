@@ -10,7 +10,8 @@ from shoal.testing.connections import CALLER, LISTENER, connected, meet
 from shoal.transport.base import Identity
 from shoal.transport.tcp import TcpTransport, endpoint_of, stays_here, tcp_address
 
-FRIEND = Identity("server-a", "server", "", "secret")
+TOKEN = "a token of sixteen"
+FRIEND = Identity("server-a", "server", "", TOKEN)
 
 
 @pytest.fixture
@@ -71,10 +72,16 @@ def test_loopback_hosts_are_recognised():
     assert not any(map(stays_here, others))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "example.org"])
-def test_listening_beyond_this_host_needs_a_token(transport, host):
-    with pytest.raises(AddressInvalid, match=r"--token.*127\.0\.0\.1:PORT"):
-        transport.listen(f"tcp://{host}:0", LISTENER)
+@pytest.mark.parametrize(
+    ("host", "others"),
+    [
+        ("0.0.0.0", "other hosts"), ("[::]", "other hosts"), ("10.1.2.3", "other hosts"),
+        ("example.org", "other hosts"), ("127.0.0.1", "other users"), ("[::1]", "other users"),
+    ],
+)  # fmt: skip
+def test_listening_needs_a_token(transport, host, others):
+    with pytest.raises(AddressInvalid, match=rf"by {others}.*--token-file.*unix://"):
+        transport.listen(f"tcp://{host}:0", Identity("server-a", "server"))
 
 
 def test_a_listener_with_a_token_listens_on_any_host(transport):
@@ -82,8 +89,8 @@ def test_a_listener_with_a_token_listens_on_any_host(transport):
     port = endpoint_of(listener.address)[1]
     assert port > 0
     with pytest.raises(HandshakeFailed, match="token"):
-        meet(transport, listener, CALLER)
-    caller, end = meet(transport, listener, Identity("worker-b", "worker", "", "secret"))
+        meet(transport, listener, Identity("worker-b", "worker"))
+    caller, end = meet(transport, listener, Identity("worker-b", "worker", "", TOKEN))
     caller.close()
     end.connection.close()
     listener.close()

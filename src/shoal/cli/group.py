@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -29,6 +30,7 @@ SECTIONS = [  # of --help, in this order
     "Output",
     "Options",
 ]
+TOKEN_FILE = "shoal.token_file"
 EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
 
 
@@ -114,6 +116,43 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 as_json = option("--json", "as_json", is_flag=True, help="print one JSON object as the last line")
 
 
+def token_options(command: F) -> F:
+    """`--token` and `--token-file`: the shared secret of a cluster."""
+    section = "Network"
+    token = option(
+        "--token",
+        envvar="SHOAL_TOKEN",
+        default="",
+        section=section,
+        callback=_token,
+        help="shared secret of the cluster; `ps` shows it to other users, so prefer --token-file",
+    )
+    file = option(
+        "--token-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        section=section,
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, _, path: ctx.meta.update({TOKEN_FILE: path}),
+        help="file with the shared secret of the cluster, which only its owner can read",
+    )
+    return token(file(command))
+
+
+def _token(ctx: click.Context, _: click.Parameter, token: str) -> str:
+    path: Path | None = ctx.meta.get(TOKEN_FILE)
+    on_the_line = ctx.get_parameter_source("token") == click.core.ParameterSource.COMMANDLINE
+    if path is None:
+        if on_the_line:
+            click.echo("warning: `ps` shows --token to other users; use --token-file", err=True)
+        return token
+    if on_the_line:
+        raise click.UsageError("give --token or --token-file, not both")
+    if path.stat().st_mode & 0o077:
+        raise click.UsageError(f"{path} can be read by other users: chmod 600 {path}")
+    return path.read_text().strip()
+
+
 def options_of(
     schema: type[msgspec.Struct],
     leave_out: Sequence[str] = (),
@@ -142,6 +181,9 @@ def options_of(
                 settings["required"] = True
             else:
                 settings["default"] = default if isinstance(default, str | int | float) else None
+            if field.name == "token":
+                command = token_options(command)
+                continue
             command = option(
                 *FLAGS.get(field.name, (f"--{field.name.replace('_', '-')}", field.name)),
                 section=meta.extra["section"],

@@ -24,6 +24,7 @@ from shoal.cli.group import (
     option,
     options_of,
     tell,
+    token_options,
 )
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
@@ -119,7 +120,7 @@ def chaos(
 
 @main.command(short_help="show who waits for whom in a run")
 @click.argument("run", metavar="RUN|ADDRESS")
-@option("--token", envvar="SHOAL_TOKEN", default="", help="shared secret of the cluster")
+@token_options
 @as_json
 def why(run: str, token: str, as_json: bool) -> None:
     """Ask the run in folder RUN, or whose scheduler is at ADDRESS, who waits for whom.

@@ -31,10 +31,14 @@ def start_cluster(
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address.
 
+    token:   of the cluster, which `engine.token` is then; one is made where servers listen over TCP
     script:  the user's, with its arguments: servers import it for methods that they do not know
     policy:  more fields of `SchedulerRole`
     """
     address = listen or engine.address("scheduler")
+    if not token and (listen or server_listen):
+        token = secrets.token_urlsafe(24)
+    engine.token = token
     scheduler = SchedulerRole(
         listen=address, servers=servers, workers=workers, token=token, **policy
     )

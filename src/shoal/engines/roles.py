@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ import msgspec
 
 from shoal import factories, registry
 from shoal.engines.options import SchedulerRole, ServerRole
-from shoal.node.node import Journal, Node
+from shoal.node.node import Node
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
@@ -28,6 +29,7 @@ from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.storage.event_log import EventLog
+from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -76,6 +78,7 @@ def run_scheduler(**given: Any) -> None:
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S, same_host=True)
     check_options(options)
     configure_log()
+    allow_many_connections()
     journal = Journal(Path(role.state)) if role.state else None
     log = _event_log(role.events, "scheduler", role.started_at)
 
@@ -123,6 +126,7 @@ def run_server(**given: Any) -> None:
 
     role = msgspec.convert(given, ServerRole)
     configure_log()
+    allow_many_connections()
     for each in role.imports:
         factories.load_module(each)
     if role.script:
@@ -233,6 +237,13 @@ def advertised(bound: str, advertise: str) -> str:
         return advertise or bound
     host, port = endpoint_of(advertise)
     return tcp_address(host, port or endpoint_of(bound)[1])
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of file descriptors, two for each member, as far as this user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def configure_log() -> None:

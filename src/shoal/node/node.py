@@ -8,20 +8,30 @@ heartbeats of a member's process (`node.heartbeat`). A server or scheduler proce
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
-from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.errors import (
+    BadLength,
+    HandshakeFailed,
+    HandshakeRefused,
+    InvariantBroken,
+    PeerFault,
+    ShoalError,
+    WireError,
+)
 from shoal.node.dialer import Dialer
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
+from shoal.node.peer_errors import PeerErrors
 from shoal.node.poller import Poller
+from shoal.node.strangers import LOOK_S as STRANGERS_S
+from shoal.node.strangers import Strangers
 from shoal.protocol.machine import (
+    Arrival,
     Asked,
     Detach,
     Effects,
@@ -41,37 +51,10 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
-from shoal.storage.files import FORMAT, check_format, write_whole
+from shoal.storage.journal import Journal
 from shoal.transport import Connection, Identity, Listener, transport_for
 
-log = logging.getLogger("shoal.node")
-
-JOURNAL = b"shoal-journal"
 LOOK_S = 0.25  # between looks at connections that may be stalled
-HELLO_S = 10.0  # time limit of a caller's handshake
-
-
-class Journal:
-    """The latest record of a machine on disk, after a line with the format's version."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> bytes | None:
-        """The record; None where there is no file.
-
-        Raises:
-            UnknownFormat: another version of Shoal has written it
-        """
-        if not self.path.exists():
-            return None
-        found, _, record = self.path.read_bytes().partition(b"\n")
-        name, _, version = found.partition(b" ")
-        check_format(self.path, version.decode() if name == JOURNAL else None)
-        return record
-
-    def write(self, record: bytes) -> None:
-        write_whole(self.path, b"%s %d\n%s" % (JOURNAL, FORMAT, record))
 
 
 class Node:
@@ -102,6 +85,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self.stopped = False
         self.error: ShoalError | None = None
+        self._errors = PeerErrors(self.counters)
         self._scheduler = scheduler
         self._journal = journal
         self._resolve = resolve
@@ -112,7 +96,7 @@ class Node:
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
-        self._strangers: dict[int, float] = {}  # accepted without a hello yet: their deadlines
+        self._strangers = Strangers()
         self._called: set[NodeId] = set()  # peers over TCP to whom this node has connected
         self._look_at = 0.0  # at their connections
         self._asked: deque[object] = deque()
@@ -149,7 +133,7 @@ class Node:
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
         if self._strangers:
-            timeout_s = min(timeout_s, 1.0)
+            timeout_s = min(timeout_s, STRANGERS_S)
         if self._called:
             timeout_s = min(timeout_s, LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
@@ -224,17 +208,22 @@ class Node:
     def _accept(self) -> None:
         assert self._listener is not None
         connection = self._listener.accept()
-        if connection is not None:
-            self._add(connection)
-            if not connection.peer:
-                self._strangers[connection.fileno()] = monotonic() + HELLO_S
+        if connection is None:
+            return
+        if not connection.peer:
+            oldest = self._strangers.admit(connection, monotonic())
+            if oldest is not None:
+                self._count(HandshakeFailed("too many callers have proved nothing"), oldest)
+                self._drop(oldest)
+        self._add(connection)
 
     def _send_strangers_away(self) -> None:
-        """Drop callers whose handshake has timed out, to free their file descriptors."""
-        now = monotonic()
-        for fileno in [each for each, until in self._strangers.items() if now >= until]:
-            connection = self._connections[fileno]
-            self._count(HandshakeFailed("a caller did not say hello in time"), connection)
+        """Drop callers whose handshake has timed out or failed, to free their file descriptors."""
+        for connection, denied in self._strangers.over(monotonic()):
+            if denied:
+                connection.deny()
+            else:
+                self._count(HandshakeFailed("a caller did not say hello in time"), connection)
             self._drop(connection)
 
     def _add(self, connection: Connection) -> None:
@@ -245,7 +234,13 @@ class Node:
 
     def _meet(self, connection: Connection) -> None:
         """Register a peer after its handshake; an older connection to it is closed."""
-        self._strangers.pop(connection.fileno(), None)
+        self._strangers.forget(connection.fileno())
+        known = self.machine.role_of(connection.peer)
+        if known and connection.role and known != connection.role:
+            error = HandshakeFailed(f"it says that it is a {connection.role}, and is a {known}")
+            self._count(error, connection)
+            self._drop(connection)
+            return
         old = self._peers.get(connection.peer)
         self._peers[connection.peer] = connection
         if old is not None and old is not connection:
@@ -257,7 +252,7 @@ class Node:
         if self._connections.pop(fileno, None) is None:
             return
         self._writing.discard(fileno)
-        self._strangers.pop(fileno, None)
+        self._strangers.forget(fileno)
         self._poller.unregister(fileno)
         connection.close()
         if self._peers.get(connection.peer) is connection:
@@ -270,15 +265,21 @@ class Node:
             self._watch(connection)
         if not mask & ~select.EPOLLOUT:
             return
+        if self._strangers.is_denied(connection.fileno()):  # it has hung up
+            self._drop(connection)
+            return
         known = connection.peer
         try:
-            alive = connection.receive(self.machine.arriving, self._deliver, self._malformed)
+            alive = connection.receive(self._arriving, self._deliver, self._malformed)
         except WireError as error:
             self._count(error, connection)
             alive = False
         except HandshakeFailed as error:
             self._count(error, connection)
-            connection.flush()
+            if connection.denied:
+                self._strangers.deny(connection, monotonic())
+                self._poller.modify(connection.fileno(), 0)
+                return
             alive = False
         if not alive:
             self._drop(connection)
@@ -287,6 +288,16 @@ class Node:
             self._watch(connection)
         if connection.peer and not known:
             self._meet(connection)
+
+    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
+        try:
+            return self.machine.arriving(sender, message, nbytes)
+        except (InvariantBroken, BadLength):
+            raise
+        except Exception as error:
+            what = f"{type(message).__name__} with {nbytes} bytes"
+            raise PeerFault(f"{what}: {type(error).__name__}: {error}") from error
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         if not self.stopped:
@@ -299,13 +310,7 @@ class Node:
             peer.send(Malformed(str(error)[:500]), ())
 
     def _count(self, error: Exception, connection: Connection | None) -> None:
-        """Count an error by type; log the first of each type, then at powers of two."""
-        kind = type(error).__name__
-        self.counters[kind] += 1
-        seen = self.counters[kind]
-        if seen & (seen - 1) == 0:
-            who = connection.peer if connection is not None and connection.peer else "a stranger"
-            log.warning("%s x%d from %s: %s", kind, seen, who, error)
+        self._errors.count(error, connection, monotonic())
 
     # ------------------------------------------------------------------ effects
 

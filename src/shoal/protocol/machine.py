@@ -16,7 +16,7 @@ from shoal.errors import InvariantBroken, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.messages import Message
 from shoal.protocol.messages.describing import describe
-from shoal.protocol.views import NodeId
+from shoal.protocol.views import NodeId, Role
 from shoal.tables.spec import TableSpec
 
 Buffers = tuple[memoryview, ...]
@@ -274,6 +274,7 @@ class Machine(Protocol):
     def deadline(self) -> float | None: ...
     def check(self) -> None: ...
     def address_of(self, node: NodeId) -> str | None: ...
+    def role_of(self, node: NodeId) -> Role | None: ...
 
 
 class EventTrace:

@@ -136,6 +136,16 @@ class Session:
     def name(self) -> str:
         return name_of(self.role, self.rank, self.group) if self.rank >= 0 else self.role
 
+    def name_of(self, node: NodeId) -> str:
+        """The name of another member; the node's id if the view does not have it."""
+        member = self.view.member(node) if self.view else None
+        return member.name if member else node
+
+    def role_of(self, node: NodeId) -> Role | None:
+        """The role of another member; None if the view does not have it."""
+        member = self.view.member(node) if self.view else None
+        return member.role if member else None
+
     @property
     def process(self) -> int:
         """Process id of this member on its host."""

@@ -21,8 +21,8 @@ Law = Callable[[Make], None]
 
 TIMEOUT_S = 20.0  # a law that takes this long hangs
 TOKEN = "a token that nobody may see"
-LISTENER = Identity("server-a", "server", "job-1")
-CALLER = Identity("worker-b", "worker", "job-1")
+LISTENER = Identity("server-a", "server", "job-1", TOKEN)
+CALLER = Identity("worker-b", "worker", "job-1", TOKEN)
 
 
 class End:
@@ -125,6 +125,7 @@ def meet(transport: Transport, listener: Listener, me: Identity) -> tuple[Connec
                 try:
                     poll_once(end, timeout_s=0)
                 except HandshakeFailed:
+                    end.connection.deny()
                     end.ended = True
             if calling.done() and not strangers and not readable(listener.fileno(), 0):
                 break
@@ -151,12 +152,10 @@ def listening(make: Make, me: Identity = LISTENER) -> Iterator[tuple[Transport, 
 
 
 @contextmanager
-def connected(make: Make, token: str = "") -> Iterator[Pair]:
+def connected(make: Make) -> Iterator[Pair]:
     """A pair of ends; whatever a law does with them, they are closed."""
-    there = Identity(LISTENER.node, LISTENER.role, LISTENER.job, token)
-    here = Identity(CALLER.node, CALLER.role, CALLER.job, token)
-    with listening(make, there) as (transport, listener):
-        caller, callee = meet(transport, listener, here)
+    with listening(make) as (transport, listener):
+        caller, callee = meet(transport, listener, CALLER)
     try:
         yield Pair(End(caller), callee)
     finally:

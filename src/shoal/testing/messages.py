@@ -24,8 +24,8 @@ _VIEW = View(
 )
 
 EXAMPLES: list[m.Message] = [
-    m.Challenge(m.PROTOCOL_VERSION, bytes(range(256)), True),
-    m.Hello(m.PROTOCOL_VERSION, "job", "node-b", "worker", 0, b"", b"proof"),
+    m.Challenge(m.PROTOCOL_VERSION, bytes(range(240, 256)), True),
+    m.Hello(m.PROTOCOL_VERSION, "job", "node-b", "worker", bytes(16), b"proof"),
     m.Welcome("node-a", b"", True),
     m.Denied("wrong token"),
     m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a", 2, 1 << 22),

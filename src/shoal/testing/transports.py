@@ -31,7 +31,6 @@ from shoal.testing.connections import (
     laws_in,
     listening,
     meet,
-    poll_once,
     raises,
     readable,
 )
@@ -42,52 +41,40 @@ from shoal.transport.base import Identity, transport_for
 
 
 def both_sides_learn_who_is_there(make: Make) -> None:
-    for token in ("", TOKEN):
-        with connected(make, token) as pair:
-            assert pair.caller.connection.peer == LISTENER.node
-            assert pair.callee.connection.peer == CALLER.node
+    with connected(make) as pair:
+        assert pair.caller.connection.peer == LISTENER.node
+        assert pair.callee.connection.peer == CALLER.node
+        assert pair.callee.connection.role == CALLER.role
 
 
 def a_wrong_token_is_refused(make: Make) -> None:
     """On both sides; the listener goes on and accepts the next, who knows the token."""
-    me = Identity(LISTENER.node, LISTENER.role, LISTENER.job, TOKEN)
-    with listening(make, me) as (transport, listener):
-        for token in ("wrong", "", TOKEN + " "):
+    with listening(make) as (transport, listener):
+        for token in ("a token that is wrong", "", TOKEN + " "):
             with raises(HandshakeFailed) as caught:
                 meet(transport, listener, Identity("worker-x", "worker", "job-1", token))
             assert "token" in str(caught[0]), f"does not say why: {caught[0]}"
             assert TOKEN not in repr(caught[0])
-        friend, there = meet(transport, listener, Identity("worker-b", "worker", "job-1", TOKEN))
+        friend, there = meet(transport, listener, CALLER)
         friend.close()
         there.connection.close()
 
 
 def a_listener_has_to_know_the_token_too(make: Make) -> None:
-    with listening(make) as (transport, listener), ThreadPoolExecutor(1) as pool:
-        me = Identity("worker-b", "worker", "job-1", TOKEN)
-        calling = pool.submit(transport.connect, listener.address, me, TIMEOUT_S)
-        there: End | None = None
-        while not calling.done():
-            if there is None and readable(listener.fileno()):
-                accepted = listener.accept()
-                there = End(accepted) if accepted is not None else None
-            if there is not None and not there.ended:
-                poll_once(there, timeout_s=0.005)
-        if there is not None:
-            there.connection.close()
-        with raises(HandshakeFailed):
-            calling.result().close()
+    another = Identity(LISTENER.node, LISTENER.role, LISTENER.job, TOKEN[::-1])
+    with listening(make, another) as (transport, listener), raises(HandshakeFailed):
+        meet(transport, listener, CALLER)
 
 
 def another_job_is_refused(make: Make) -> None:
     with listening(make) as (transport, listener):
         with raises(HandshakeFailed) as caught:
-            meet(transport, listener, Identity("worker-b", "worker", "job-2"))
+            meet(transport, listener, Identity("worker-b", "worker", "job-2", TOKEN))
         assert "job-1" in str(caught[0]), f"does not name the job: {caught[0]}"
 
 
 def a_token_is_never_shown(make: Make) -> None:
-    with connected(make, TOKEN) as pair:
+    with connected(make) as pair:
         ends = (pair.caller.connection, pair.callee.connection)
         assert TOKEN not in "".join(map(repr, ends))
     with listening(make, Identity("server-a", "server", "", TOKEN)) as (transport, listener):
@@ -263,7 +250,7 @@ def nothing_stays_open(make: Make) -> None:
             pair.caller.send(nudge(1), memoryview(bytes(MIB)))
         with listening(make, Identity("server-a", "server", "", TOKEN)) as (transport, listener):
             with raises(HandshakeFailed):
-                meet(transport, listener, CALLER)
+                meet(transport, listener, Identity("worker-b", "worker"))
             with raises(AddressInUse):
                 transport.listen(listener.address, LISTENER)
         with raises(AddressInvalid):

@@ -2,7 +2,7 @@
 
     inproc://NAME        a socket pair within this process
     unix:///PATH         a Unix socket on this host, in a directory that only its owner enters
-    tcp://HOST:PORT      between hosts; beyond this host only with a token
+    tcp://HOST:PORT      between hosts; only with a token
 
 A connection assumes neither `sendmsg` nor file descriptors of its peer. `shoal.testing.transports`
 has the laws that every transport obeys.
@@ -19,11 +19,13 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import AddressInvalid, BadLength, UnknownName
+from shoal.errors import AddressInvalid, BadLength, InvalidValue, UnknownName
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import Message
 from shoal.protocol.views import NodeId, Role
 from shoal.registry import Registry
+
+TOKEN_MIN = 16
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -33,6 +35,13 @@ class Identity(msgspec.Struct, frozen=True):
     role: Role
     job: str = ""
     token: str = ""
+
+    def __post_init__(self) -> None:
+        if self.token and len(self.token) < TOKEN_MIN:
+            raise InvalidValue(
+                f"a token has at least {TOKEN_MIN} characters: it can be guessed otherwise; make "
+                "one with `python -c 'import secrets; print(secrets.token_urlsafe())'`"
+            )
 
     def __repr__(self) -> str:  # a token never reaches a log
         return f"Identity({self.node!r}, {self.role!r})"
@@ -57,12 +66,26 @@ class Connection(ABC):
     """
 
     peer: NodeId = ""
+    role: Role | None = None  # that a caller has given
     timed_out = False  # whether it ended because nothing came from the peer's host
 
     @property
     def stalled(self) -> bool:
         """Whether the peer's host has acknowledged nothing for a while: the path may be cut."""
         return False
+
+    @property
+    def origin(self) -> str:
+        """Where the peer is, for logs."""
+        return "here"
+
+    @property
+    def denied(self) -> bool:
+        """Whether the handshake has failed with a verdict, which is sent by `deny`."""
+        return False
+
+    def deny(self) -> None:  # noqa: B027 - most connections are made by this node
+        """Send the verdict of a failed handshake. It is withheld, so that guesses are slow."""
 
     @property
     def backlog(self) -> int:

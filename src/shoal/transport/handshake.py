@@ -1,8 +1,11 @@
 """Handshake: version, job and token, proved in both directions before anything else is read.
 
     listener -> Challenge(version, nonce)
-    caller   -> Hello(..., proof = HMAC(token, "caller" nonce nonce'))
-    listener -> Welcome(proof = HMAC(token, "listener" nonce' nonce)) or Denied(reason)
+    caller   -> Hello(version, job, node, role, nonce', proof)
+    listener -> Welcome(node, proof) or Denied(reason)
+
+    caller's proof    HMAC(token, ["caller", nonce, nonce', version, job, node, role])
+    listener's proof  HMAC(token, ["listener", nonce', nonce, version, node])
 
 The token itself never travels.
 """
@@ -12,6 +15,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+
+import msgspec
+from msgspec.structs import replace
 
 from shoal.errors import HandshakeFailed, HandshakeRefused
 from shoal.protocol.messages import (
@@ -23,6 +29,7 @@ from shoal.protocol.messages import (
     Message,
     Welcome,
 )
+from shoal.protocol.views import NodeId
 from shoal.transport.base import Identity
 
 
@@ -41,11 +48,10 @@ def hello(me: Identity, asked: Message) -> Hello:
         )
     if asked.token_needed and not me.token:
         raise HandshakeRefused(
-            "the peer asks for a token; pass --token or token=, or set SHOAL_TOKEN for a command"
+            "the peer asks for a token: pass --token-file, or token=, or set SHOAL_TOKEN"
         )
-    nonce = secrets.token_bytes(16)
-    proof = _proof(me.token, b"caller", asked.nonce, nonce)
-    return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, 0, nonce, proof)
+    said = Hello(PROTOCOL_VERSION, me.job, me.node, me.role, secrets.token_bytes(16), b"")
+    return replace(said, proof=_callers_proof(me.token, asked, said))
 
 
 def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) -> Welcome | Denied:
@@ -54,15 +60,14 @@ def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) 
         return Denied(f"expected a hello, not {type(answer).__name__}")
     if answer.version != PROTOCOL_VERSION:
         return Denied(f"it has protocol version {PROTOCOL_VERSION}, not {answer.version}")
-    if me.token and not hmac.compare_digest(
-        answer.proof, _proof(me.token, b"caller", asked.nonce, answer.nonce)
-    ):
+    proof = _callers_proof(me.token, asked, answer)
+    if me.token and not hmac.compare_digest(answer.proof, proof):
         return Denied("wrong token")
     if me.job and answer.job and me.job != answer.job:
         return Denied(f"it belongs to job {me.job!r}, not {answer.job!r}")
     if not answer.node or answer.node == SCHEDULER or answer.role == "scheduler":
         return Denied("the scheduler does not connect to members; members connect to it")
-    return Welcome(me.node, _proof(me.token, b"listener", answer.nonce, asked.nonce), rings)
+    return Welcome(me.node, _listeners_proof(me.token, asked, answer, me.node), rings)
 
 
 def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> Welcome:
@@ -71,14 +76,22 @@ def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> W
         raise HandshakeRefused(f"the peer refused the connection: {verdict.reason}")
     if not isinstance(verdict, Welcome):
         raise HandshakeFailed(f"expected a welcome, not {type(verdict).__name__}")
-    if me.token and not hmac.compare_digest(
-        verdict.proof, _proof(me.token, b"listener", said.nonce, asked.nonce)
-    ):
+    proof = _listeners_proof(me.token, asked, said, verdict.node)
+    if me.token and not hmac.compare_digest(verdict.proof, proof):
         raise HandshakeRefused("the peer has another token; use the cluster's token on both nodes")
     return verdict
 
 
-def _proof(token: str, who: bytes, first: bytes, second: bytes) -> bytes:
+def _callers_proof(token: str, asked: Challenge, said: Hello) -> bytes:
+    named = said.version, said.job, said.node, said.role
+    return _proof(token, ("caller", asked.nonce, said.nonce, *named))
+
+
+def _listeners_proof(token: str, asked: Challenge, said: Hello, node: NodeId) -> bytes:
+    return _proof(token, ("listener", said.nonce, asked.nonce, asked.version, node))
+
+
+def _proof(token: str, over: tuple[bytes | str | int, ...]) -> bytes:
     if not token:
         return b""
-    return hmac.new(token.encode(), who + first + second, hashlib.sha256).digest()
+    return hmac.new(token.encode(), msgspec.msgpack.encode(over), hashlib.sha256).digest()

@@ -85,7 +85,9 @@ class InprocTransport(Transport):
             verdict = handshake.judge(listener.me, asked, said)
             welcome = handshake.conclude(me, asked, said, verdict)
             here, there = socket.socketpair()
-            listener.arrivals.append(StreamConnection(there, listener.me, me.node))
+            connection = StreamConnection(there, listener.me, me.node)
+            connection.role = me.role
+            listener.arrivals.append(connection)
             os.eventfd_write(listener.signal, 1)
         return StreamConnection(here, me, welcome.node)
 

@@ -15,7 +15,7 @@ from shoal.transport import handshake
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
 from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
-from shoal.transport.wire import PREFIX, decode, encode, read_prefix
+from shoal.transport.wire import PREFIX, decode_greeting, encode, read_prefix
 
 UNIX_SEND_BYTES = 1 << 20  # the default, 208 KiB, costs a third of the throughput
 UNACKNOWLEDGED_MS = 30_000  # then TCP gives a connection up; by default after a quarter of an hour
@@ -136,7 +136,8 @@ class _Caller:
         _, header_bytes, padding, payload_bytes = read_prefix(self._read_exactly(PREFIX.size))
         if header_bytes + padding + payload_bytes > HANDSHAKE_BYTES_MAX:
             raise HandshakeFailed("the other side's greeting is too long")
-        return decode(self._read_exactly(header_bytes + padding)[:header_bytes])
+        header = self._read_exactly(header_bytes + padding)[:header_bytes]
+        return decode_greeting(header, "listener")
 
     def _read_exactly(self, nbytes: int) -> bytes:
         data = b""

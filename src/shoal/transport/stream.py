@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -31,7 +32,16 @@ from shoal.transport.shared import (
     receive_with,
     send_with,
 )
-from shoal.transport.wire import PREFIX, PUT, SHARED, TAKEN, decode, encode, read_prefix
+from shoal.transport.wire import (
+    PREFIX,
+    PUT,
+    SHARED,
+    TAKEN,
+    decode,
+    decode_greeting,
+    encode,
+    read_prefix,
+)
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
@@ -59,13 +69,37 @@ class StreamConnection(Connection):
         self._sock = sock
         self._me = me
         self._asked = asked
-        self._inbox = memoryview(bytearray(INBOX_BYTES))
+        self._verdict: Denied | None = None
+        self._inbox = memoryview(bytearray(self._inbox_bytes))
         self._start = self._stop = 0  # of what is in the inbox and not taken yet
         self._greeted_with: list[int] = []  # the descriptor of the caller's ring
         self._outbox = Outbox()
         self._payload = Payload(self._outbox)
         if asked is not None:
             self.send(asked, ())
+
+    @property
+    def _inbox_bytes(self) -> int:
+        """A caller that has proved nothing gets little memory."""
+        return INBOX_BYTES if self._asked is None else HANDSHAKE_BYTES_MAX
+
+    @property
+    def denied(self) -> bool:
+        return self._verdict is not None
+
+    def deny(self) -> None:
+        if self._verdict is not None:
+            self.send(self._verdict, ())
+
+    @property
+    def origin(self) -> str:
+        try:
+            if self._sock.family == socket.AF_UNIX:
+                found = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                return "process {} of user {}".format(*struct.unpack("iii", found))
+            return "{}:{}".format(*self._sock.getpeername())
+        except OSError:
+            return "an address that is gone"
 
     def share(self, outlet: Outlet | None, inlet: Inlet | None) -> None:
         """Send and receive large payloads through rings of shared memory."""
@@ -216,7 +250,7 @@ class StreamConnection(Connection):
             self._start = edge
             header = self._inbox[start : start + header_bytes]
             if self._asked is not None:
-                self._answer(decode(header), self._asked)
+                self._answer(decode_greeting(header, "caller"), self._asked)
                 continue
             try:
                 message = decode(header)
@@ -287,14 +321,15 @@ class StreamConnection(Connection):
                 send_with(self._sock, encode(verdict), self._outbox.outlet)
             except OSError as error:  # it has gone, or this process has no descriptor left
                 raise HandshakeFailed(f"a caller could not be welcomed: {error}") from None
+        elif isinstance(verdict, Denied):
+            self._verdict = verdict
+            raise HandshakeFailed(f"a caller was refused: {verdict.reason}")
         else:
             self.send(verdict, ())
-        if isinstance(verdict, Denied):
-            raise HandshakeFailed(f"a caller was refused: {verdict.reason}")
         if self._start != self._stop:
             raise HandshakeFailed("a caller spoke on before it was welcome")
         assert isinstance(message, Hello)
-        self.peer = message.node
+        self.peer, self.role = message.node, message.role
         self._asked = None
 
     def _meet(self, into: memoryview) -> int:
@@ -314,9 +349,10 @@ class StreamConnection(Connection):
         start, held = self._start, self._stop - self._start
         self._start, self._stop = 0, held
         inbox = self._inbox
-        if not held and len(inbox) == INBOX_BYTES:
+        least = self._inbox_bytes
+        if not held and len(inbox) == least:
             return
-        size = nbytes if nbytes > INBOX_BYTES else INBOX_BYTES
+        size = nbytes if nbytes > least else least
         if len(inbox) != size:
             self._inbox = memoryview(bytearray(size))
         elif not start:

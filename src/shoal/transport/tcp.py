@@ -1,4 +1,4 @@
-"""The `tcp` transport: between hosts. Beyond this host it listens only with a token."""
+"""The `tcp` transport: between hosts. It listens only with a token."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ class TcpTransport(Transport):
 
     def listen(self, address: str, me: Identity) -> Listener:
         host, port = endpoint_of(address)
-        if not stays_here(host) and not me.token:
+        if not me.token:
+            others = "other users of this host" if stays_here(host) else "other hosts"
             raise AddressInvalid(
-                f"{address} can be reached from other hosts: pass --token (or set SHOAL_TOKEN) so "
-                "that only members connect, or listen at tcp://127.0.0.1:PORT"
+                f"{address} can be reached by {others}: pass --token-file (or set SHOAL_TOKEN) so "
+                "that only members connect, or listen at unix:///PATH in a folder of your own"
             )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family)

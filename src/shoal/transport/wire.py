@@ -23,11 +23,19 @@ the sink that `Machine.arriving` returns.
 from __future__ import annotations
 
 from struct import Struct
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.errors import BadLength, BadMagic, BadMessage, BadVersion, ShoalError
-from shoal.protocol.messages import PROTOCOL_VERSION, Message
+from shoal.protocol.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Denied,
+    Hello,
+    Message,
+    Welcome,
+)
 
 MAGIC = b"SHOL"
 PREFIX = Struct("<4sBBHIQ")
@@ -39,6 +47,10 @@ PAYLOAD_MAX = 1 << 40
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+_decoders = {
+    "caller": msgspec.msgpack.Decoder(Hello),
+    "listener": msgspec.msgpack.Decoder(Challenge | Welcome | Denied),
+}
 
 
 def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes:
@@ -79,8 +91,17 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
 
 def decode(header: memoryview | bytes) -> Message:
     """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
+    return _decoded(_decoder, header)
+
+
+def decode_greeting(header: memoryview | bytes, sender: Literal["caller", "listener"]) -> Message:
+    """A message of the handshake: of a peer that has proved nothing, no other is decoded."""
+    return _decoded(_decoders[sender], header)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], header: memoryview | bytes) -> Message:
     try:
-        message: Message = _decoder.decode(header)
+        message: Message = decoder.decode(header)
     except (msgspec.MsgspecError, ShoalError, ValueError, RecursionError) as error:
         raise BadMessage(f"not a message: {error}") from None
     return message

@@ -29,7 +29,7 @@ def one_worker(
     """A cluster with a table, and its only worker; `options` are those of `start_cluster`."""
     with LocalEngine(folder) as engine:
         scheduler = start_cluster(engine, servers, 1, **options)
-        with Client(scheduler, ClientOptions()) as client:
+        with Client(scheduler, ClientOptions(token=engine.token)) as client:
             client.create_table(table)
             yield engine, client
         engine.finish()

@@ -6,7 +6,7 @@ from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, Event, Received, Send, Stop
 from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
-from shoal.protocol.views import NodeId
+from shoal.protocol.views import NodeId, Role
 
 AGAIN_S = 0.1
 
@@ -41,4 +41,7 @@ class DeathReporter:
         """It has no invariant."""
 
     def address_of(self, node: NodeId) -> str | None:
+        return None
+
+    def role_of(self, node: NodeId) -> Role | None:
         return None

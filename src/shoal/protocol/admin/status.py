@@ -12,7 +12,7 @@ from shoal.protocol.machine import (
     Stop,
 )
 from shoal.protocol.messages import SCHEDULER, Message, StatusReply, StatusRequest
-from shoal.protocol.views import NodeId, View
+from shoal.protocol.views import NodeId, Role, View
 
 AGAIN_S = 0.1  # between requests to nodes that have not answered
 
@@ -69,3 +69,6 @@ class StatusQuery:
     def address_of(self, node: NodeId) -> str | None:
         member = self.view.member(node) if self.view is not None else None
         return member.address if member is not None else None
+
+    def role_of(self, node: NodeId) -> Role | None:
+        return None

@@ -1,43 +1,54 @@
-"""Messages of the handshake on a new connection."""
+"""Messages of the handshake on a new connection, and all that is decoded before a token is proved.
+
+Names, which logs show, are printable and short.
+"""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from shoal.protocol.messages.base import Body
-from shoal.protocol.views import NodeId, Role
+from shoal.protocol.views import Role
+
+Name = Annotated[str, Meta(pattern=r"\A[!-~]{0,160}\Z")]
+Nonce = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Proof = Annotated[bytes, Meta(max_length=32)]
+Reason = Annotated[str, Meta(max_length=500)]
 
 
 class Challenge(Body, frozen=True, array_like=True, tag=True):
     """The listener's greeting: its version, and a nonce for the proof of the token."""
 
     version: int
-    nonce: bytes
+    nonce: Nonce
     token_needed: bool
 
 
 class Hello(Body, frozen=True, array_like=True, tag=True):
-    """The caller's answer: its identity, and the proof of the token."""
+    """The caller's answer: its identity, and the proof of the token, which covers all of it."""
 
     version: int
-    job: str
-    node: NodeId
+    job: Name
+    node: Name
     role: Role
-    incarnation: int
-    nonce: bytes
-    proof: bytes
+    nonce: Nonce
+    proof: Proof
 
 
 class Welcome(Body, frozen=True, array_like=True, tag=True):
     """The caller is accepted. `rings`: both sides have passed a ring of shared memory."""
 
-    node: NodeId
-    proof: bytes
+    node: Name
+    proof: Proof
     rings: bool = False
 
 
 class Denied(Body, frozen=True, array_like=True, tag=True):
     """The caller is refused, with the reason."""
 
-    reason: str
+    reason: Reason
 
 
 class Malformed(Body, frozen=True, array_like=True, tag=True):

@@ -65,7 +65,7 @@ from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.session import HELD_UP_S
-from shoal.protocol.views import FOREVER, Member, NodeId, View
+from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
 
 OF_WORK = BarrierArrival | Lease | Abort
 
@@ -147,6 +147,10 @@ class SchedulerMachine:
 
     def address_of(self, node: NodeId) -> str | None:
         return None  # members connect to the scheduler, never the other way round
+
+    def role_of(self, node: NodeId) -> Role | None:
+        member = self.members.by_id.get(node)
+        return member.role if member is not None else None
 
     # ------------------------------------------------------------------ time
 

@@ -58,7 +58,7 @@ from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.thaw import Thaw
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
-from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.protocol.views import Member, NodeId, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
 
@@ -226,6 +226,9 @@ class ServerMachine:
         if member is None or member.role != "server":
             return None
         return member.address if member.rank > self.session.rank or self._thaw.asks else None
+
+    def role_of(self, node: NodeId) -> Role | None:
+        return self.session.role_of(node)
 
     def check(self) -> None:
         """Raise `InvariantBroken` if the executor has found a broken invariant."""

@@ -42,7 +42,7 @@ from shoal.protocol.messages import SCHEDULER, Busy, Computing, Message, Nudge, 
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
-from shoal.protocol.views import FOREVER, NodeId, View
+from shoal.protocol.views import FOREVER, NodeId, Role, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
 from shoal.protocol.worker.pending_requests import PendingRequest, PendingRequests
 from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tell
@@ -151,12 +151,15 @@ class WorkerMachine:
                 )
         return ""
 
+    def role_of(self, node: NodeId) -> Role | None:
+        return self.session.role_of(node)
+
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of every unanswered request."""
         return [
             (
                 describe(self._sender.message(sub_request, part)),
-                f"{self._name(part.server_part.server)}: {part.reason}",
+                f"{self.session.name_of(part.server_part.server)}: {part.reason}",
             )
             for sub_request in self._in_flight.sub_requests.values()
             for part in sub_request.open_parts()
@@ -307,7 +310,7 @@ class WorkerMachine:
         self, sub_request: SubRequest, part: SubRequestPart, reply: Reply, out: Effects
     ) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
-        who = self._name(part.server_part.server)
+        who = self.session.name_of(part.server_part.server)
         what = describe(self._sender.message(sub_request, part))
         error = kind(f"{who} refused {what}: {reply.reason}")
         self._in_flight.land(sub_request, part)
@@ -351,7 +354,7 @@ class WorkerMachine:
                 unsent = "not sent: an earlier push is not accepted"
                 why = part.reason if sub_request.sent else unsent
                 waits = waits or "waits for" in why
-                lines.append(f"{self._name(part.server_part.server)} {why}")
+                lines.append(f"{self.session.name_of(part.server_part.server)} {why}")
         text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
         return (SyncTimeout if waits else RequestTimeout)(text, self._trace.lines())
 
@@ -394,7 +397,3 @@ class WorkerMachine:
         for request_id in self._requests:
             if request_id in self._requests:
                 self._resolve(request_id, error, out)
-
-    def _name(self, node: NodeId) -> str:
-        member = self.session.view.member(node) if self.session.view else None
-        return member.name if member else node

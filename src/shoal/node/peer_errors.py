@@ -1,0 +1,35 @@
+"""What peers did wrong, counted by type. A peer that repeats it does not fill the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from shoal.errors import PeerFault
+from shoal.transport import Connection
+
+log = logging.getLogger("shoal.node")
+TRACED_S = 1.0  # between two traces
+
+
+class PeerErrors:
+    """Counts errors by type; logs the first of each type, then at powers of two."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+        self._traced_at = -TRACED_S
+
+    def count(self, error: Exception, connection: Connection | None, now: float) -> None:
+        kind = type(error).__name__
+        self._counters[kind] += 1
+        seen = self._counters[kind]
+        who = "a peer that is gone"
+        if connection is not None:
+            who = connection.peer or f"a stranger at {connection.origin}"
+        if isinstance(error, PeerFault):
+            traced = now >= self._traced_at + TRACED_S
+            if traced:
+                self._traced_at = now
+                log.error("%s x%d from %s: %s", kind, seen, who, error, exc_info=error.__cause__)
+        elif seen & (seen - 1) == 0:
+            log.warning("%s x%d from %s: %s", kind, seen, who, error)

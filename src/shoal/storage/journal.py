@@ -1,0 +1,47 @@
+"""The journal of a scheduler: the record from which a restarted one continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+from shoal.errors import DataCorrupt
+from shoal.storage.files import FORMAT, check_format, write_whole
+
+JOURNAL = b"shoal-journal"
+
+
+class Journal:
+    """The latest record of a machine on disk, after a line with the format's version and the
+    record's checksum."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> bytes | None:
+        """The record; None where there is no file.
+
+        Raises:
+            DataCorrupt: it is not as it was written, or cannot be read
+            UnknownFormat: another version of Shoal has written it
+        """
+        try:
+            found, _, record = self.path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.damaged(f"cannot be read ({error.strerror})") from None
+        name, version, crc, *_ = [*found.split(b" "), b"", b""]
+        check_format(self.path, version.decode("ascii", "replace") if name == JOURNAL else None)
+        if crc != b"%d" % crc32(record):
+            raise self.damaged("is damaged: its record is not as it was written")
+        return record
+
+    def damaged(self, problem: str) -> DataCorrupt:
+        return DataCorrupt(
+            f"{self.path} {problem}; the run cannot go on from it: resume it from a checkpoint, "
+            "with another journal"
+        )
+
+    def write(self, record: bytes) -> None:
+        write_whole(self.path, b"%s %d %d\n%s" % (JOURNAL, FORMAT, crc32(record), record))

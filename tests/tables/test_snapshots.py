@@ -24,9 +24,9 @@ def sparse(access, held=None):
     return SparseShard(spec, held or KeyRange(0, SLOTS))
 
 
-def push(shard, keys, values):
+def push(shard, keys, values, rows=None):
     """A push of some rows; of whole ranges where there are no keys."""
-    rows = shard.held
+    rows = rows or shard.held
     staged = shard.stage(rows, -1 if keys is None else len(keys))
     views = iter(staged.views)
     if keys is not None:
@@ -37,13 +37,16 @@ def push(shard, keys, values):
 
 
 def random_push(shard, random):
-    if isinstance(shard, DenseShard) and random.random() < 0.5:
-        return None, random.normal(size=(len(shard.held), WIDTH)).astype(np.float32)
+    keys, rows = None, shard.held
     if isinstance(shard, DenseShard):
-        keys = np.sort(random.choice(ROWS, size=3, replace=False)).astype(np.int64)
+        start, stop = sorted(random.choice(ROWS + 1, size=2, replace=False).tolist())
+        rows = KeyRange(start, stop)  # its fragments count it, the others do not
     else:
         keys = random.choice(200, size=9, replace=False).astype(np.uint64)
-    return keys, random.normal(size=(len(keys), WIDTH)).astype(np.float32)
+    if isinstance(shard, DenseShard) and random.random() < 0.5:
+        keys = np.arange(rows.start, rows.stop, 2)
+    count = len(rows) if keys is None else len(keys)
+    return keys, random.normal(size=(count, WIDTH)).astype(np.float32), rows
 
 
 def sent(piece, to):
@@ -113,8 +116,9 @@ def test_a_split_dense_shard_trains_as_the_whole(access):
     random = np.random.default_rng(1)
     whole, other = dense(access), dense(access)
     first = random.normal(size=(ROWS, WIDTH)).astype(np.float32)
-    push(whole, None, first)
-    push(other, None, first)
+    for shard in (whole, other):
+        push(shard, None, first)
+        push(shard, None, first[:3], KeyRange(0, 3))
     ranges = [KeyRange(0, 4), KeyRange(4, ROWS)]
     pieces = other.split(ranges)
     update = random.normal(size=(ROWS, WIDTH)).astype(np.float32)

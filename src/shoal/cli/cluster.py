@@ -47,9 +47,15 @@ def run(script: str, args: tuple[str, ...], **options: Any) -> None:
 @options_of(SchedulerRole, required=("workers", "servers"))
 def scheduler(**options: Any) -> None:
     """Be the scheduler of a cluster on several machines."""
+    from shoal.apps.train.resume import begun_with, resumed_at
     from shoal.engines.roles import run_scheduler
 
     role = converted(options, SchedulerRole)
+    if passed := resumed_at(role.resume, role.resume_at):
+        from shoal.storage.shards import SavedShards
+
+        saved = SavedShards(Path(begun_with(role.resume, passed)))
+        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows)
     if role.slow_workers == "backup":
         raise click.UsageError(
             "--slow-workers backup starts a worker again, which a scheduler cannot: use `shoal run`"

@@ -106,6 +106,10 @@ def run_tasks(
         script=tuple(script),
         **common,
     )
+    if init:
+        from shoal.storage.shards import SavedShards
+
+        told["fragment_rows"] = SavedShards(Path(init)).fragment_rows
     if isinstance(run, ResumableRun) and run.saves:
         told["checkpoint_every_s"] = run.checkpoint_every_s
         server = msgspec.structs.replace(

@@ -90,6 +90,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     events, started_at:    the run's event log, and when the run began
     slow_window_s:         the time over which waits for slow workers are added up
+    fragment_rows:         fragment sizes of the tables that this run begins with
     ledger, passed:        which data are done, of a run that this one continues, after `passed` clocks
     """
 
@@ -104,11 +105,14 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hang_timeout_s: Annotated[float, option("Fault tolerance", "seconds after which a member counts as failed whose process lives and whose loop makes no progress, outside of a user's code", ge=3.0)] = 60.0
     state: Annotated[str, option("Fault tolerance", "file for the journal, which a scheduler that is started again continues from")] = ""
     checkpoint_every_s: CheckpointEveryS = 0.0
+    resume: Resume = ""
+    resume_at: ResumeAt = -1
     join_timeout_s: Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)] = 120.0
     token: Token = ""
     events: str = ""
     started_at: float = 0.0
     slow_window_s: float = 5.0
+    fragment_rows: dict[str, int] = {}
     ledger: LedgerRecord | None = None
     passed: int = 0
 

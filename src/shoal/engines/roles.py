@@ -72,6 +72,7 @@ def run_scheduler(**given: Any) -> None:
         alone_s=role.sole_replica_timeout_s,
         hang_s=role.hang_timeout_s,
         checkpoint_s=role.checkpoint_every_s,
+        fragment_rows=role.fragment_rows,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
     if role.listen.startswith("unix://"):  # links within a host do not fail: a peer has ended

@@ -88,6 +88,11 @@ class SavedShards:
         """The tables by name."""
         return {part.spec.name: part.spec for part in self._parts}
 
+    @property
+    def fragment_rows(self) -> dict[str, int]:
+        """The tables' fragment sizes, which a run that begins with these shards keeps."""
+        return {name: spec.fragment_rows for name, spec in self.tables.items()}
+
     def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
         """All parts of a table: ranges of rows and their state. Of several replicas it is the one
         that was nearest to the tail of its chain, in the latest view.
@@ -132,13 +137,16 @@ class SavedShards:
             saved = self.tables.get(spec.name)
             if saved is None:
                 return shard
-            for what in ("kind", "row_shape", "dtype", "rows"):
-                if getattr(saved, what) != getattr(spec, what):
-                    raise InvalidValue(
-                        f"table {spec.name!r} has {what} {getattr(spec, what)!r} and in "
-                        f"{self.folder} {getattr(saved, what)!r}"
-                    )
             same = saved.access.name == spec.access.name
+            counted = ("fragment_rows",) if same and spec.kind == "dense" else ()
+            for what in ("kind", "row_shape", "dtype", "rows", *counted):
+                here, there = getattr(spec, what), getattr(saved, what)
+                if here != there:
+                    how = f"; declare it with {what}={there}, or start the scheduler with --resume"
+                    raise InvalidValue(
+                        f"table {spec.name!r} has {what} {here!r} and in {self.folder} {there!r}"
+                        f"{how if what in counted else ''}"
+                    )
             for range_, state in self.parts(spec.name):
                 try:
                     shard.restore(range_, state, same)

@@ -226,8 +226,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         consistency: `bsp()`, `ssp(s)` or `asp()`.
         merge: how the pushes u_i of a round are merged: "mean" for sum(w_i u_i) / sum(w_i), or
             "sum" for sum(u_i).
-        fragment_rows: rows per fragment (slots, if sparse), fixed for the table's life; 0 for
-            about 1 MiB.
+        fragment_rows: rows per fragment (slots, if sparse), fixed for the table's life, in resumed
+            runs as well; 0 for about 1 MiB.
         kind: "dense", "sparse" or "custom".
         nonfinite: what happens to a push with a NaN or an infinity: "reject" refuses it, "zero"
             replaces the value by 0, "allow" does not check.

@@ -44,10 +44,23 @@ def test_another_group_may_declare_an_existing_table(attached, rigs):
     assert attached.told(NewView)["guest-0"].view.tables[0].group == ""
 
 
+@pytest.mark.parametrize(("given", "size"), [(0, 3), (5, 5)])
+def test_a_table_keeps_the_fragments_that_it_had_in_the_run_that_is_continued(rigs, given, size):
+    rig = joined(rigs, fragment_rows={"w": 3})
+    rig.receive("worker-0", Declare(3, rigs.table(rows=20, fragment_rows=given)))
+    rig.receive("worker-0", Declare(3, rigs.table(rows=20, fragment_rows=0, name="new")))
+    rig.promise()
+    assert [spec.fragment_rows for spec in rig.view.tables] == [size, 20]
+
+
 @pytest.fixture
 def rig(rigs):
     """Two servers and two replicas."""
-    rig = rigs.SchedulerRig(servers=2, replicas=2, pause_s=5.0)
+    return joined(rigs)
+
+
+def joined(rigs, **options):
+    rig = rigs.SchedulerRig(servers=2, replicas=2, pause_s=5.0, **options)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
         rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
     rig.promise()

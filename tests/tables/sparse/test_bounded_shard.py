@@ -163,12 +163,16 @@ def test_replicas_evict_the_same_rows_as_their_head(evict, seed):
 
 
 @POLICIES
+@pytest.mark.parametrize("opened_with_rows", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_syncing_replica_has_the_same_rows_under_evictions(evict, seed):
+def test_a_syncing_replica_has_the_same_rows_under_evictions(evict, opened_with_rows, seed):
     chain = Chain(2, seed, evict=evict)
     chain.happen(seed * 2)
     learner = chain.copy(7)
-    learner.syncing = True
+    if opened_with_rows:  # those of a checkpoint, in a resumed run
+        learner.restore(chain.copies[0].held, chain.copies[0].state(), same=True)
+        chain.happen(3)
+    learner.sync(True)
     teacher = chain.copies[-1]
     chain.copies.append(learner)
     at = 0
@@ -177,7 +181,8 @@ def test_a_syncing_replica_has_the_same_rows_under_evictions(evict, seed):
         room = learner.stage_snapshot(piece.rows, piece.keys)
         Sink(room.views).fill(memoryview(b"".join(piece.views)))
         learner.install(room)
-        at, learner.syncing = piece.after, not piece.last
+        learner.sync(not piece.last)
+        at = piece.after
         chain.happen(chain.random.integers(3))
     chain.happen(1)
     chain.agree()

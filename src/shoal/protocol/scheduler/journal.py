@@ -36,6 +36,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share:        share of the last slow_s that others have waited for a worker, after which it
                        is dropped; 0: never
     checkpoint_s:      time between the checkpoints that views name; 0: none
+    fragment_rows:     by table, its fragment size in the shards that servers begin with: update
+                       counts are by fragment
     elastic:           workers may join and leave during the run
     run:               name of the run, unless an earlier scheduler has given it one
     """
@@ -58,6 +60,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share: float = 0.0
     slow_s: float = 5.0
     checkpoint_s: float = 0.0
+    fragment_rows: Mapping[str, int] = {}
     run: str = ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import msgspec
@@ -23,12 +23,17 @@ Shard = tuple[TableSpec, KeyRange]
 class TableCatalog:
     """The tables that were declared, in the order of declaration.
 
+    Args:
+        specs: the tables of an earlier scheduler.
+        fragment_rows: fragment sizes that tables have from the run that this one continues.
+
     Attributes:
         specs: the tables; each has its fragment size, which never changes.
     """
 
-    def __init__(self, specs: tuple[TableSpec, ...]) -> None:
+    def __init__(self, specs: tuple[TableSpec, ...], fragment_rows: Mapping[str, int]) -> None:
         self.specs = specs
+        self._fragment_rows = fragment_rows
         self._asked_by: dict[str, set[NodeId]] = {}  # by table: who waits for it
 
     def adopt(self, tables: tuple[TableSpec, ...]) -> None:
@@ -51,7 +56,10 @@ class TableCatalog:
             )
         known = next((table for table in self.specs if table.name == spec.name), None)
         if known is None:
-            self.specs = (*self.specs, _owned(spec, sender.group).cut(servers))
+            owned = _owned(spec, sender.group)
+            size = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
+            cut = msgspec.structs.replace(owned, fragment_rows=size).cut(servers)
+            self.specs = (*self.specs, cut)
         elif not known.is_cut_of(spec):
             raise Refused(f"table {spec.name!r} exists with another specification")
         self._asked_by.setdefault(spec.name, set()).add(sender.id)

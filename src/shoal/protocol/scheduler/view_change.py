@@ -82,7 +82,9 @@ class ViewChange:
         self._end = end
         views = [view for view in (record.view, record.offered) if view is not None]
         self._number = max((view.number for view in views), default=0)
-        self._tables = TableCatalog(record.view.tables if record.view else ())
+        self._tables = TableCatalog(
+            record.view.tables if record.view else (), options.fragment_rows
+        )
         self._openings = Openings(self.term, options.pause_s)
         self._proposal: Proposal | None = None
         self._offered_at = 0.0

@@ -151,7 +151,11 @@ class DenseShard(Shard):
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their slots; all fragments then get the largest number of updates."""
+        method their slots, and each fragment's number of updates.
+
+        Raises:
+            ValueError: it has other fragments.
+        """
         start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
         if start >= stop:
             return
@@ -162,8 +166,11 @@ class DenseShard(Shard):
             if same and f"slot.{name}" in state:
                 slot[here] = state[f"slot.{name}"][there]
         if same:
-            most = max(int(state["updates"].max()), *self.updates)
-            self.updates = [most] * len(self.updates)
+            size, updates = self.spec.fragment_rows, state["updates"].tolist()
+            if held.start % size or len(updates) != -(-len(held) // size):
+                raise ValueError(f"{len(updates)} update counts, not one for each {size} rows")
+            for index, part in self._touched(KeyRange(start, stop)):
+                self.updates[index] = updates[(part.start - held.start) // size]
 
     # ------------------------------------------------------------------ arrival
 

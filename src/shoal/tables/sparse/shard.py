@@ -201,6 +201,13 @@ class SparseShard(Shard):
 
     # ------------------------------------------------------------------ replicas
 
+    def sync(self, on: bool) -> None:
+        """The same; a shard that was opened with the rows of a checkpoint has none while syncing:
+        they are older than the rows that come, and at other places."""
+        if on and not self.syncing and len(self):
+            self._index = self._new_index()
+        super().sync(on)
+
     def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
         """Split into shards of these slots."""
         parts = [type(self)(self.spec, rows) for rows in ranges]
@@ -299,13 +306,13 @@ class SparseShard(Shard):
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their state."""
+        method their state. Of several shards' numbers of updates the largest one counts."""
         keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
         mine = within(keys, self.held.start, self.held.stop)
         keys, records = keys[mine], records[mine]
         width = self.stride if same and records.shape[1] == self.stride else self.spec.width
         self._put(keys, np.ascontiguousarray(records[:, :width]))
-        if same:
+        if same and len(held & self.held):
             self.updates = max(self.updates, int(state["updates"][0]))
 
     def _put(self, keys: np.ndarray, records: np.ndarray) -> None:

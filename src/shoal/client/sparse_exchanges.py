@@ -12,7 +12,6 @@ from torch import Tensor
 from shoal.client.values import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
-from shoal.protocol.views import View
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import by_slot, distinct
 from shoal.tables.sparse.jit import U
@@ -22,36 +21,34 @@ from shoal.tables.spec import TableSpec
 
 
 class Batch:
-    """The distinct keys of a request, ordered by hash slot where several servers share the table.
+    """The distinct keys of a request, ordered by hash slot.
+
+    The order has to hold for as long as the request is under way: a view may cut the slots of one
+    server for several.
 
     Attributes:
         chosen: (n,) uint64, the distinct keys.
-        numbers: (count,) uint64, for each given key its index in `chosen`; None where all are
-            distinct and in order.
+        numbers: (count,) uint64, for each given key its index in `chosen`.
         sent: the memory of `chosen`; the router compares this object to see that a push and a pull
             share their keys.
     """
 
-    def __init__(self, spec: TableSpec, given: object, view: View) -> None:
+    def __init__(self, spec: TableSpec, given: object) -> None:
         keys = keys_of(spec, given)
         self._kind = row_methods[spec.access.name]
         self.count = len(keys)
-        self.chosen, numbers = distinct(keys)
-        self.numbers: np.ndarray | None = numbers if len(self.chosen) < len(keys) else None
-        if len(view.placements_of(spec.name)) > 1:
-            order = by_slot(self.chosen)
-            place = np.empty_like(order)
-            place[order] = np.arange(len(order), dtype=np.uint64)
-            self.chosen = self.chosen[order]
-            self.numbers = place[numbers]
+        found, numbers = distinct(keys)
+        order = by_slot(found)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order), dtype=np.uint64)
+        self.chosen: np.ndarray = found[order]
+        self.numbers: np.ndarray = place[numbers]
         self.sent = self.chosen.data
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
         """(count, width) values as (n, width): those of equal keys merged; the last if assigned."""
-        if self.numbers is None:
-            return values
         rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
-        if assign:
+        if assign or len(self.chosen) == self.count:
             scatter(rows.reshape(-1), self.numbers, values, U(values.shape[1]))
         else:
             _merger(self._kind).merge(rows, self.numbers, values, 1)
@@ -78,9 +75,8 @@ def pull_op(
     if out is None:
         out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
     _check_rows(spec, out, batch.count)
+    bytes_of(out)  # refuses one that is not contiguous
     target, numbers, sent = out, batch.numbers, batch.sent
-    if numbers is None:
-        return PullOp(spec.name, spec.keys, bytes_of(target), sent), lambda: target
     staged = torch.empty((len(batch.chosen), spec.width), dtype=target.dtype)
 
     def finish() -> Tensor:

@@ -49,7 +49,7 @@ class Logistic:
         for table in (self._bias, self._linear):
             self._client.create_table(table)
         self._ahead: _Ahead | None = None
-        self._one = Keys(self._bias, BIAS, self._client.view)
+        self._one = Keys(self._bias, BIAS)
         none, offsets = np.empty(0, np.float32), np.zeros(0, np.int64)
         keys = np.empty(0, np.uint64)
         logits_of(none, 0.0, keys, none, offsets, none)  # compiled, or fetched from disk, by now
@@ -84,11 +84,8 @@ class Logistic:
         """Weights are pulled for each batch: there is nothing to do."""
 
     def _wanted(self, batch: Batch) -> _Ahead:
-        keys = Keys(self._linear, batch.keys, self._client.view)
-        numbers = keys.numbers
-        if numbers is None:
-            numbers = np.arange(len(batch.keys), dtype=np.uint64)
-        return _Ahead(batch, keys, numbers, torch.empty(len(keys.chosen)), torch.empty(1))
+        keys = Keys(self._linear, batch.keys)
+        return _Ahead(batch, keys, keys.numbers, torch.empty(len(keys.chosen)), torch.empty(1))
 
     def _exchange(
         self, pushes: tuple[PushOp, ...], ahead: _Ahead | None, weight: float, advance: bool

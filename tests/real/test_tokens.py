@@ -1,6 +1,9 @@
 """Who can reach the processes of a run on this machine."""
 
+import socket
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from stat import S_IMODE
 
 import pytest
@@ -14,9 +17,11 @@ from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import RunOptions
 from shoal.errors import HandshakeRefused
+from shoal.node.strangers import MOST
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec, asp
 from shoal.transport import Identity, transport_for
+from shoal.transport.tcp import endpoint_of
 
 pytestmark = pytest.mark.real
 
@@ -39,7 +44,7 @@ def test_a_stranger_on_this_machine_is_refused_by_a_server_that_listens_on_tcp(r
         client.push("w", torch.ones(4)).wait()
         address = client.view.servers[0].address
         assert address.startswith("tcp://127.0.0.1:")
-        for token in ("", "a guess"):
+        for token in ("", "a guess that is wrong"):
             stranger = Identity("worker-x", "worker", token=token)
             with pytest.raises(HandshakeRefused, match="token"):
                 transport_for(address).connect(address, stranger, 5.0)
@@ -56,3 +61,17 @@ def test_the_file_that_has_the_token_is_its_owners(run):
     assert S_IMODE(run.token.stat().st_mode) == 0o600
     with connect(str(run.path)):
         pass
+
+
+def test_idle_connections_of_strangers_use_few_descriptors(run):
+    with connect(str(run.path)) as client, ExitStack() as strangers:
+        client.create_table(TableSpec("w", 4, consistency=asp()))
+        server = client.view.servers[0]
+        files = Path(f"/proc/{server.process}/fd")
+        before = len(list(files.iterdir()))
+        for _ in range(MOST + 300):
+            endpoint = endpoint_of(server.address)
+            strangers.enter_context(socket.create_connection(endpoint, 10.0))
+            client.push("w", torch.ones(4)).wait()
+        assert len(list(files.iterdir())) <= before + MOST + 1
+        assert client.pull("w").wait().tolist() == [MOST + 300.0] * 4

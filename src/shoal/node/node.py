@@ -26,16 +26,20 @@ from shoal.errors import (
 from shoal.node.dialer import Dialer
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
+from shoal.node.paths import Paths
 from shoal.node.peer_errors import PeerErrors
 from shoal.node.poller import Poller
-from shoal.node.strangers import LOOK_S as STRANGERS_S
+from shoal.node.slow_readers import SlowReaders
 from shoal.node.strangers import Strangers
 from shoal.protocol.machine import (
     Arrival,
     Asked,
+    AwaitRoom,
     Detach,
     Effects,
     Event,
+    HangUp,
+    HasRoom,
     Machine,
     Note,
     Offload,
@@ -54,7 +58,7 @@ from shoal.protocol.views import NodeId
 from shoal.storage.journal import Journal
 from shoal.transport import Connection, Identity, Listener, transport_for
 
-LOOK_S = 0.25  # between looks at connections that may be stalled
+LOOK_S = 0.25  # between looks at connections that may be stalled, slow or of strangers
 
 
 class Node:
@@ -97,12 +101,12 @@ class Node:
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
         self._strangers = Strangers()
-        self._called: set[NodeId] = set()  # peers over TCP to whom this node has connected
-        self._look_at = 0.0  # at their connections
+        self._paths = Paths(LOOK_S)
         self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
         self._offloader = Offloader(self.wake)
+        self._slow_readers = SlowReaders()
         self._progress = LoopProgress()
         self._heartbeats: HeartbeatThread | None = None
         self._poller.register(self._wake, select.EPOLLIN)
@@ -132,10 +136,8 @@ class Node:
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
-        if self._strangers:
-            timeout_s = min(timeout_s, STRANGERS_S)
-        if self._called:
-            timeout_s = min(timeout_s, LOOK_S)
+        if self._strangers or self._paths or self._slow_readers:
+            timeout_s = min(timeout_s, 0.0 if self._slow_readers.look_now else LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
             if connection is not None:
@@ -150,8 +152,16 @@ class Node:
                 self._accept()
         if self._strangers:
             self._send_strangers_away()
-        if self._called and now >= self._look_at:
-            self._replace_stalled(now)
+        for stalled in self._paths.stalled(self._peers, now) if self._paths else ():
+            self.counters["stalled"] += 1
+            self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
+        for to, stuck in self._slow_readers.look(self._peers, now) if self._slow_readers else ():
+            if stuck is None:
+                self.handle(HasRoom(to))
+            else:
+                self.counters["slow reader"] += 1
+                stuck.timed_out = True
+                self._drop(stuck)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
@@ -213,7 +223,7 @@ class Node:
         if not connection.peer:
             oldest = self._strangers.admit(connection, monotonic())
             if oldest is not None:
-                self._count(HandshakeFailed("too many callers have proved nothing"), oldest)
+                self._errors.count(HandshakeFailed("too many callers have proved nothing"), oldest)
                 self._drop(oldest)
         self._add(connection)
 
@@ -223,7 +233,9 @@ class Node:
             if denied:
                 connection.deny()
             else:
-                self._count(HandshakeFailed("a caller did not say hello in time"), connection)
+                self._errors.count(
+                    HandshakeFailed("a caller did not say hello in time"), connection
+                )
             self._drop(connection)
 
     def _add(self, connection: Connection) -> None:
@@ -238,7 +250,7 @@ class Node:
         known = self.machine.role_of(connection.peer)
         if known and connection.role and known != connection.role:
             error = HandshakeFailed(f"it says that it is a {connection.role}, and is a {known}")
-            self._count(error, connection)
+            self._errors.count(error, connection)
             self._drop(connection)
             return
         old = self._peers.get(connection.peer)
@@ -272,10 +284,10 @@ class Node:
         try:
             alive = connection.receive(self._arriving, self._deliver, self._malformed)
         except WireError as error:
-            self._count(error, connection)
+            self._errors.count(error, connection)
             alive = False
         except HandshakeFailed as error:
-            self._count(error, connection)
+            self._errors.count(error, connection)
             if connection.denied:
                 self._strangers.deny(connection, monotonic())
                 self._poller.modify(connection.fileno(), 0)
@@ -305,12 +317,9 @@ class Node:
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
         peer = self._peers.get(sender)
-        self._count(error, peer)
+        self._errors.count(error, peer)
         if peer is not None:
             peer.send(Malformed(str(error)[:500]), ())
-
-    def _count(self, error: Exception, connection: Connection | None) -> None:
-        self._errors.count(error, connection, monotonic())
 
     # ------------------------------------------------------------------ effects
 
@@ -336,9 +345,18 @@ class Node:
                     self._journal.write(effect.record)
             elif isinstance(effect, Offload):
                 self._offloader.start(effect)
+            elif isinstance(effect, AwaitRoom):
+                self._slow_readers.await_room(effect.to, monotonic())
+            elif isinstance(effect, HangUp):
+                self._hang_up(effect.to)
             else:
                 self.stopped = True
                 self.error = effect.error
+
+    def _hang_up(self, to: NodeId) -> None:
+        connection = self._peers.get(to)
+        if connection is not None and connection.backlog:
+            self._drop(connection)
 
     def _send(self, effect: Send) -> None:
         connection = self._peers.get(effect.to)
@@ -366,21 +384,9 @@ class Node:
                     self.stopped, self.error = True, result  # retrying does not help
                 continue
             self._add(result)
-            if (self._address_of(to) or "").startswith("tcp://"):
-                self._called.add(to)
+            self._paths.add(to, self._address_of(to) or "")
             for effect in sends:
                 self._send_on(result, effect)
-
-    def _replace_stalled(self, now: float) -> None:
-        """Dial peers anew that acknowledge nothing: another path may be open."""
-        self._look_at = now + LOOK_S
-        for to in list(self._called):
-            connection = self._peers.get(to)
-            if connection is None:
-                self._called.discard(to)
-            elif connection.stalled:
-                self.counters["stalled"] += 1
-                self._dialer.replace(connection, self._address_of(to) or "", now)
 
     def _watch(self, connection: Connection) -> None:
         """Poll for writability exactly while there is a backlog."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from time import monotonic
 
 from shoal.errors import PeerFault
 from shoal.transport import Connection
@@ -19,7 +20,7 @@ class PeerErrors:
         self._counters = counters
         self._traced_at = -TRACED_S
 
-    def count(self, error: Exception, connection: Connection | None, now: float) -> None:
+    def count(self, error: Exception, connection: Connection | None) -> None:
         kind = type(error).__name__
         self._counters[kind] += 1
         seen = self._counters[kind]
@@ -27,8 +28,8 @@ class PeerErrors:
         if connection is not None:
             who = connection.peer or f"a stranger at {connection.origin}"
         if isinstance(error, PeerFault):
-            traced = now >= self._traced_at + TRACED_S
-            if traced:
+            now = monotonic()
+            if now >= self._traced_at + TRACED_S:
                 self._traced_at = now
                 log.error("%s x%d from %s: %s", kind, seen, who, error, exc_info=error.__cause__)
         elif seen & (seen - 1) == 0:

@@ -9,7 +9,6 @@ from shoal.transport import Connection
 MOST = 128  # the oldest is dropped: a caller that knows the token is done in a moment
 HELLO_S = 10.0  # time limit of a caller's handshake
 DENIED_S = 1.0  # until a denied caller is told: guesses are slow, and a right proof never waits
-LOOK_S = 0.25
 
 
 class Strangers:

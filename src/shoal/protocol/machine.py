@@ -67,7 +67,13 @@ class Offloaded(msgspec.Struct, frozen=True, eq=False):
     error: ShoalError | None = None
 
 
-Event = Received | Ticked | PeerLost | Asked | Offloaded
+class HasRoom(msgspec.Struct, frozen=True):
+    """The answer to `AwaitRoom(node)`: little of what was sent to it is unsent, or it is gone."""
+
+    node: NodeId
+
+
+Event = Received | Ticked | PeerLost | Asked | Offloaded | HasRoom
 
 
 # ---------------------------------------------------------------------------- effects
@@ -176,6 +182,21 @@ class Offload(msgspec.Struct, frozen=True, eq=False):
     work: Callable[[], Any]
 
 
+class AwaitRoom(msgspec.Struct, frozen=True):
+    """Say when little of what was sent to a node is unsent (`HasRoom`).
+
+    If the node reads nothing for a while its connection is closed, which frees what it holds up.
+    """
+
+    to: NodeId
+
+
+class HangUp(msgspec.Struct, frozen=True):
+    """Close the connection to a node that has left: it reads nothing more."""
+
+    to: NodeId
+
+
 class Note(msgspec.Struct, frozen=True):
     """An event for logs, counters and checkers."""
 
@@ -189,7 +210,7 @@ class Stop(msgspec.Struct, frozen=True):
     error: ShoalError | None = None
 
 
-Effect = Send | Detach | Resolve | Persist | Save | Offload | Note | Stop
+Effect = Send | Detach | Resolve | Persist | Save | Offload | AwaitRoom | HangUp | Note | Stop
 Effects = list[Effect]
 
 

@@ -32,6 +32,7 @@ from shoal.tables.spec import TableSpec
 SILENCE_S = 3.0
 ALONE_S = 9.0  # longer than any fault separates a living member
 HANG_S = 4.0
+UNREAD_BYTES = 3000  # so that pulls wait for slow readers
 DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
 
 ROOM_FOR_WORKERS = 6  # of the members that may start
@@ -116,7 +117,9 @@ class SimulatedCluster:
         session = Session(node, "server", "", self._host(), options=SESSION, process=self._started)
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         opened = partial(self._open, node)
-        self.servers[node] = ServerMachine(session, opened, REPLICATION, checkpoint_clocks)
+        self.servers[node] = ServerMachine(
+            session, opened, REPLICATION, checkpoint_clocks, UNREAD_BYTES
+        )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node
 

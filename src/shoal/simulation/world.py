@@ -18,9 +18,11 @@ from typing import Any
 
 from shoal.protocol.machine import (
     Asked,
+    AwaitRoom,
     Discard,
     Effects,
     Event,
+    HasRoom,
     Machine,
     Note,
     Offload,
@@ -297,6 +299,8 @@ class World:
                     sim.disk = record
                 case Save():
                     self.on_save(effect)
+                case AwaitRoom(to):
+                    self.at(self.now + self._work.seconds(), partial(self.handle, sim, HasRoom(to)))
                 case Offload():
                     self.at(self.now + self._work.seconds(), partial(self._offloaded, sim, effect))
                 case Note(kind, fields):

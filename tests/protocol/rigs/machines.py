@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import asdict, replace
 
+from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import (
     Asked,
     Discard,
@@ -98,9 +99,17 @@ class ServerRig(Rig[ServerMachine]):
 
     view: View
 
-    def __init__(self, *tables: TableSpec, servers: int = 1, workers: int = 2, **more: Any) -> None:
+    def __init__(
+        self,
+        *tables: TableSpec,
+        servers: int = 1,
+        workers: int = 2,
+        unread_bytes: int = UNREAD_BYTES,
+        **more: Any,
+    ) -> None:
         open_shard = cast(OpenStore, FakeShard)  # it has what these tests need of a store
-        super().__init__(ServerMachine(Session("server-0", "server"), open_shard))
+        session = Session("server-0", "server")
+        super().__init__(ServerMachine(session, open_shard, unread_bytes=unread_bytes))
         if servers == 1:  # one fragment: what is streamed has tests of its own
             tables = tuple(replace(each, fragment_rows=each.rows) for each in tables)
         self.adopt(view_of(servers=servers, workers=workers, tables=tables, **more))

@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.errors import AccessFailed, InvariantBroken
+from shoal.protocol.machine import AwaitRoom, HangUp, HasRoom
 from shoal.protocol.messages import Computing, Nudge, Part, Probe, Reply
 from shoal.protocol.server.wait_queue import COMPUTING_S
 from shoal.protocol.views import FOREVER
@@ -18,6 +19,46 @@ def synchronous(rigs):
 
 
 # ---------------------------------------------------------------------------- pulls that wait
+
+
+def test_pulls_wait_for_a_worker_that_has_not_read_its_answers(rigs):
+    server = rigs.ServerRig(rigs.table(), unread_bytes=3 * 32)  # of rows: three pulls
+    for seq in range(3):
+        assert server.ask(0, seq, pulls=PULL) == ["applied"]
+    assert server.ask(0, 3, pulls=PULL) == ["applied"]  # the first one beyond
+    assert [each for each in server.effects if isinstance(each, AwaitRoom)] == [
+        AwaitRoom("worker-0")
+    ]
+    assert server.ask(0, 4, pulls=PULL) == []
+    assert server.ask(0, 5, bytes(32), pushes=PUSH) == ["applied"]
+    assert server.ask(1, 0, pulls=PULL) == ["applied"]  # another worker's
+    assert "answers are on their way to this worker" in server.machine.waiting()[0][1]
+    server.handle(HasRoom("worker-1"))
+    assert server.codes("worker-0") == []
+    server.handle(HasRoom("worker-0"))
+    assert server.codes("worker-0") == ["applied"]
+    assert server.ask(0, 6, pulls=PULL) == ["applied"]
+
+
+def test_a_burst_of_answers_stops_at_the_limit(rigs):
+    """Pulls that wait for one clock are all answered when it comes."""
+    server = rigs.ServerRig(rigs.table(ssp(0)), unread_bytes=3 * 32)
+    server.ask(0, 0, clock=0, advance=1)
+    for seq in range(1, 7):
+        assert server.ask(0, seq, clock=1, pulls=PULL) == []
+    server.ask(1, 0, clock=0, advance=1)
+    assert server.codes("worker-0") == ["applied"] * 4
+    server.handle(HasRoom("worker-0"))
+    assert server.codes("worker-0") == ["applied"] * 2
+
+
+def test_a_worker_that_leaves_is_hung_up_on(rigs):
+    server = rigs.ServerRig(rigs.table(), unread_bytes=16)
+    server.ask(0, 0, pulls=PULL)
+    server.ask(0, 1, pulls=PULL)
+    server.adopt(rigs.view_of(2, workers=[1], tables=server.view.tables))
+    assert HangUp("worker-0") in server.effects
+    assert not server.machine.wait_queue.is_full("worker-0")
 
 
 def test_a_fast_worker_is_parked_and_told_for_whom(rigs):

@@ -15,6 +15,7 @@ from shoal.protocol.server import wait_queue as wait_queue_module
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.staging import RequestStaging
+from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import routing as routing_module
 from shoal.protocol.worker.in_flight import InFlight
@@ -342,4 +343,11 @@ def every_question_is_a_new_one():
 def change_is_not_marked():
     """What has changed since a checkpoint is not in the next."""
     with patch.object(Touched, "mark", lambda self, places, count: None):
+        yield
+
+
+@contextmanager
+def room_is_not_noticed():
+    """A worker that has read its answers is not answered any more."""
+    with patch.object(WaitQueue, "has_room", lambda self, worker: None):
         yield

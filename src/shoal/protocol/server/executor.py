@@ -29,7 +29,7 @@ from shoal.protocol.server.shard_store import ShardStore, Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
 from shoal.protocol.session import Session
-from shoal.protocol.views import FOREVER, Member, NodeId
+from shoal.protocol.views import FOREVER, NodeId
 
 
 class Executor:
@@ -48,11 +48,11 @@ class Executor:
         clocks: Clocks,
         chains: Chains,
         checkpointer: Checkpointer,
-        workers: Mapping[int, Member],
+        wait_queue: WaitQueue,
     ) -> None:
         self.rounds = Rounds()
         self.copied = Rounds()
-        self.wait_queue = WaitQueue(replicas, clocks, workers, chains, checkpointer)
+        self.wait_queue = wait_queue
         self._session = session
         self._admission = admission
         self._staging = staging
@@ -296,9 +296,7 @@ class Executor:
         round_weight: float = -1.0,
     ) -> None:
         """Reply to a worker, with the rows in `buffers`."""
-        clocks = self._clocks.by_worker.get(request.incarnation)
-        if clocks is None:
-            clocks = self._clocks.of("")
+        clocks = self._clocks.by_worker.get(request.incarnation) or self._clocks.of("")
         nbytes = 0
         for buffer in buffers:
             nbytes += buffer.nbytes
@@ -313,6 +311,8 @@ class Executor:
             nbytes,
         )
         out.append(Send(to, reply, buffers, self._staging.guard))
+        if nbytes:
+            self.wait_queue.answered(to, nbytes, out)
 
     # ------------------------------------------------------------------ operations
 

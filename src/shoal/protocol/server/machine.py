@@ -9,6 +9,7 @@ from __future__ import annotations
 from shoal.errors import InvariantBroken, ProcessDied, ShoalError
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
+from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import (
     Arrival,
     Asked,
@@ -16,6 +17,8 @@ from shoal.protocol.machine import (
     Event,
     EventTime,
     EventTrace,
+    HangUp,
+    HasRoom,
     Note,
     Offloaded,
     Received,
@@ -56,6 +59,7 @@ from shoal.protocol.server.request_handler import RequestHandler, declined
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.thaw import Thaw
+from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, Role, View, ViewId
@@ -71,6 +75,7 @@ class ServerMachine:
         open_shard: OpenStore,
         replication: ReplicationOptions | None = None,
         checkpoint_clocks: CheckpointClocks | None = None,
+        unread_bytes: int = UNREAD_BYTES,
     ) -> None:
         self.session = session
         self._time = EventTime()
@@ -86,6 +91,9 @@ class ServerMachine:
             checkpoint_clocks or CheckpointClocks(), self.clocks, chains
         )
         self.staging = RequestStaging(self.admission, replicas, self.checkpointer)
+        self.wait_queue = WaitQueue(
+            replicas, self.clocks, self._workers, chains, self.checkpointer, unread_bytes
+        )
         self.executor = Executor(
             session,
             self.admission,
@@ -94,9 +102,8 @@ class ServerMachine:
             self.clocks,
             chains,
             self.checkpointer,
-            self._workers,
+            self.wait_queue,
         )
-        self.wait_queue = self.executor.wait_queue
         self.replication = Replication(
             session,
             self.admission,
@@ -140,6 +147,10 @@ class ServerMachine:
             self._thaw_if_agreed(out)
         elif isinstance(event, Offloaded):
             self._opening.done(event, out)
+        elif isinstance(event, HasRoom):
+            self.wait_queue.has_room(event.node)
+            if not self.frozen:
+                self.executor.look(out)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         else:  # a broken connection may come back; only a view removes a member
@@ -303,6 +314,7 @@ class ServerMachine:
         self._thaw.adopted()
         if self.session.adopt(view, out) is not None:
             self._adopt(view, out)
+        self.executor.look(out)
 
     def _freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self.session.view_id or self._refused(message.view, out):
@@ -334,7 +346,7 @@ class ServerMachine:
         self.replication.adopt(view, moved, out)
         if moved.chains:
             self.wait_queue.clear()
-        self._admit(view)
+        self._admit(view, out)
         self.replication.take_over()
         for group, clock in moved.begin.items():
             self.clocks.of(group).reset(clock)  # workers advance it when they send again
@@ -344,8 +356,12 @@ class ServerMachine:
         self.executor.look(out)
         self.replication.say_synced(out)
 
-    def _admit(self, view: View) -> None:
+    def _admit(self, view: View, out: Effects) -> None:
         """Enter the view's workers, and remove all others."""
+        here = {member.id for member in view.workers}
+        for gone in [m.id for m in self._workers.values() if m.id not in here]:
+            self.wait_queue.forget(gone)
+            out.append(HangUp(gone))
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}

@@ -8,13 +8,15 @@ from math import inf
 import msgspec
 
 from shoal.protocol.consistency import Clocks, apply_clock, needed
+from shoal.protocol.limits import UNREAD_BYTES
+from shoal.protocol.machine import AwaitRoom, Effects
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.staging import AdmittedRequest
-from shoal.protocol.views import Member
+from shoal.protocol.views import Member, NodeId
 
 COMPUTING_S = 5.0  # how long a worker's word counts that it computes
 
@@ -51,6 +53,7 @@ class WaitQueue:
         workers: Mapping[int, Member],
         chains: Chains,
         checkpointer: Checkpointer,
+        unread_bytes: int = UNREAD_BYTES,
     ) -> None:
         self.pulls: dict[tuple[int, int], WaitingRequest] = {}
         self.pushes: dict[tuple[int, int], WaitingRequest] = {}
@@ -59,6 +62,9 @@ class WaitQueue:
         self._workers = workers
         self._chains = chains
         self._checkpointer = checkpointer
+        self._unread_bytes = unread_bytes
+        self._answered: dict[NodeId, int] = {}  # bytes of rows, since there was room
+        self._full: set[NodeId] = set()  # workers that have to read their answers first
         self._computing: dict[int, float] = {}  # when a worker has last said that it computes
 
     # ------------------------------------------------------------------ entering and leaving
@@ -107,6 +113,31 @@ class WaitQueue:
         self.pulls.clear()
         self.pushes.clear()
 
+    # ------------------------------------------------------------------ slow readers
+
+    def answered(self, to: NodeId, nbytes: int, out: Effects) -> None:
+        """Count the rows that a worker is sent. Beyond a limit its pulls wait until it has read
+        them: this server would hold them in memory."""
+        total = self._answered.get(to, 0) + nbytes
+        if total > self._unread_bytes and to not in self._full:
+            self._full.add(to)
+            out.append(AwaitRoom(to))
+            total = 0
+        self._answered[to] = total
+
+    def is_full(self, worker: NodeId) -> bool:
+        """Return whether a worker has to read its answers first."""
+        return worker in self._full
+
+    def has_room(self, worker: NodeId) -> None:
+        """Note that a worker has read most of its answers."""
+        self._full.discard(worker)
+
+    def forget(self, worker: NodeId) -> None:
+        """Forget a worker that has left."""
+        self._full.discard(worker)
+        self._answered.pop(worker, None)
+
     # ------------------------------------------------------------------ conditions
 
     def due(self, number: int, request: Request) -> int:
@@ -120,6 +151,8 @@ class WaitQueue:
 
     def ready(self, pull: WaitingRequest) -> bool:
         """Return whether a pull can be answered."""
+        if self._full and pull.admitted.sender in self._full:
+            return False
         log = pull.admitted.log
         if pull.clock:
             minimum = self._clocks.of(log.group).minimum
@@ -173,7 +206,12 @@ class WaitQueue:
             self._absent(admitted.log.group, clock)
             or self._chains.behind(waiting.pulled, clock)
             or self._chains.waits_for(own)
+            or self._unread(admitted.sender)
         )
+
+    def _unread(self, worker: NodeId) -> str:
+        text = f"more than {self._unread_bytes} bytes of answers are on their way to this worker"
+        return text if worker in self._full else ""
 
     def late(self, group: str, clock: int) -> list[Member]:
         """Return the workers of a group that are below `clock`."""

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from shoal.apps.export import export
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import AccessFailed, DataCorrupt, DataMissing, InvalidValue
 from shoal.keys import SLOTS, KeyRange, slot_of, split_evenly
 from shoal.storage.shards import SavedShards, save_shards
+from shoal.tables.custom.shard import handler
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, Init, TableSpec
 
@@ -152,7 +153,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
     whole = path.read_bytes()
     for size in (0, 7, 100, len(whole) // 2):
         path.write_bytes(whole[:size])
-        with pytest.raises(DataCorrupt, match=r"server-0.safetensors is no file of shards"):
+        with pytest.raises(DataCorrupt, match=r"server-0.safetensors is damaged"):
             SavedShards(tmp_path).merged("e")
 
 
@@ -219,3 +220,88 @@ def test_a_table_with_missing_rows_is_refused(tmp_path):
 
 def open_saved(folder, shard):
     return SavedShards(folder).beginning(open_shard)(shard.spec, shard.held)
+
+
+BOUNDED = TableSpec("b", row_shape=(2,), kind="sparse", max_rows=40, access=Access("sum"))
+CUSTOM = TableSpec("kv", kind="custom", access=Access("lists"))
+
+
+def saved_with(folder, spec, **changes):
+    """The shards of a run in which a server has written another state than it had."""
+    shard = open_shard(spec, spec.keys)
+    if spec.kind == "custom":
+        shard.handler.rows = {key: np.ones(2, np.float32) for key in range(8)}
+    elif spec.sparse:
+        pushed(shard, 1.0, np.arange(40, dtype=np.uint64))
+    state = {**shard.state(), **changes}
+    shard.state = lambda: state
+    save_shards(folder, 0, [(0, shard)])
+    return SavedShards(folder)
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (BOUNDED, {"drawn": torch.tensor([0])}),  # evictions would draw the same place for ever
+        (BOUNDED, {"uses": torch.full((40, 2), -1)}),
+        (CUSTOM, {"lens": torch.full((8,), 1 << 61), "values": torch.ones(0)}),  # sum: 2^64
+        (SPARSE, {"records": torch.ones(0, 6), "keys": torch.ones(0, dtype=torch.int32)}),
+        (DENSE, {"updates": torch.tensor([-1])}),
+    ],
+    ids=["drawn", "uses", "lens", "keys", "updates"],
+)
+def test_a_state_that_no_shard_has_is_refused_by_name_and_reaches_no_loop(spec, changes, tmp_path):
+    saved = saved_with(tmp_path, spec, **changes)
+    for read in (
+        lambda: saved.merged(spec.name),
+        lambda: saved.beginning(open_shard)(spec, spec.keys),
+    ):
+        with pytest.raises(DataCorrupt, match=r"server-0\.safetensors is damaged: its rows"):
+            read()
+
+
+@pytest.mark.parametrize("read", ["export", "begin"])
+def test_a_changed_byte_of_a_final_shard_is_refused_by_name(read, tmp_path):
+    shard = open_shard(DENSE, DENSE.keys)
+    save_shards(tmp_path / "shards", 0, [(0, shard)])
+    path = tmp_path / "shards" / "server-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataCorrupt, match=r"server-0\.safetensors is damaged: its rows are not"):
+        export(tmp_path, "text", None) if read == "export" else open_saved(tmp_path, shard)
+
+
+def test_files_that_disagree_on_a_table_are_refused(tmp_path):
+    (low, high), _ = opened(2)
+    other = TableSpec("w", 20, (3,), access=Access("adam"), fragment_rows=3)
+    save_shards(tmp_path, 0, [(0, low)])
+    save_shards(tmp_path, 1, [(0, open_shard(other, high.held))])
+    with pytest.raises(DataCorrupt, match=r"server-1.*server-0\.safetensors has another table"):
+        SavedShards(tmp_path)
+
+
+def test_a_server_reads_no_file_whose_rows_it_does_not_have(tmp_path):
+    (low, high), _ = opened(2)
+    for rank, shard in enumerate((low, high)):
+        save_shards(tmp_path, rank, [(0, shard)])
+    path = tmp_path / "server-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    assert torch.equal(open_saved(tmp_path, low).rows, low.rows)
+    with pytest.raises(DataCorrupt, match="server-1"):
+        open_saved(tmp_path, high)
+
+
+def test_a_handler_that_cannot_load_is_told_with_the_file(tmp_path):
+    saved = saved_with(tmp_path, CUSTOM)
+
+    class Refusing:
+        def load(self, pairs):
+            raise KeyError("no")
+
+    handler("test-refusing", Refusing)
+    spec = TableSpec("kv", kind="custom", access=Access("test-refusing"))
+    with pytest.raises(AccessFailed, match=r"server-0\.safetensors: table 'kv'.* failed in load"):
+        saved.beginning(open_shard)(spec, spec.keys)

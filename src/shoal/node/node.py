@@ -14,8 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from zlib import crc32
 
-from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.errors import DataCorrupt, HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
 from shoal.node.offloader import Offloader
 from shoal.node.poller import Poller
@@ -50,7 +51,8 @@ HELLO_S = 10.0  # time limit of a caller's handshake
 
 
 class Journal:
-    """The latest record of a machine on disk, after a line with the format's version."""
+    """The latest record of a machine on disk, after a line with the format's version and the
+    record's checksum."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,17 +61,29 @@ class Journal:
         """The record; None where there is no file.
 
         Raises:
+            DataCorrupt: it is not as it was written, or cannot be read
             UnknownFormat: another version of Shoal has written it
         """
-        if not self.path.exists():
+        try:
+            found, _, record = self.path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
             return None
-        found, _, record = self.path.read_bytes().partition(b"\n")
-        name, _, version = found.partition(b" ")
-        check_format(self.path, version.decode() if name == JOURNAL else None)
+        except OSError as error:
+            raise self.damaged(f"cannot be read ({error.strerror})") from None
+        name, version, crc, *_ = [*found.split(b" "), b"", b""]
+        check_format(self.path, version.decode("ascii", "replace") if name == JOURNAL else None)
+        if crc != b"%d" % crc32(record):
+            raise self.damaged("is damaged: its record is not as it was written")
         return record
 
+    def damaged(self, problem: str) -> DataCorrupt:
+        return DataCorrupt(
+            f"{self.path} {problem}; the run cannot go on from it: resume it from a checkpoint, "
+            "with another journal"
+        )
+
     def write(self, record: bytes) -> None:
-        write_whole(self.path, b"%s %d\n%s" % (JOURNAL, FORMAT, record))
+        write_whole(self.path, b"%s %d %d\n%s" % (JOURNAL, FORMAT, crc32(record), record))
 
 
 class Node:

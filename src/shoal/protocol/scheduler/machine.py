@@ -57,7 +57,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.failure_detector import HELD_UP_S
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
@@ -74,6 +74,9 @@ class SchedulerMachine:
 
     journal: the last record of the scheduler before its restart
     ledger:  the batches that are done, in a run that is resumed from a checkpoint
+
+    Raises:
+        DataCorrupt: the journal is none
     """
 
     def __init__(
@@ -84,8 +87,8 @@ class SchedulerMachine:
     ) -> None:
         self.options = options
         record = JournalRecord(ledgers={"": ledger})
-        if journal:
-            record = msgspec.msgpack.decode(journal, type=JournalRecord)
+        if journal is not None:
+            record = read_record(journal)
         self.restarted = journal is not None
         self.members = Members(record, options)
         self.ended = record.ended

@@ -20,6 +20,7 @@ CROSS_CUTTING = {
     "strategies/test_equivalence.py",
     "tables/test_replicas.py",
     "test_architecture.py",
+    "test_damaged_files.py",
     "test_doctests.py",
     "test_examples.py",
     "test_exchange_path.py",

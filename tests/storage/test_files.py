@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import msgspec
@@ -251,3 +252,7 @@ def test_arrays_that_are_none_are_refused_by_name(tmp_path, content):
     assert read_arrays(path, "ids")[0].tolist() == [0, 1, 2]
     with pytest.raises(DataCorrupt, match=r"a\.npz is damaged.*counts"):
         read_arrays(path, "counts")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ids", b"text")
+    with pytest.raises(DataCorrupt, match=r"a\.npz is damaged: an entry is no array"):
+        read_arrays(path, "ids")

@@ -25,7 +25,7 @@ from shoal.storage.verified import write_verified
 
 NUMBERS = (-1, 0, 1 << 31, (1 << 63) - 1, (1 << 64) - 1)
 LEAVES = (*NUMBERS, -(1 << 63), 1 << 40, 1e308, True, None, "", "x", [], {}, [0], ["x", 1])
-HEADER_BYTES = 64
+HEADER_BYTES = 128  # numpy's header has as many
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.uint8, torch.bool, torch.bfloat16)
 Way = Callable[[Path, Random], None]
 

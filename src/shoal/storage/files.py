@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataCorrupt, DataMissing, ShoalError, UnknownFormat
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # of all files that a run leaves; raise it when one of them changes
 FORMAT_KEY = "shoal_format"  # in a file's metadata
-NOT_ARRAYS = (  # what reading a damaged .npz file raises
+NOT_ARRAYS = (  # what numpy raises where a file of arrays is damaged
     *(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(ArithmeticError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error),
 )
 
 
@@ -121,9 +122,12 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 
     try:
         with np.load(io.BytesIO(read_whole(path)), allow_pickle=False) as saved:
-            return [saved[name] for name in names]
+            found = [saved[name] for name in names]
     except NOT_ARRAYS as error:
         raise damaged(path, error) from None
+    if not all(isinstance(each, np.ndarray) for each in found):  # bytes, where it names none
+        raise damaged(path, "an entry is no array")
+    return found
 
 
 @contextmanager

@@ -228,11 +228,11 @@ def with_earlier(path: Path) -> list[Path]:
     while True:
         told = read_told(found[-1])
         if crc and told.get(CRC) != crc:  # another server has written it since
-            raise damaged(path, f"its changes are of another {found[-1]}")
+            raise damaged(found[-2], f"its changes are of another {found[-1]}")
         since, crc = told.get(SINCE, ""), told.get(SINCE_CRC, "")
         earlier = path.parent.parent / since / path.name
         if not since.isdigit() or earlier in found:
             return found
         if not earlier.exists():
-            raise DataMissing(f"{path} has changes of {earlier}, which does not exist")
+            raise DataMissing(f"{found[-1]} has changes of {earlier}, which does not exist")
         found.append(earlier)

@@ -99,7 +99,9 @@ def test_a_record_that_contradicts_itself_is_refused(started, rigs, path, leaf, 
         read_record(msgspec.msgpack.encode(with_leaf(record, path, leaf)))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\x01\x02", b"\x98\x01\xc0\x01\x90\x90\x80\xc2\xa1\xff"]
+)
 def test_bytes_that_are_no_record_are_refused(data):
     with pytest.raises(DataCorrupt, match="is no record of a scheduler"):
         read_record(data)

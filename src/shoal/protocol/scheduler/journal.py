@@ -104,7 +104,7 @@ def read_record(data: bytes) -> JournalRecord:
     """
     try:
         record = msgspec.msgpack.decode(data, type=JournalRecord)
-    except (msgspec.DecodeError, UsageError) as error:
+    except (ValueError, RecursionError, UsageError) as error:
         raise DataCorrupt(f"is no record of a scheduler: {error}") from None
     problem = _contradiction(record)
     if problem:

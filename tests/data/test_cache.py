@@ -75,7 +75,10 @@ def test_small_files_are_not_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.npy"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"rubbish"])
+UNENDED = b"\x93NUMPY\x01\x00\x10\x00" + b"{'descr': ('|u1\n"  # numpy raises a TokenError
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"rubbish", UNENDED])
 def test_a_damaged_cache_is_replaced(tmp_path: Path, source: Path, content: bytes) -> None:
     kept(tmp_path, source, Decoder())
     (array,) = tmp_path.glob("*.npy")

@@ -1,37 +1,27 @@
 """A node and its peers."""
 
-import os
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shoal.errors import HandshakeRefused, InvalidValue
-from shoal.node import slow_readers
 from shoal.node.node import Node
-from shoal.node.slow_readers import ROOM_BYTES
-from shoal.node.strangers import DENIED_S, MOST
 from shoal.protocol.machine import (
-    AwaitRoom,
     CopyOnWriteGuard,
     Detach,
-    HangUp,
-    HasRoom,
     Offload,
     Offloaded,
     PeerLost,
-    Received,
     Send,
-    Sink,
 )
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
 from shoal.transport import Identity, transport_for
+from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 from tests.transport.rigs import drop_packets_to
 
 ADDRESS = "inproc://a-place-for-servers"
-TOKEN = "a token of sixteen characters"
 
 
 class Caller:
@@ -61,14 +51,6 @@ def listener():
     listener.close()
 
 
-def until(true, *nodes, limit_s=10.0):
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end
-        for node in nodes:
-            node.poll(0.01)
-
-
 def test_a_message_reaches_the_node_that_it_names(node, listener):
     node.perform([Send("server-b", Nudge("here"))])
     until(lambda: "server-b" in node._peers, node)
@@ -86,35 +68,6 @@ def test_a_node_that_is_no_scheduler_is_refused_as_one(node, listener):
     until(lambda: node.stopped, node)
     assert isinstance(node.error, HandshakeRefused)
     assert "is server-b, not scheduler" in node.error.message
-
-
-class Peer:
-    """A machine that knows addresses and keeps what it receives."""
-
-    def __init__(self, **addresses):
-        self.addresses = addresses
-        self.received = []
-        self.lost = []
-
-    def address_of(self, node):
-        return self.addresses.get(node.replace("-", "_"))
-
-    def role_of(self, node):
-        return None
-
-    def deadline(self):
-        return None
-
-    def arriving(self, sender, message, nbytes):
-        return Sink([memoryview(bytearray(nbytes))])
-
-    def handle(self, event, now):
-        if isinstance(event, Received):
-            data = b"" if event.payload is None else bytes(event.payload.views[0])
-            self.received.append((event.message, data))
-        elif isinstance(event, PeerLost):
-            self.lost.append(event)
-        return []
 
 
 @pytest.fixture
@@ -231,82 +184,6 @@ def test_an_error_of_offloaded_work_that_nobody_expects_stops_the_node(opener):
         until(lambda: opener.machine.done, opener)
 
 
-# ---------------------------------------------------------------------------- strangers, faults
-
-
-@pytest.fixture
-def listening(tmp_path):
-    """A node that listens, and its address."""
-    tmp_path.chmod(0o700)
-    node = Node(Peer(), Identity("server-b", "server", token=TOKEN))
-    yield node, node.listen(f"unix://{tmp_path}/node")
-    node.close()
-
-
-def call(address, me, node):
-    """Connect to a node as `me`, while it polls; the connection, or why not."""
-    with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(transport_for(address).connect, address, me, 10.0)
-        until(calling.done, node)
-        return calling.exception() or calling.result()
-
-
-FRIEND = Identity("worker-a", "worker", token=TOKEN)
-
-
-def test_strangers_are_few_and_the_oldest_goes_first(listening, tmp_path):
-    node, address = listening
-    callers = []
-    for _ in range(MOST + 40):
-        callers.append(socket.socket(socket.AF_UNIX))
-        callers[-1].connect(f"{tmp_path}/node")
-        node.poll(0)
-    until(lambda: node.counters["HandshakeFailed"] == 40, node)
-    open_ones = len(node._connections)
-    assert open_ones == MOST
-    friend = call(address, FRIEND, node)  # who knows the token comes in all the same
-    assert friend.peer == "server-b"
-    assert node._peers.keys() == {"worker-a"}
-    friend.close()
-    for each in callers:
-        each.close()
-
-
-def test_a_wrong_token_is_answered_late_and_a_right_one_at_once(listening):
-    node, address = listening
-    began = time.monotonic()
-    with ThreadPoolExecutor(1) as pool:
-        connect, wrong = transport_for(address).connect, "a token that is wrong"
-        guess = pool.submit(connect, address, Identity("worker-x", "worker", token=wrong), 10.0)
-        until(lambda: node.counters["HandshakeFailed"] == 1, node)
-        friend = call(address, FRIEND, node)
-        assert time.monotonic() - began < DENIED_S
-        assert not guess.done()
-        until(guess.done, node)
-        assert time.monotonic() - began >= DENIED_S
-        assert isinstance(guess.exception(), HandshakeRefused)
-    friend.close()
-
-
-def test_the_log_says_where_a_stranger_is_and_nothing_that_it_sent(listening, caplog, tmp_path):
-    node, _ = listening
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(f"{tmp_path}/node")
-        caller.sendall(b"x\n2026-01-01 shoal.node: all is well\x1b[2J")
-        until(lambda: node.counters["BadMagic"], node)
-    assert f"a stranger at process {os.getpid()} of user {os.getuid()}" in caplog.text
-    assert "\x1b" not in caplog.text
-    assert "all is well" not in caplog.text
-
-
-def test_a_member_cannot_call_in_another_role(listening):
-    node, address = listening
-    node.machine.role_of = {"worker-a": "server"}.get
-    call(address, FRIEND, node).close()
-    assert node.counters["HandshakeFailed"] == 1
-    assert not node._peers
-
-
 class Faulty(Peer):
     def arriving(self, sender, message, nbytes):
         if nbytes == 3:
@@ -337,80 +214,3 @@ def test_a_message_that_cannot_be_handled_costs_its_sender_the_connection(tmp_pa
         peer.close()
     finally:
         node.close()
-
-
-class Sender(Peer):
-    """A machine that is told when there is room."""
-
-    def __init__(self):
-        super().__init__()
-        self.room = []
-
-    def handle(self, event, now):
-        if isinstance(event, HasRoom):
-            self.room.append(event.node)
-        return super().handle(event, now)
-
-
-@pytest.fixture
-def reader(tmp_path):
-    """A node with a peer that has yet to read what it is sent."""
-    tmp_path.chmod(0o700)
-    node = Node(Sender(), Identity("server-b", "server", token=TOKEN))
-    peer = call(node.listen(f"unix://{tmp_path}/node"), FRIEND, node)
-    yield node, peer
-    peer.close()
-    node.close()
-
-
-LARGE = memoryview(bytearray(ROOM_BYTES + (8 << 20)))
-
-
-def read_all(peer, node):
-    """Read until nothing more comes."""
-    arrived = []
-    take = Sink([memoryview(bytearray(LARGE.nbytes))])
-    until(
-        lambda: peer.receive(lambda *_: take, lambda *_: arrived.append(1), print) and arrived,
-        node,
-    )
-
-
-def test_there_is_room_once_a_peer_has_read(reader):
-    node, peer = reader
-    node.perform([Send("worker-a", Nudge("x"), (LARGE,)), AwaitRoom("worker-a")])
-    node.poll(0.01)
-    assert node.machine.room == []
-    read_all(peer, node)
-    until(lambda: node.machine.room == ["worker-a"], node)
-    node.perform([AwaitRoom("worker-a"), AwaitRoom("nobody")])
-    node.poll(5.0)  # at once
-    assert node.machine.room == ["worker-a", "worker-a", "nobody"]
-
-
-def test_a_peer_that_reads_nothing_is_disconnected(reader, monkeypatch):
-    monkeypatch.setattr(slow_readers, "STUCK_S", 0.5)
-    node, _ = reader
-    node.perform([Send("worker-a", Nudge("x"), (LARGE,)), AwaitRoom("worker-a")])
-    until(lambda: node.machine.room == ["worker-a"], node)
-    assert node.counters["slow reader"] == 1
-    assert node.machine.lost == [PeerLost("worker-a", closed=False)]  # no proof of its death
-
-
-def test_a_peer_that_reads_slowly_stays(reader, monkeypatch):
-    monkeypatch.setattr(slow_readers, "STUCK_S", 0.5)
-    node, peer = reader
-    node.perform([Send("worker-a", Nudge("x"), (LARGE,)), AwaitRoom("worker-a")])
-    since = time.monotonic()
-    while time.monotonic() < since + 1.5:
-        peer.receive(lambda *_: Sink([memoryview(bytearray(LARGE.nbytes))]), lambda *_: None, print)
-        node.poll(0.05)
-    assert node.counters["slow reader"] == 0
-
-
-def test_what_a_member_that_left_has_not_read_is_dropped(reader):
-    node, _ = reader
-    node.perform([HangUp("worker-a")])  # it has read everything: nothing is to be freed
-    assert "worker-a" in node._peers
-    node.perform([Send("worker-a", Nudge("x"), (LARGE,)), HangUp("worker-a"), HangUp("nobody")])
-    assert "worker-a" not in node._peers

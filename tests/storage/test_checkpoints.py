@@ -46,7 +46,10 @@ def test_the_newest_complete_checkpoint_is_chosen(tmp_path):
     found = Checkpoints(tmp_path)
     assert found.choose() == 20
     assert found.choose(10) == 10
-    with pytest.raises(DataMissing, match=r"no complete checkpoint 30 \(complete: 10, 20\)"):
+    lack = r"names table 'w', and not all rows of it are there"
+    with pytest.raises(
+        DataMissing, match=rf"no complete checkpoint 30 \(complete: 10, 20\); 30 is not.*{lack}"
+    ):
         found.choose(30)
 
 
@@ -304,7 +307,9 @@ def test_an_incremental_checkpoint_with_a_damaged_or_missing_base_is_refused(cha
         found.choose()
     file.unlink()
     assert found.choose() == 110
-    with pytest.raises(DataMissing, match=r"no complete checkpoint 130 \(complete: 110\)"):
+    with pytest.raises(
+        DataMissing, match=r"130 \(complete: 110\); 130 is not.*0120.*, which does not exist"
+    ):
         found.choose(130)
     file.write_bytes(content)
     assert found.choose() == 130
@@ -327,6 +332,6 @@ def test_an_incremental_file_based_on_another_servers_file_is_refused(chain):
     push_to(shard, 1, 2, 3)
     other.put(Save(10, 0, SPARSE, SPARSE.keys, shard.state(copied=True), ("s",)))
     other.close()
-    with pytest.raises(DataCorrupt, match="its changes are of another 0000000110"):
+    with pytest.raises(DataCorrupt, match=r"its changes are of another .*0000000110"):
         found.choose(120)
     assert found.choose(110) == 110

@@ -3,21 +3,31 @@
 import json
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from shoal.errors import UnknownFormat
+from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
 from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
-from shoal.reports.events import load_run, read_events
-from shoal.storage.checkpoints import Checkpoints, read_verified, write_verified
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
+from shoal.reports.events import NewEvents, load_run, read_events
+from shoal.storage.checkpoints import Checkpoints
+from shoal.storage.files import (
+    FORMAT,
+    FORMAT_KEY,
+    check_format,
+    make_folder,
+    read_arrays,
+    write_whole,
+)
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
+from shoal.storage.verified import read_verified, write_verified
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):
@@ -146,7 +156,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path):
     assert journal.read() is None
     journal.write(b"a record\nof two lines")
     assert journal.read() == b"a record\nof two lines"
-    for found in (b"shoal-journal %d\nrecord" % (FORMAT + 1), b"\x9b\x01", b""):
+    for found in (b"shoal-journal %d 1\nrecord" % (FORMAT + 1), b"\x9b\x01", b""):
         journal.path.write_bytes(found)
         with pytest.raises(UnknownFormat, match="state"):
             journal.read()
@@ -163,7 +173,7 @@ def test_shards_of_another_version_are_refused(tmp_path):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     path = tmp_path / f"{10:010d}" / "shard-0-0.safetensors"
-    monkeypatch.setattr("shoal.storage.checkpoints.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("shoal.storage.verified.FORMAT", FORMAT + 1)
     write_verified(path, {"0.rows": torch.ones(2)}, {"tables": "[]", "all": "[]"})
     with pytest.raises(UnknownFormat, match=f"has format {FORMAT + 1}"):
         read_verified(path)
@@ -173,5 +183,76 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
 
 def test_events_that_are_being_written_are_read_up_to_the_last_whole_line(run):
     with run.events.open("a") as file:
-        file.write('{"t": 0.1, "kind": "begin", "node": "worker-0"}\n{"t": 0.')
+        file.write('{"t": 0.1, "kind": "begin", "node": "worker-0", "batches": 3}\n{"t": 0.')
     assert [each["kind"] for each in read_events(run.events)] == ["begin"]
+
+
+def test_a_journal_that_is_not_as_it_was_written_is_refused(tmp_path):
+    journal = Journal(tmp_path / "state")
+    journal.write(b"a record")
+    data = journal.path.read_bytes()
+    begin = data.index(b"\n") + 1
+    for damaged in (data[:-1], data + b"x", data[:begin], data[:begin] + b"b" + data[begin + 1 :]):
+        journal.path.write_bytes(damaged)
+        with pytest.raises(DataCorrupt, match=r"state is damaged.* resume it from a checkpoint"):
+            journal.read()
+    journal.path.unlink()
+    journal.path.mkdir()
+    with pytest.raises(DataCorrupt, match="state cannot be read"):
+        journal.read()
+
+
+LINES = {
+    "no JSON": "{",
+    "no object": "[1]",
+    "no kind": '{"t": 1.0, "node": "worker-0"}',
+    "a step of nobody": '{"t": 1.0, "kind": "step", "node": "worker", "epoch": 0, "step": 1, '
+    '"loss": 1.0, "samples": 3}',
+    "a step without a loss": '{"t": 1.0, "kind": "step", "node": "worker-0", "epoch": 0, '
+    '"step": 1, "samples": 3}',
+    "more batches than there are": '{"t": 1.0, "kind": "leased", "node": "scheduler", "epochs": 2, '
+    '"batches": 4, "clock": 0, "epoch": 0, "first": 3, "count": 2}',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_line_that_is_no_event_is_refused_by_its_number(run, line):
+    with run.events.open("a") as file:
+        file.write(f'{{"t": 0.1, "kind": "end", "node": "worker-0"}}\n{line}\n')
+    with pytest.raises(DataCorrupt, match=r"events\.jsonl is damaged: line 3 is no event"):
+        load_run(run.path)
+    assert [each["kind"] for each in read_events(run.events, torn=True)] == ["end"]
+    assert len(NewEvents(run.events)()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
+def test_a_summary_that_is_none_is_refused_by_name(run, text):
+    run.summary.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataCorrupt, match=r"summary\.json is damaged: .*restore it from a copy"):
+        run.read_summary()
+
+
+def test_results_without_a_figure_are_refused_and_there_is_one_worker_at_least(run):
+    with pytest.raises(DataMissing, match="no worker came to the end"):
+        run.results(2, ["steps"])
+    run.write_result(1, {"steps": 3})
+    assert run.results(2, ["steps"]) == [{"steps": 3}]
+    with pytest.raises(DataCorrupt, match=r"result\.json is damaged: it has no number 'loss'"):
+        run.results(2, ["steps", "loss"])
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
+def test_arrays_that_are_none_are_refused_by_name(tmp_path, content):
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataCorrupt, match=r"a\.npz is damaged"):
+        read_arrays(path, "ids")
+    np.savez(path, ids=np.arange(3))
+    assert read_arrays(path, "ids")[0].tolist() == [0, 1, 2]
+    with pytest.raises(DataCorrupt, match=r"a\.npz is damaged.*counts"):
+        read_arrays(path, "counts")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ids", b"text")
+    with pytest.raises(DataCorrupt, match=r"a\.npz is damaged: an entry is no array"):
+        read_arrays(path, "ids")

@@ -16,6 +16,8 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
+from shoal.storage.files import naming
+from shoal.storage.run_folder import RunFolder
 
 
 @main.command(short_help="train a model on this machine")
@@ -118,7 +120,10 @@ def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if flags.get("resume"):
-        values = {**load_run_job(Path(flags["resume"])), "resume_at": -1, **values}
+        before = load_run_job(Path(flags["resume"]))
+        with naming(RunFolder(Path(flags["resume"])).job):
+            from_mapping(before)
+        values = {**before, "resume_at": -1, **values}
     if job and not job.endswith(".toml"):
         values["data"] = job
     values |= {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}

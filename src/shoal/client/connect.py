@@ -9,8 +9,9 @@ import msgspec
 
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.errors import DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, ShoalError
 from shoal.factories import refuse_while_importing
+from shoal.storage.files import damaged, read_text
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import transport_for
 
@@ -64,11 +65,20 @@ def connect(address: str, **options: Any) -> Client:
 
 
 def token_at(where: str) -> str:
-    """The token of a run of this user's on this machine, from its folder; else empty."""
+    """The token of a run of this user's on this machine, from its folder; else empty.
+
+    Raises:
+        DataCorrupt: it is damaged.
+    """
+    path = RunFolder(Path(where)).token
     try:
-        return RunFolder(Path(where)).token.read_text() if where else ""
-    except OSError:  # it has none, or where is an address
+        data = path.read_bytes() if where else b""
+    except OSError:  # it has none, it is another user's, or where is an address
         return ""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise DataCorrupt(f"{path} is damaged: it is no token; give one with --token") from None
 
 
 def scheduler_at(where: str) -> str:
@@ -76,6 +86,7 @@ def scheduler_at(where: str) -> str:
 
     Raises:
         DataMissing: no run is under way in that folder.
+        DataCorrupt: the folder has no address of one.
         AddressInvalid: the text looks like an address and is malformed.
     """
     if "://" in where:
@@ -86,5 +97,12 @@ def scheduler_at(where: str) -> str:
     if not folder.path.is_dir():
         raise DataMissing(f"there is no folder {folder.path}; give a run's folder or an address")
     if not folder.scheduler.exists():
-        raise DataMissing(f"no run is under way in {folder.path}: it has ended")
-    return folder.scheduler.read_text()
+        raise DataMissing(
+            f"no run is under way in {folder.path}: it has ended ({folder.scheduler} is not there)"
+        )
+    address = read_text(folder.scheduler)
+    try:
+        transport_for(address)
+    except ShoalError as error:
+        raise damaged(folder.scheduler, error.message) from None
+    return address

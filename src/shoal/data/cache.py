@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.storage.files import write_whole
+from shoal.storage.files import NOT_ARRAYS, write_whole
 
 SMALLEST_BYTES = 256 << 10  # smaller files are decoded about as fast as their cache is opened
 FORMAT = "1"  # part of the key: raise it when a reader's arrays change
@@ -36,7 +36,7 @@ def kept(
     place = _digest(str(source.resolve()))
     version = _digest(FORMAT, str(status.st_size), str(status.st_mtime_ns))
     target = folder / f"{source.name}.{place}-{version}.npy"
-    with contextlib.suppress(OSError, ValueError, EOFError):
+    with contextlib.suppress(*NOT_ARRAYS):
         # "c": copy on write, which torch accepts without a warning and which leaves the file alone
         mapped: npt.NDArray[Any] = np.load(target, mmap_mode="c", allow_pickle=False)
         return mapped

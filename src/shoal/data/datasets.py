@@ -36,6 +36,7 @@ from shoal.data.readers import (
 )
 from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataMissing, InvalidValue
+from shoal.storage.files import naming
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
@@ -263,7 +264,8 @@ def load_csv(
         raise InvalidValue(
             f"{found}: all rows are of class {table.classes[0]!r} (the last column is the class)"
         )
-    train, test = holdout(table.labels, TEST_FRACTION, seed)
+    with naming(found):
+        train, test = holdout(table.labels, TEST_FRACTION, seed)
     train_x = table.features[train]
     notes = (f"{table.dropped} rows with missing values left out",) if table.dropped else ()
     return _dataset(

@@ -27,6 +27,8 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic
 
+import msgspec
+
 from shoal.engines.base import Exit, Task
 from shoal.engines.restarts import Restarts
 from shoal.errors import (
@@ -43,7 +45,7 @@ from shoal.errors import (
 )
 from shoal.node.node import Node
 from shoal.protocol.admin.death_report import DeathReporter
-from shoal.storage.files import write_private, write_whole
+from shoal.storage.files import read_object, write_private, write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -59,6 +61,14 @@ KILLED_S = 4.0  # after a server was killed, for the scheduler to report the los
 def spare_processes(servers: int, replicas: int) -> list[str]:
     """The processes that are restarted after a kill, because others have their state."""
     return ["scheduler", *(f"server-{rank}" for rank in range(servers))] if replicas > 1 else []
+
+
+class Report(msgspec.Struct):
+    """An error of a process, in a file."""
+
+    type: str
+    message: str
+    story: list[str]
 
 
 class LocalEngine:
@@ -260,8 +270,7 @@ class LocalEngine:
         path = self.folder.error(each.name)
         if each.code < 0 or not path.exists():  # a killed process writes no report
             return None
-        report = json.loads(path.read_text())
-        return by_name(report["type"])(report["message"], report["story"])
+        return reported(path)
 
     def finish(self, grace_s: float = 5.0) -> None:
         """Let the processes end by themselves, then stop."""
@@ -288,3 +297,12 @@ class LocalEngine:
 
     def __exit__(self, *raised: object) -> None:
         self.stop()
+
+
+def reported(path: Path) -> ShoalError:
+    """The error that a process has left in a file; or that the file is damaged."""
+    try:
+        report = msgspec.convert(read_object(path), Report)
+    except (ValueError, ShoalError) as error:
+        return ProcessDied(f"a process ended; {path}, which says why, is damaged: {error}")
+    return by_name(report.type)(report.message, report.story)

@@ -20,6 +20,7 @@ import msgspec
 
 from shoal import factories, registry
 from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.errors import DataCorrupt
 from shoal.node.node import Node
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
@@ -83,11 +84,9 @@ def run_scheduler(**given: Any) -> None:
     journal = Journal(Path(role.state)) if role.state else None
     log = _event_log(role.events, "scheduler", role.started_at)
 
-    before = journal.read() if journal else None
-    begun = role.ledger or LedgerRecord()
-    if log is not None and role.ledger and before is None:
+    machine = restored(options, journal, role.ledger or LedgerRecord())
+    if log is not None and role.ledger and not machine.restarted:
         log.write("ledger", record=role.ledger, passed=role.passed)
-    machine = SchedulerMachine(options, before, begun)
     me = Identity(SCHEDULER, "scheduler", token=role.token)
     node = Node(machine, me, journal=journal, on_note=lambda each: _note_of_scheduler(each, log))
     try:
@@ -96,6 +95,21 @@ def run_scheduler(**given: Any) -> None:
         node.run()
     finally:
         node.close()
+
+
+def restored(
+    options: SchedulerOptions, journal: Journal | None, begun: LedgerRecord
+) -> SchedulerMachine:
+    """The scheduler, which goes on from its journal if there is one.
+
+    Raises:
+        DataCorrupt, UnknownFormat: the journal is not as a scheduler of this version wrote it
+    """
+    record = journal.read() if journal is not None else None
+    try:
+        return SchedulerMachine(options, record, begun)
+    except DataCorrupt as error:
+        raise journal.damaged(error.message) if journal is not None else error from None
 
 
 def _note_of_scheduler(each: Note, log: EventLog | None) -> None:

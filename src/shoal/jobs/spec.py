@@ -11,7 +11,7 @@ import msgspec
 from shoal.engines.options import FaultTolerantRun, option
 from shoal.errors import DataMissing, InvalidValue
 from shoal.registry import unknown
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, read_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Options
 
@@ -128,7 +128,7 @@ def load_job(path: Path) -> dict[str, Any]:
             values = tomllib.load(file)
     except OSError as error:
         raise InvalidValue(f"no job file at {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{path} is not TOML: {error}") from None
     check_format(path, values.pop(FORMAT_KEY, FORMAT))
     return values
@@ -139,14 +139,14 @@ def load_run_job(run: Path) -> dict[str, Any]:
 
     Raises:
         DataMissing: it is not the folder of a run
+        DataCorrupt: its job cannot be read
         UnknownFormat: another version of Shoal has written it
     """
     path = RunFolder(run).job
     if not path.is_file():
-        raise DataMissing(f"{run} is not the folder of a run: it has no {path.name}")
-    with path.open("rb") as file:
-        if not file.readline().startswith(FORMAT_KEY.encode()):
-            check_format(path, None)
+        raise DataMissing(f"{run} is not the folder of a run: there is no file {path}")
+    if not read_whole(path).startswith(FORMAT_KEY.encode()):
+        check_format(path, None)
     return load_job(path)
 
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from shoal.errors import DataCorrupt
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.views import View
-from shoal.storage.checkpoints import read_verified, write_verified
 from shoal.storage.run_folder import folder_of
+from shoal.storage.verified import read_verified, write_verified
 
 _BUFFER = "buffer."
-_DAMAGED = (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError)
+_MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
 
 log = logging.getLogger("shoal.worker")
 
@@ -65,13 +65,13 @@ class WorkerStates:
         path = self._path(clock)
         if not path.exists():
             return False
+        tensors, metadata = read_verified(path)
         try:
-            tensors, metadata = read_verified(path)
             with torch.no_grad():
                 for name, buffer in module.named_buffers():
                     buffer.copy_(tensors[_BUFFER + name])
             _set_random_state(tensors, metadata["python"])
-        except _DAMAGED as error:
+        except _MISFITS as error:
             raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
         return True
 

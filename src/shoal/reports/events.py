@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import DataCorrupt, DataMissing
-from shoal.storage.files import FORMAT_KEY, check_format
+from shoal.errors import DataMissing
+from shoal.storage.event_log import event_of, object_of
+from shoal.storage.files import FORMAT_KEY, check_format, damaged, unreadable
 from shoal.storage.run_folder import RunFolder
 
 Table = dict[str, list[Any]]  # column -> values
@@ -71,7 +71,7 @@ def load_run(path: str | Path) -> Run:
     """
     folder = RunFolder(Path(path))
     if not folder.events.exists():
-        raise DataMissing(f"no run at {path}: {folder.events} does not exist")
+        raise DataMissing(f"there is no run at {path}: {folder.events} does not exist")
     events = list(read_events(folder.events))
     return Run(
         folder.path,
@@ -91,28 +91,44 @@ def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises:
         UnknownFormat: another version of Shoal has written it
-        DataCorrupt: a line is no event
+        DataMissing: there is none
+        DataCorrupt: a line is no event, or it cannot be read
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                event = json.loads(line)
-            except ValueError as error:
-                if torn and number > 1:
-                    continue
-                raise DataCorrupt(f"{path}, line {number}: {error}") from None
-            if number == 1:
-                check_format(path, event.get(FORMAT_KEY))
-            else:
-                yield event
+    number = 0
+    for number, line in enumerate(_lines(path), 1):
+        if not line.endswith(b"\n") and number > 1:
+            return
+        try:
+            event = event_of(line) if number > 1 else object_of(line)
+        except ValueError as error:
+            if torn and number > 1:
+                continue
+            raise damaged(path, f"line {number} is no event ({error})") from None
+        if number == 1:
+            check_format(path, event.get(FORMAT_KEY))
+        else:
+            yield event
+    if not number:
+        raise damaged(path, "it is empty")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except FileNotFoundError:
+        raise DataMissing(f"{path} does not exist") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 class NewEvents:
     """The events of a log that is being written: each call has those since the last one.
 
     Lines that are no events are left out, as a full disk makes them.
+
+    Raises:
+        DataCorrupt: the log cannot be read
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,16 +136,19 @@ class NewEvents:
         self._offset = 0
 
     def __call__(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                *lines, rest = (data := file.read()).split(b"\n")
+        except FileNotFoundError:
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            *lines, rest = (data := file.read()).split(b"\n")
+        except OSError as error:
+            raise unreadable(self._path, error) from None
         self._offset += len(data) - len(rest)
         events = []
         for line in lines:
             with suppress(ValueError):
-                events.append(json.loads(line))
+                events.append(event_of(line))
         return events
 
 

@@ -78,7 +78,7 @@ class Live:
                 task,
                 completed=step["step"],
                 epoch=step["epoch"] + 1,
-                loss=f"{step['loss']:.4f}",
+                loss="nan" if step["loss"] is None else f"{step['loss']:.4f}",
             )
         if "eval" in events:
             self._progress.update(task, accuracy=f"  accuracy {events['eval']['accuracy']:.4f}")

@@ -7,26 +7,21 @@ complete when its files cover every table: no other file says so.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from shutil import rmtree
 from threading import Lock, Thread
 
 import msgspec
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
+from shoal.errors import DataCorrupt, DataMissing, UnknownFormat, UsageError
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shards import SINCE, SINCE_CRC, Tables, metadata_of, with_earlier
-from shoal.tables.snapshots import crc32
+from shoal.storage.shards import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.verified import read_told, read_verified, write_verified
 from shoal.tables.spec import TableSpec
 
 WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
@@ -103,8 +98,7 @@ class Writer:
         try:
             if self._keep:
                 Checkpoints(self._folder()).prune(self._keep)
-        except (SafetensorError, OSError, ValueError, UnknownFormat) as error:
-            # the next write tries again
+        except (OSError, UsageError) as error:  # the next write tries again
             log.info("older checkpoints could not be removed: %s", error)
 
 
@@ -128,50 +122,6 @@ def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
     return write_verified(path, tensors, metadata)
 
 
-def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> str:
-    """Write a file whole or not at all, with checksums of its tensors and of what it says.
-
-    Returns the first of them.
-    """
-    metadata = {**told, FORMAT_KEY: str(FORMAT), "crc32": str(_checksum(tensors))}
-    metadata["told"] = str(_told(metadata))
-    make_folder(path.parent)
-    write_whole(path, lambda fresh: save_file(dict(tensors), fresh, metadata))
-    return metadata["crc32"]
-
-
-def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A file's tensors, and what it says.
-
-    Raises:
-        ValueError: it is not as it was written
-        UnknownFormat: another version of Shoal has written it
-        SafetensorError, OSError: it cannot be read at all
-    """
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        metadata: dict[str, str] = file.metadata() or {}
-    if metadata.get("told") != str(_told(metadata)):
-        raise ValueError("its metadata are not as they were written")
-    check_format(path, metadata.get(FORMAT_KEY))
-    if metadata.get("crc32") != str(_checksum(tensors)):
-        raise ValueError("its rows are not as they were written")
-    return tensors, metadata
-
-
-def _told(metadata: Mapping[str, str]) -> int:
-    """Checksum of what a file says of its rows."""
-    told = sorted((name, text) for name, text in metadata.items() if name != "told")
-    return zlib.crc32(msgspec.json.encode(told))
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Checksum of the rows."""
-    shapes = [(name, str(each.dtype), list(each.shape)) for name, each in sorted(tensors.items())]
-    found = zlib.crc32(msgspec.json.encode(shapes))
-    return crc32([tensors[name] for name in sorted(tensors)], found)
-
-
 class Checkpoints:
     """The checkpoints of a run."""
 
@@ -186,11 +136,14 @@ class Checkpoints:
             DataCorrupt: a file is not as it was written; the text names the last good one
             UnknownFormat: another version of Shoal has written them
         """
-        complete = [each for each in self._clocks() if self._is_complete(each)]
+        lacking = {each: self._lack(each) for each in self._clocks()}
+        complete = [each for each, lack in lacking.items() if not lack]
         if not complete or (clock >= 0 and clock not in complete):
             known = ", ".join(map(str, complete)) or "none"
             which = f"no complete checkpoint {clock}" if clock >= 0 else "no complete checkpoint"
-            raise DataMissing(f"{self.folder}: {which} (complete: {known})")
+            asked = clock if clock >= 0 else max(lacking, default=-1)
+            why = f"; {asked} is not: {lacking[asked]}" if asked in lacking else ""
+            raise DataMissing(f"{self.folder}: {which} (complete: {known}){why}")
         chosen = complete[-1] if clock < 0 else clock
         damage = self._damage(chosen)
         if damage:
@@ -208,7 +161,7 @@ class Checkpoints:
         prune at once.
         """
         clocks = self._clocks()
-        complete = [clock for clock in clocks if self._is_complete(clock, unreadable=False)]
+        complete = [clock for clock in clocks if not self._lack(clock, unreadable=False)]
         if len(complete) <= keep:
             return
         oldest = complete[-keep]
@@ -224,35 +177,40 @@ class Checkpoints:
     def _clocks(self) -> list[int]:
         if not self.folder.is_dir():
             return []
-        return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdigit())
+        return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdecimal())
 
     def _files(self, clock: int) -> list[Path]:
         """The files of rows; workers have others."""
         return sorted(self.path(clock).glob("shard-*.safetensors"))
 
-    def _is_complete(self, clock: int, unreadable: bool = True) -> bool:
-        """Whether the files cover all tables; `unreadable` if one of them is damaged."""
+    def _lack(self, clock: int, unreadable: bool = True) -> str:
+        """What a checkpoint lacks; "" if its files cover all tables.
+
+        unreadable:  whether it counts as complete where a file is damaged
+        """
         held: defaultdict[str, list[KeyRange]] = defaultdict(list)
         specs: dict[str, TableSpec] = {}
-        wanted: set[str] = set()
+        wanted: dict[str, Path] = {}  # tables, and a file that names each
         for path in self._files(clock):
             try:
-                if not all(each.exists() for each in with_earlier(path)):
-                    return False
-                metadata = metadata_of(path)
-                if metadata.get("told") != str(_told(metadata)):
-                    return unreadable
-                check_format(path, metadata.get(FORMAT_KEY))
-                tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
-                wanted.update(msgspec.json.decode(metadata.get("all", ""), type=list[str]))
-            except (SafetensorError, OSError, ValueError):
-                return unreadable
-            for spec, rows in tables:
-                specs[spec.name] = spec
-                held[spec.name].append(KeyRange(*rows))
-        return bool(wanted) and all(
-            name in specs and tiles(sorted(held[name]), specs[name].keys.stop) for name in wanted
-        )
+                with_earlier(path)
+                told = read_told(path)
+                tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
+                names = msgspec.json.decode(told.get("all", ""), type=list[str])
+                for spec, rows in tables:
+                    specs[spec.name] = spec
+                    held[spec.name].append(KeyRange(*rows))
+            except DataMissing as error:
+                return error.message
+            except UnknownFormat:
+                raise
+            except (ValueError, UsageError) as error:
+                return "" if unreadable else str(error)
+            wanted.update(dict.fromkeys(names, path))
+        for name, path in wanted.items():
+            if name not in specs or not tiles(sorted(held[name]), specs[name].keys.stop):
+                return f"{path} names table {name!r}, and not all rows of it are there"
+        return "" if wanted else f"{self.path(clock)} has no rows"
 
     def _damage(self, clock: int) -> str:
         """The damage of the first file that is not as it was written; "" if all are."""
@@ -260,6 +218,6 @@ class Checkpoints:
             try:
                 for each in with_earlier(path):
                     read_verified(each)
-            except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-                return f"{path.name}: {error}"
+            except (DataMissing, DataCorrupt) as error:
+                return error.message
         return ""

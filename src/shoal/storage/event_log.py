@@ -11,12 +11,138 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+from shoal.protocol.scheduler.leases import LedgerRecord
 
 log = logging.getLogger("shoal.events")
 _encoder = msgspec.json.Encoder()
+
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Figure = float | None  # None: not a number
+
+
+class Event(msgspec.Struct):
+    """What each line has. Kinds that are read again have more; a reader ignores all else."""
+
+    t: float
+    kind: str
+    node: str
+
+
+class _OfWorker(Event):
+    node: Annotated[str, Meta(pattern="worker-[0-9]{1,9}$")]
+
+
+class _Begin(Event):
+    batches: Count
+
+
+class _Step(_OfWorker):
+    epoch: Count
+    step: Count
+    loss: Figure
+    samples: Count
+    staleness: Figure = 0.0
+
+
+class _Eval(_OfWorker):
+    epoch: int  # -1: at the end
+    step: Count
+    accuracy: float
+    loss: Figure
+
+
+class _Named(Event):
+    name: str
+
+
+class _Ending(Event):
+    reason: str
+
+
+class _View(Event):
+    whole: bool
+    servers: Count
+    workers: Count
+
+
+class _Batches(Event):
+    """Consecutive batches of an epoch."""
+
+    epoch: Count
+    first: Count
+    count: Count
+    group: str = ""
+
+
+class _Leased(_Batches, kw_only=True):
+    epochs: Count
+    batches: Count
+    clock: Count
+
+    def __post_init__(self) -> None:
+        if self.count and not (
+            self.epoch < self.epochs and self.first + self.count <= self.batches
+        ):
+            raise ValueError(
+                f"batches {self.first} to {self.first + self.count} of epoch {self.epoch} are none "
+                f"of {self.batches} in {self.epochs} epochs"
+            )
+
+
+class _Ledger(Event):
+    record: LedgerRecord
+    passed: Count
+
+
+class _Table(Event):
+    table: str
+    rows: Count
+    evicted: Count
+
+
+KINDS: dict[str, type[Event]] = {
+    "begin": _Begin,
+    "dropped": _Named,
+    "ending": _Ending,
+    "eval": _Eval,
+    "leased": _Leased,
+    "ledger": _Ledger,
+    "lost": _Named,
+    "returned": _Batches,
+    "step": _Step,
+    "table": _Table,
+    "view": _View,
+}
+
+
+def object_of(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line.
+
+    Raises:
+        ValueError: it has none
+    """
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event in a line.
+
+    Raises:
+        ValueError: it is none
+    """
+    event = object_of(line)
+    kind = event.get("kind")
+    msgspec.convert(event, KINDS.get(kind, Event) if isinstance(kind, str) else Event)
+    return event
 
 
 class EventLog:

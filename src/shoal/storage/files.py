@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import secrets
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import UnknownFormat
+from shoal.errors import DataCorrupt, DataMissing, ShoalError, UnknownFormat
 
-FORMAT = 1  # of all files that a run leaves; raise it when one of them changes
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = 2  # of all files that a run leaves; raise it when one of them changes
 FORMAT_KEY = "shoal_format"  # in a file's metadata
+NOT_ARRAYS = (  # what numpy raises where a file of arrays is damaged
+    *(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError),
+    *(ArithmeticError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
@@ -41,6 +55,88 @@ def write_private(path: Path, content: str) -> None:
         fresh.write_text(content)
 
     write_whole(path, create)
+
+
+def damaged(path: Path, problem: object) -> DataCorrupt:
+    """The error of a file that is not as it was written."""
+    return DataCorrupt(f"{path} is damaged: {problem}; restore it from a copy")
+
+
+def unreadable(path: Path, error: OSError) -> DataCorrupt:
+    """The error of a file that the system does not let us read."""
+    return DataCorrupt(f"{path} cannot be read: {error.strerror}; it has to be a file of yours")
+
+
+def read_whole(path: Path) -> bytes:
+    """A file's content.
+
+    Raises:
+        DataMissing: it does not exist
+        DataCorrupt: it cannot be read
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataMissing(f"{path} does not exist") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def read_text(path: Path) -> str:
+    """A file's content as text.
+
+    Raises:
+        DataMissing: it does not exist
+        DataCorrupt: it cannot be read, or is not UTF-8
+    """
+    try:
+        return read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is not text ({error})") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DataMissing: it does not exist
+        DataCorrupt: it has none
+    """
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"it is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise damaged(path, "it has no JSON object")
+    return found
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """The arrays of these names in a .npz file.
+
+    Raises:
+        DataMissing: it does not exist
+        DataCorrupt: it has them not, or is damaged
+    """
+    import numpy as np
+
+    try:
+        with np.load(io.BytesIO(read_whole(path)), allow_pickle=False) as saved:
+            found = [saved[name] for name in names]
+    except NOT_ARRAYS as error:
+        raise damaged(path, error) from None
+    if not all(isinstance(each, np.ndarray) for each in found):  # bytes, where it names none
+        raise damaged(path, "an entry is no array")
+    return found
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors of what a file says name the file."""
+    try:
+        yield
+    except ShoalError as error:
+        raise type(error)(f"{path}: {error.message}", error.trace) from None
 
 
 def make_folder(path: Path) -> None:

@@ -20,12 +20,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, flush, make_folder, write_whole
+from shoal.storage.files import (
+    FORMAT,
+    FORMAT_KEY,
+    check_format,
+    damaged,
+    flush,
+    make_folder,
+    read_object,
+    write_whole,
+)
 
 
 class RunFolder:
@@ -81,10 +91,12 @@ class RunFolder:
 
         Raises:
             UnknownFormat: another version of Shoal has written them
+            DataCorrupt: the file is damaged
         """
-        if not self.summary.exists():
+        try:
+            figures = read_object(self.summary)
+        except DataMissing:
             return {}
-        figures: dict[str, Any] = json.loads(self.summary.read_text())
         check_format(self.summary, figures.pop(FORMAT_KEY, None))
         return figures
 
@@ -99,10 +111,26 @@ class RunFolder:
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
         write_whole(self.worker(rank) / "result.json", json.dumps(figures))
 
-    def results(self, workers: int) -> list[dict[str, Any]]:
-        """The figures of all workers that have come to the end."""
-        files = [self.worker(rank) / "result.json" for rank in range(workers)]
-        return [json.loads(file.read_text()) for file in files if file.exists()]
+    def results(self, workers: int, needed: Sequence[str]) -> list[dict[str, Any]]:
+        """The figures of all workers that have come to the end.
+
+        needed:  names of numbers that each of them has
+
+        Raises:
+            DataMissing: none has
+            DataCorrupt: a file is damaged
+        """
+        found = []
+        for file in (self.worker(rank) / "result.json" for rank in range(workers)):
+            with suppress(DataMissing):
+                figures = read_object(file)
+                for name in needed:
+                    if not isinstance(figures.get(name), int | float):
+                        raise damaged(file, f"it has no number {name!r}")
+                found.append(figures)
+        if not found:
+            raise DataMissing(f"{self.path / 'workers'} has no results: no worker came to the end")
+        return found
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.errors import DataCorrupt, InvalidValue
+from shoal.errors import AccessFailed, DataCorrupt, DataMissing, InvalidValue, UsageError
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, make_folder, write_whole
+from shoal.storage.files import damaged
 from shoal.storage.run_folder import shard_files
+from shoal.storage.verified import CRC, read_some, read_told, read_verified, write_verified
 from shoal.tables.custom.calls import elements
+from shoal.tables.saved import problem_of, problem_of_changes
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
 
@@ -33,6 +32,7 @@ Places = tuple[ViewId, list[int]]
 SINCE = "since"  # the folder with the file whose changes this one has
 SINCE_CRC = "since_crc32"  # that file's checksum
 PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
+LAYOUT = ("kind", "row_shape", "dtype", "rows")  # of a table, on which its tensors depend
 
 
 def save_shards(
@@ -48,15 +48,12 @@ def save_shards(
         tables.append((shard.spec, (shard.held.start, shard.held.stop)))
         for name, tensor in shard.state().items():
             tensors[f"{number}.{name}"] = tensor
-    make_folder(folder)
     places = [place for place, _ in placed]
-    metadata = {
-        FORMAT_KEY: str(FORMAT),
+    told = {
         "tables": msgspec.json.encode(tables).decode(),
         PLACES: msgspec.json.encode((view, places)).decode(),
     }
-    path = folder / f"server-{rank}.safetensors"
-    write_whole(path, lambda fresh: save_file(tensors, fresh, metadata))
+    write_verified(folder / f"server-{rank}.safetensors", tensors, told)
 
 
 class SavedPart(msgspec.Struct, frozen=True):
@@ -76,12 +73,25 @@ class SavedPart(msgspec.Struct, frozen=True):
 class SavedShards:
     """The shards of a run that has ended, or of a checkpoint.
 
+    A file's rows are verified when they are first read.
+
     folder: of the run, or of its shards
+
+    Raises:
+        DataMissing: it has no shards
+        DataCorrupt: a file is not as it was written
+        UnknownFormat: another version of Shoal has written one
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._parts = [part for path in shard_files(folder) for part in _parts_of(path)]
+        self._verified: set[Path] = set()
+        first: dict[str, SavedPart] = {}
+        for part in self._parts:
+            other = first.setdefault(part.spec.name, part)
+            if _layout(other.spec) != _layout(part.spec):
+                raise _contradiction(part, f"{other.path} has another table of that name")
 
     @property
     def tables(self) -> dict[str, TableSpec]:
@@ -93,12 +103,14 @@ class SavedShards:
         """The tables' fragment sizes, which a run that begins with these shards keeps."""
         return {name: spec.fragment_rows for name, spec in self.tables.items()}
 
-    def parts(self, table: str) -> Iterator[tuple[KeyRange, dict[str, Tensor]]]:
-        """All parts of a table: ranges of rows and their state. Of several replicas it is the one
-        that was nearest to the tail of its chain, in the latest view.
+    def parts(
+        self, table: str, wanted: KeyRange | None = None
+    ) -> Iterator[tuple[SavedPart, dict[str, Tensor]]]:
+        """All parts of a table, or those with rows that are wanted, and their state. Of several
+        replicas it is the one that was nearest to the tail of its chain, in the latest view.
 
         Raises:
-            DataCorrupt: no server has left some of the rows
+            DataCorrupt: no server has left some of the rows, or a file is not as it was written
         """
         found = [part for part in self._parts if part.spec.name == table and len(part.rows)]
         chosen: list[SavedPart] = []
@@ -109,13 +121,14 @@ class SavedShards:
         if not tiles(ranges, self.tables[table].keys.stop):
             raise DataCorrupt(f"{self.folder} does not have all rows of table {table!r}")
         for part in chosen:
-            yield part.rows, _read(part.path, part.number)
+            if wanted is None or len(part.rows & wanted):
+                yield part, self._read(part)
 
     def merged(self, table: str) -> dict[str, Tensor]:
         """A table's `rows`; of a sparse one its `keys` as well, in order; of a custom one its
         `keys`, `values` and `lens`."""
         spec = self.tables[table]
-        parts = sorted(self.parts(table), key=lambda part: part[0].start)
+        parts = sorted(self.parts(table), key=lambda part: part[0].rows.start)
         if spec.kind == "dense":
             rows = torch.cat([state["rows"] for _, state in parts])
             return {"rows": rows.reshape(-1, *spec.row_shape)}
@@ -139,7 +152,7 @@ class SavedShards:
                 return shard
             same = saved.access.name == spec.access.name
             counted = ("fragment_rows",) if same and spec.kind == "dense" else ()
-            for what in ("kind", "row_shape", "dtype", "rows", *counted):
+            for what in (*LAYOUT, *counted):
                 here, there = getattr(spec, what), getattr(saved, what)
                 if here != there:
                     how = f"; declare it with {what}={there}, or start the scheduler with --resume"
@@ -147,82 +160,87 @@ class SavedShards:
                         f"table {spec.name!r} has {what} {here!r} and in {self.folder} {there!r}"
                         f"{how if what in counted else ''}"
                     )
-            for range_, state in self.parts(spec.name):
+            for part, state in self.parts(spec.name, held):
                 try:
-                    shard.restore(range_, state, same)
-                except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-                    raise DataCorrupt(
-                        f"{self.folder}: its shards of table {spec.name!r} are not what their "
-                        f"specification says ({type(error).__name__}: {error})"
-                    ) from None
+                    shard.restore(part.rows, state, same)
+                except AccessFailed as error:
+                    raise AccessFailed(f"{part.path}: {error.message}") from None
+                except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                    raise _contradiction(part, f"{type(error).__name__}: {error}") from None
             return shard
 
         return opened
 
+    def _read(self, part: SavedPart) -> dict[str, Tensor]:
+        """The state in a file, on top of the earlier files that it has the changes of."""
+        *later, whole = with_earlier(part.path)
+        for each in {*later, whole} - self._verified:
+            read_verified(each)
+            self._verified.add(each)
+        prefix = f"{part.number}."
+        state, below = read_some(whole, prefix), whole
+        for each in reversed(later):
+            changes = read_some(each, prefix)
+            problem = problem_of_changes(state, changes)
+            if problem:
+                changed = msgspec.structs.replace(part, path=each)
+                raise _contradiction(changed, f"{problem}, as changes of {below}")
+            state, below = overlaid(state, changes), each
+        problem = problem_of(part.spec, part.rows, state)
+        if problem:
+            raise _contradiction(part, problem)
+        return state
+
+
+def _layout(spec: TableSpec) -> list[object]:
+    return [getattr(spec, what) for what in LAYOUT]
+
+
+def _contradiction(part: SavedPart, problem: str) -> DataCorrupt:
+    return damaged(
+        part.path,
+        f"its rows {part.rows} of table {part.spec.name!r} are not what their specification says "
+        f"({problem})",
+    )
+
 
 def _parts_of(path: Path) -> list[SavedPart]:
+    told = read_told(path)
     try:
-        metadata = metadata_of(path)
-        tables = msgspec.json.decode(metadata.get("tables", ""), type=Tables)
-    except (SafetensorError, OSError, msgspec.DecodeError) as error:
-        raise DataCorrupt(f"{path} is no file of shards: {error}") from None
-    check_format(path, metadata.get(FORMAT_KEY))
-    (term, number), places = NO_VIEW, [0] * len(tables)
-    if PLACES in metadata:
-        (term, number), places = msgspec.json.decode(metadata[PLACES], type=Places)
-    return [
-        SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
-        for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))
-    ]
-
-
-def metadata_of(path: Path) -> dict[str, str]:
-    """What a file says of its tensors.
-
-    Raises:
-        SafetensorError, OSError: it cannot be read
-    """
-    with safe_open(path, "pt") as file:
-        return file.metadata() or {}
+        tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
+        (term, number), places = NO_VIEW, [0] * len(tables)
+        if PLACES in told:
+            (term, number), places = msgspec.json.decode(told[PLACES], type=Places)
+        parts = [
+            SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
+            for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))
+        ]
+    except (ValueError, UsageError) as error:
+        raise damaged(path, f"it is no file of shards ({error})") from None
+    for part in parts:
+        if not part.spec.keys.covers(part.rows):
+            raise damaged(path, f"table {part.spec.name!r} has no rows {part.rows}")
+    return parts
 
 
 def with_earlier(path: Path) -> list[Path]:
-    """A file, and the earlier files whose changes it has; the last has all rows, or is missing.
+    """A file, and the earlier files whose changes it has; the last has all rows.
 
     Raises:
-        SafetensorError, OSError: one cannot be read
-        ValueError: an earlier file is not the one that the changes are of
+        DataMissing: an earlier file is not there
+        DataCorrupt: a file is not as it was written, or an earlier one is not the one that the
+            changes are of
+        UnknownFormat: another version of Shoal has written one
     """
     found, crc = [path], ""
-    while found[-1].exists():
-        metadata = metadata_of(found[-1])
-        if crc and metadata.get("crc32") != crc:  # another server has written it since
-            raise ValueError(f"its changes are of another {found[-1].parent.name}/{path.name}")
-        since, crc = metadata.get(SINCE, ""), metadata.get(SINCE_CRC, "")
+    while True:
+        told = read_told(found[-1])
+        if crc and told.get(CRC) != crc:  # another server has written it since
+            raise damaged(found[-2], f"its changes are of another {found[-1]}")
+        since, crc = told.get(SINCE, ""), told.get(SINCE_CRC, "")
         earlier = path.parent.parent / since / path.name
         if not since.isdigit() or earlier in found:
-            break
+            return found
+        if not earlier.exists():
+            raise DataMissing(f"{found[-1]} has changes of {earlier}, which does not exist")
         found.append(earlier)
-    return found
-
-
-def _read(path: Path, number: int) -> dict[str, Any]:
-    """The state in a file, on top of the earlier files that it has the changes of."""
-    try:
-        *later, whole = with_earlier(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataCorrupt(f"{path} is no file of shards: {error}") from None
-    state = _tensors(whole, number)
-    for each in reversed(later):
-        state = overlaid(state, _tensors(each, number))
-    return state
-
-
-def _tensors(path: Path, number: int) -> dict[str, Any]:
-    try:
-        with safe_open(path, "pt") as file:
-            prefix = f"{number}."
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise DataCorrupt(f"{path} is no file of shards: {error}") from None

@@ -3,9 +3,18 @@
 import msgspec
 import pytest
 
-from shoal.errors import InvalidValue
-from shoal.protocol.messages import Abort, BarrierArrival, BarrierReleased, End, Finish, Freeze
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, check_options
+from shoal.errors import DataCorrupt, InvalidValue
+from shoal.protocol.messages import (
+    Abort,
+    BarrierArrival,
+    BarrierReleased,
+    Declare,
+    End,
+    Finish,
+    Freeze,
+)
+from shoal.protocol.scheduler.journal import SchedulerOptions, check_options, read_record
+from shoal.tables.spec import bsp
 
 
 def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):
@@ -50,9 +59,52 @@ def test_a_scheduler_restarted_during_the_shutdown_goes_on_with_it(started):
 
 
 def test_a_journal_record_decodes_to_what_was_written(started):
-    record = msgspec.msgpack.decode(started.journal, type=JournalRecord)
+    record = read_record(started.journal)
     assert record.view == started.view
     assert [member.name for member in record.members] == ["server-0", "worker-0", "worker-1"]
+
+
+def with_leaf(value, path, leaf):
+    """A nested list with another leaf at a path of indices."""
+    if not path:
+        return leaf
+    first, *rest = path
+    return [with_leaf(each, rest, leaf) if i == first else each for i, each in enumerate(value)]
+
+
+TERM, VIEW, NEXT, MEMBERS = 0, 1, 2, 3  # the fields of a record; then those of a view, of a member
+NUMBER, SERVERS, INCARNATION, RANK = 1, 2, 3, 2
+
+
+@pytest.mark.parametrize(
+    ("path", "leaf", "words"),
+    [
+        ([TERM], "one", "Expected `int`"),
+        ([TERM], -1, "out of its range"),
+        ([TERM], (1 << 64) - 1, "out of its range"),
+        ([VIEW, NUMBER], (1 << 63) - 1, "out of its range"),
+        ([NEXT], 2, "incarnation was not granted"),
+        ([NEXT], (1 << 64) - 1, "incarnation was not granted"),
+        ([MEMBERS, 0, RANK], -1, "out of its range"),
+        ([MEMBERS, 0, INCARNATION], 0, "incarnation was not granted"),
+        ([VIEW, SERVERS], [], "on no server"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(started, rigs, path, leaf, words):
+    started.receive("worker-0", Declare(2, rigs.table(bsp())))
+    started.promise()
+    record = msgspec.msgpack.decode(started.journal)
+    assert read_record(started.journal).view.tables
+    with pytest.raises(DataCorrupt, match=words):
+        read_record(msgspec.msgpack.encode(with_leaf(record, path, leaf)))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\x01\x02", b"\x98\x01\xc0\x01\x90\x90\x80\xc2\xa1\xff"]
+)
+def test_bytes_that_are_no_record_are_refused(data):
+    with pytest.raises(DataCorrupt, match="is no record of a scheduler"):
+        read_record(data)
 
 
 @pytest.mark.parametrize(

@@ -260,9 +260,17 @@ def test_a_ledger_as_of_a_clock_continues_one_that_was_resumed_before():
     first = as_of(2, logged([(0, 0, 0, 6)]))
     begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}
     again = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 3)
-    assert again.returned == (Span(0, 5, 1), Span(1, 0, 6))
-    assert (again.epochs, again.untouched) == (3, (2, 0))
+    assert again.returned == (Span(0, 5, 1),)
+    assert (again.epochs, again.untouched) == (3, (1, 0))
     assert len(list(Leases(again).undone())) == 1 + 6 + 6
     fewer = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 1)
     assert fewer.returned == (Span(0, 5, 1),)
     assert (fewer.epochs, fewer.untouched) == (1, (1, 0))
+
+
+def test_a_ledger_as_of_a_clock_takes_no_time_for_batches_that_nobody_began():
+    first, *_ = logged([(0, 0, 0, 3)])
+    returned = {"kind": "returned", "epoch": 0, "first": 3, "count": 1 << 60}
+    record = as_of(2, [{**first, "epochs": 1 << 60, "batches": 1 << 60}, returned])
+    assert record.returned == (Span(0, 2, (1 << 60) - 2),)
+    assert record.untouched == (1, 0)

@@ -16,6 +16,7 @@ import torch
 
 from shoal.client.client import Client
 from shoal.errors import RequestTimeout, SyncTimeout
+from shoal.storage.files import damaged, read_whole
 from shoal.tables.spec import Access, TableSpec, asp
 
 TABLE = TableSpec(
@@ -68,11 +69,17 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(folder: Path, held: dict[int, float]) -> Verdict:
-    """Compare what senders have written with what the table has."""
+    """Compare what senders have written with what the table has.
+
+    Raises:
+        DataCorrupt: what a sender has written is damaged
+    """
     known: dict[bytes, set[int]] = {INTENDED: set(), ACKNOWLEDGED: set()}
     for path in folder.glob("*.writes"):
-        data = path.read_bytes()
+        data = read_whole(path)
         for what, key in _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size]):
+            if what not in known:
+                raise damaged(path, f"it has a record of kind {what!r}")
             known[what].add(key)
     intended, acknowledged = known[INTENDED], known[ACKNOWLEDGED]
     strange = [

@@ -25,6 +25,8 @@ from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder, shard_files
 
+FIGURES = ("rows", "seconds", "skipped", "bytes_pushed", "bytes_pulled")  # of each worker
+
 
 def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
     """Run it here and return its summary.
@@ -83,7 +85,7 @@ def _fields(spec: CtrSpec) -> int:
 
 
 def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
-    results = folder.results(spec.workers)
+    results = folder.results(spec.workers, FIGURES)
     rows = sum(result["rows"] for result in results)
     progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
     for result, path in zip(results, progressive, strict=True):

@@ -17,6 +17,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import RunOptions
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_run_job
+from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder, shard_files
 
 APPLICATION = "ctr"
@@ -27,11 +28,13 @@ def spec_of(run: Path) -> CtrSpec:
 
     Raises:
         DataMissing: it is not the folder of a run of `shoal train ctr`
+        DataCorrupt, UnknownFormat, InvalidValue: its job is not as that run wrote it
     """
-    values = load_run_job(run)
+    values, path = load_run_job(run), RunFolder(run).job
     if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{run} is the folder of another run than one of `shoal train ctr`")
-    return converted(values, CtrSpec)
+        raise DataMissing(f"{path} is of another run than one of `shoal train ctr`")
+    with naming(path):
+        return converted(values, CtrSpec)
 
 
 def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:

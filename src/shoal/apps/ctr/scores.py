@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.storage.files import damaged, read_arrays
+
 TEST, PROGRESSIVE = "test.npz", "progressive.npz"  # in a worker's folder
 
 
@@ -34,15 +36,18 @@ def figures(paths: Sequence[Path]) -> dict[str, float | None]:
     """AUC and log loss; nothing of no rows.
 
     None: the AUC where all labels are the same, and both where a score is no number.
+
+    Raises:
+        DataMissing, DataCorrupt: a file is not there, or is not as it was written
     """
     from scipy.special import expit
     from sklearn.metrics import log_loss, roc_auc_score
 
-    files = [np.load(path, allow_pickle=False) for path in paths]
-    labels = np.concatenate([file["labels"] for file in files])
+    scores = [_read(path) for path in paths]
+    labels = np.concatenate([labels for _, labels in scores])
     if not len(labels):
         return {}
-    chances = expit(np.concatenate([file["logits"] for file in files]).astype(np.float64))
+    chances = expit(np.concatenate([logits for logits, _ in scores]).astype(np.float64))
     if not np.isfinite(chances).all():
         return {"auc": None, "log_loss": None}
     both = 0 < labels.mean() < 1
@@ -50,3 +55,11 @@ def figures(paths: Sequence[Path]) -> dict[str, float | None]:
         "auc": float(roc_auc_score(labels, chances)) if both else None,
         "log_loss": float(log_loss(labels, chances, labels=[0, 1])),
     }
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    logits, labels = read_arrays(path, "logits", "labels")
+    fits = logits.shape == labels.shape and logits.ndim == 1
+    if not fits or logits.dtype != np.float32 or not np.isin(labels, (0, 1)).all():
+        raise damaged(path, "it has no logits and labels of the same rows")
+    return logits, labels

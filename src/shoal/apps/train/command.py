@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+FIGURES = (  # of each worker, in the summary
+    "accuracy",
+    "loss",
+    "best_accuracy",
+    "staleness",
+    "samples",
+    "seconds",
+    "steps",
+    "bytes_pushed",
+    "bytes_pulled",
+)
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """Result of `shoal.train`.
@@ -86,11 +99,12 @@ def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
     """The lease ledger as of the checkpoint that a job continues from."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
-    events = read_events(RunFolder(Path(job.resume)).events)
-    record = as_of(clock, events, job.epochs)
+    events = RunFolder(Path(job.resume)).events
+    record = as_of(clock, read_events(events), job.epochs)
     if not record.batches:
         raise InvalidValue(
-            f"{job.resume} was trained without leases: resume it without --on-worker-loss reassign"
+            f"{job.resume} was trained without leases ({events} has none): resume it without "
+            "--on-worker-loss reassign"
         )
     return record
 
@@ -136,7 +150,7 @@ def tasks_of(
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
     """The run's figures, averaged over the workers; bytes and samples are sums."""
-    results = folder.results(job.workers)
+    results = folder.results(job.workers, FIGURES)
     events = list(read_events(folder.events, torn=True))
 
     def names(kind: str) -> list[str]:
@@ -225,10 +239,8 @@ def train(
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
     """The module with the parameters that a run ended with."""
-    from safetensors.torch import load_file
-
-    from shoal.apps.train.worker import load_dataset, untrained_model
+    from shoal.apps.train.worker import load_dataset, load_weights, untrained_model
 
     module = untrained_model(job, load_dataset(job, list(data_dirs)))
-    module.load_state_dict(load_file(RunFolder(Path(summary["run_dir"])).model))
+    load_weights(module, RunFolder(Path(summary["run_dir"])).model)
     return module

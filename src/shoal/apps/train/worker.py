@@ -275,14 +275,23 @@ def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
         name = spec.model or suits
         module = models[name](tuple(sample.shape[1:]), dataset.classes)
     if spec.init:
-        path = Path(spec.init)
-        if not path.exists():
-            raise DataMissing(f"no initial weights at {path}")
-        try:
-            module.load_state_dict(load_file(path))
-        except Exception as error:
-            raise DataCorrupt(f"{path} does not fit the model: {error}") from None
+        load_weights(module, Path(spec.init))
     return module
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load a module's parameters and buffers from a file.
+
+    Raises:
+        DataMissing: there is none
+        DataCorrupt: it is damaged, or of another module
+    """
+    if not path.exists():
+        raise DataMissing(f"no weights at {path}: it does not exist")
+    try:
+        module.load_state_dict(load_file(path))
+    except Exception as error:
+        raise DataCorrupt(f"{path} does not fit the model: {error}") from None
 
 
 def updates_of(spec: JobSpec, splits: list[Any], in_step: bool) -> int:

@@ -25,6 +25,8 @@ from shoal.reports.live import Live
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 
+FIGURES = ("words", "seconds", "bytes_pushed", "bytes_pulled")  # of each worker
+
 
 def run_words(
     spec: WordsSpec, console: Console, started_at: float | None = None, corpus: Corpus | None = None
@@ -80,7 +82,7 @@ def run_words(
 def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
-    results = folder.results(spec.workers)
+    results = folder.results(spec.workers, FIGURES)
     return {
         "model": spec.model,
         "vocabulary": len(corpus.words),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import tarfile
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.errors import DataCorrupt, DataMissing
+from shoal.storage.files import damaged, read_arrays
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 BREAK = -1  # between sentences
@@ -77,9 +79,21 @@ class Corpus:
 
 
 def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, counts) of a saved corpus."""
-    with np.load(path, allow_pickle=False) as saved:
-        return saved["ids"], saved["counts"]
+    """(ids, counts) of a saved corpus.
+
+    Raises:
+        DataCorrupt: it is none; loops count on the numbers of words
+    """
+    ids, counts = read_arrays(path, "ids", "counts")
+    if ids.dtype != np.int32 or counts.dtype != np.int64 or ids.ndim != 1 or counts.ndim != 1:
+        raise damaged(path, "it has no numbers of words and their counts")
+    if len(ids) and not BREAK <= int(ids.min()) <= int(ids.max()) < len(counts):
+        raise damaged(path, "it names words that it does not count")
+    if len(ids) and ids[-1] != BREAK:
+        raise damaged(path, "its last sentence has no end")
+    if len(counts) and int(counts.min()) < 0:
+        raise damaged(path, "a count is negative")
+    return ids, counts
 
 
 def shares(ids: np.ndarray, workers: int) -> list[slice]:
@@ -103,7 +117,7 @@ def read_lines(paths: Iterable[str]) -> Iterator[str]:
             raise DataMissing(f"no text at {path}")
         try:
             yield from _lines_of(path)
-        except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+        except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, zlib.error) as error:
             raise DataCorrupt(f"{path} cannot be read as text: {error}") from None
 
 

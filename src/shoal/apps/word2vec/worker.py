@@ -36,6 +36,7 @@ from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog
+from shoal.storage.files import read_text
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, Init, TableSpec
 
@@ -68,7 +69,7 @@ def run_words_worker(
         client.barrier("trained")
         result = trainer.figures()
         if rank == 0:
-            words = (paths.path / "vocabulary.txt").read_text().splitlines()
+            words = read_text(paths.path / "vocabulary.txt").splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)))
             vectors.save(paths.path / "vectors.txt", binary=False)
             vectors.save(paths.path / "vectors.bin", binary=True)

@@ -7,9 +7,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from shoal.errors import InvalidValue
+from shoal.errors import DataCorrupt, InvalidValue, UsageError
+from shoal.keys import tiles
 from shoal.protocol.scheduler.leases import LedgerRecord
-from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 # By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
 SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
@@ -99,3 +100,42 @@ class JournalRecord(msgspec.Struct, array_like=True):
     ledgers: dict[str, LedgerRecord] = {}
     run: str = ""
     offered: View | None = None
+
+
+def read_record(data: bytes) -> JournalRecord:
+    """The record in a journal.
+
+    Raises:
+        DataCorrupt: it is none, or contradicts itself
+    """
+    try:
+        record = msgspec.msgpack.decode(data, type=JournalRecord)
+    except (ValueError, RecursionError, UsageError) as error:
+        raise DataCorrupt(f"is no record of a scheduler: {error}") from None
+    problem = _contradiction(record)
+    if problem:
+        raise DataCorrupt(f"is no record of a scheduler: {problem}")
+    return record
+
+
+def _contradiction(record: JournalRecord) -> str:
+    """What is impossible in a record; "" if nothing is. Numbers that grow have room to."""
+    views = [view for view in (record.view, record.offered) if view is not None]
+    members = [*record.members, *(m for v in views for m in (*v.servers, *v.workers, *v.departed))]
+    counts = [record.term, *(n for view in views for n in view.id), *record.released.values()]
+    counts += [n for m in members for n in (m.rank, m.first_clock, m.last_clock, m.done_clock)]
+    counts += [n for view in views for n in view.checkpoint_clocks]
+    if not all(0 <= count <= FOREVER for count in counts):
+        return "a number in it is out of its range"
+    if not all(0 < m.incarnation < record.next_incarnation <= FOREVER for m in members):
+        return "a member's incarnation was not granted"
+    for view in views:
+        ranks = {member.rank for member in view.servers}
+        if len(view.tables) != len(view.placements):
+            return f"view {view.id} has another number of tables than of placements"
+        for spec, placements in zip(view.tables, view.placements, strict=True):
+            if not tiles([each.rows for each in placements], spec.keys.stop):
+                return f"view {view.id} does not place all rows of table {spec.name!r}"
+            if not all(each.in_sync and ranks.issuperset(each.chain) for each in placements):
+                return f"view {view.id} places rows of table {spec.name!r} on no server"
+    return ""

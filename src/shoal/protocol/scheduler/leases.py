@@ -12,7 +12,7 @@ Grants get smaller towards the end of an epoch (guided self-scheduling, Polychro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -225,16 +225,55 @@ def as_of(clock: int, events: Iterable[Mapping[str, Any]], epochs: int = 0) -> L
             for at in range(each["count"]):
                 done_at[each["epoch"], each["first"] + at] = passed + each["clock"] + at
         elif each["kind"] == "returned":
-            for at in range(each["count"]):
-                done_at.pop((each["epoch"], each["first"] + at), None)
+            first, stop = (
+                (each["epoch"], each["first"]),
+                (each["epoch"], each["first"] + each["count"]),
+            )
+            for batch in [batch for batch in done_at if first <= batch < stop]:
+                del done_at[batch]
     epochs = epochs or began.epochs
-    left = [b for b in Leases(began).undone() if done_at.get(b, clock) >= clock and b[0] < epochs]
-    spans: list[Span] = []
-    for epoch, batch in left:
-        last = spans[-1] if spans else None
-        if last is not None and (epoch, batch) == (last.epoch, last.first + last.count):
-            spans[-1] = Span(epoch, last.first, last.count + 1)
+    # Epochs behind all that was leased are left untouched, however many there are.
+    untouched = max((number + 1 for number, _ in done_at), default=0)
+    untouched = min(max(untouched, began.untouched[0] + bool(began.untouched[1])), epochs)
+    done: dict[int, set[int]] = {}
+    for (number, place), at in done_at.items():
+        if at < clock:
+            done.setdefault(number, set()).add(place)
+    left = [
+        piece
+        for span in sorted(_undone(began, untouched))
+        if span.epoch < epochs
+        for piece in _without(span, done.get(span.epoch, ()))
+    ]
+    return LedgerRecord(epochs, began.batches, (untouched, 0), tuple(_joined(left)))
+
+
+def _undone(record: LedgerRecord, epochs: int) -> list[Span]:
+    """The batches of the first epochs that are not granted."""
+    epoch, first = record.untouched
+    rest = [Span(each, 0, record.batches) for each in range(epoch + bool(first), epochs)]
+    begun = [Span(epoch, first, record.batches - first)] if first else []
+    return [*record.returned, *begun, *rest]
+
+
+def _without(span: Span, batches: Collection[int]) -> Iterator[Span]:
+    """A span without these batches of its epoch."""
+    first, stop = span.first, span.first + span.count
+    for batch in sorted(each for each in batches if first <= each < stop):
+        if batch > first:
+            yield Span(span.epoch, first, batch - first)
+        first = batch + 1
+    if first < stop:
+        yield Span(span.epoch, first, stop - first)
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """The same, with one span where one begins at the end of the one before."""
+    found: list[Span] = []
+    for each in spans:
+        last = found[-1] if found else None
+        if last is not None and (each.epoch, each.first) == (last.epoch, last.first + last.count):
+            found[-1] = Span(last.epoch, last.first, last.count + each.count)
         else:
-            spans.append(Span(epoch, batch, 1))
-    untouched = min(epochs, began.epochs), 0
-    return LedgerRecord(epochs, began.batches, untouched, tuple(spans))
+            found.append(each)
+    return found

@@ -57,7 +57,7 @@ from shoal.protocol.messages import (
     WaitTimes,
 )
 from shoal.protocol.scheduler.barriers import Barriers
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
+from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
 from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
@@ -73,7 +73,7 @@ OF_WORK = BarrierArrival | Lease | Abort
 class SchedulerMachine:
     """Decides views and barriers, grants leases, and ends the run.
 
-    journal: the last record of the scheduler before its restart
+    journal: the last record of the scheduler before its restart (`DataCorrupt` if it is none)
     ledger:  the batches that are done, in a run that is resumed from a checkpoint
     """
 
@@ -85,8 +85,8 @@ class SchedulerMachine:
     ) -> None:
         self.options = options
         record = JournalRecord(ledgers={"": ledger})
-        if journal:
-            record = msgspec.msgpack.decode(journal, type=JournalRecord)
+        if journal is not None:
+            record = read_record(journal)
         self.restarted = journal is not None
         self.members = Members(record, options)
         self.ended = record.ended

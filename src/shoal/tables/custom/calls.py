@@ -68,6 +68,23 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
         return cls(keys, np.concatenate(arrays or [np.empty(0, dtype)]), lens)
 
 
+def add_up(lens: np.ndarray, total: int) -> bool:
+    """Whether these are lengths of parts of `total` values, below 2^62.
+
+    No sum of theirs wraps around: the first one above `total` is found.
+
+    >>> huge = np.array([1 << 62] * 4)  # their sum is 2^64, which is 0 in 64 bits
+    >>> add_up(huge, 0), add_up(np.array([2, 1]), 3)
+    (False, True)
+    """
+    if not len(lens):
+        return total == 0
+    if int(lens.min()) < 0 or int(lens.max()) > total:
+        return False
+    sums = np.cumsum(lens)
+    return int(sums.max()) <= total == int(sums[-1])
+
+
 def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:
     """The indices of some keys' values among all values.
 

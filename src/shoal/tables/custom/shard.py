@@ -30,7 +30,7 @@ from shoal.errors import AccessFailed, InvalidValue
 from shoal.factories import call_user_code
 from shoal.keys import KeyRange
 from shoal.registry import Registry
-from shoal.tables.custom.calls import Call, Pairs, answer_of
+from shoal.tables.custom.calls import Call, Pairs, add_up, answer_of
 from shoal.tables.snapshots import Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Shard
@@ -240,8 +240,9 @@ class CustomShard(Shard):
 
     def _pairs(self, call: Call) -> Pairs:
         size = np.dtype(self.spec.dtype).itemsize
-        if (call.lens < 0).any() or int(call.lens.sum()) * size != call.values.nbytes:
-            raise ValueError(f"lengths of {call.lens.sum()} and {call.values.nbytes} bytes")
+        count, rest = divmod(call.values.nbytes, size)
+        if rest or not add_up(call.lens, count):
+            raise ValueError(f"its lengths do not add up to {call.values.nbytes} bytes")
         return Pairs(call.keys, np.frombuffer(call.values, self.spec.dtype), call.lens)
 
     # ------------------------------------------------------------------ operations on rows
@@ -325,7 +326,11 @@ class CustomShard(Shard):
         }
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
-        """Load the pairs of a checkpointed shard that belong here."""
+        """Load the pairs of a checkpointed shard that belong here.
+
+        Raises:
+            AccessFailed: the handler failed to load them.
+        """
         from shoal.tables.sparse.distinct import within
 
         keys = state["keys"].numpy().view(np.uint64)
@@ -333,7 +338,10 @@ class CustomShard(Shard):
         pairs = Pairs(keys, state["values"].numpy(), state["lens"].numpy()).chosen(mine)
         load = getattr(self.handler, "load", None)
         if load is not None and len(mine):
-            call_user_code(load, pairs)
+            try:
+                call_user_code(load, pairs)
+            except Exception as error:
+                raise self._failed("load", error) from error
 
 
 def described(spec: TableSpec) -> TableSpec:

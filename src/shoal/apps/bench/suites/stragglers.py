@@ -109,7 +109,7 @@ def _run(
                 said.update(explain(str(path.path)))
 
         engine.join(tick)
-    return path.results(WORKERS)
+    return path.results(WORKERS, ("steps", "seconds", "idle_s"))
 
 
 def run_worker(

@@ -1,0 +1,76 @@
+"""Callers that have not proved the token, and those that were denied."""
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal.errors import HandshakeRefused
+from shoal.node.node import Node
+from shoal.node.strangers import DENIED_S, MOST
+from shoal.transport import Identity, transport_for
+from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
+
+
+@pytest.fixture
+def listening(tmp_path):
+    """A node that listens, and its address."""
+    tmp_path.chmod(0o700)
+    node = Node(Peer(), Identity("server-b", "server", token=TOKEN))
+    yield node, node.listen(f"unix://{tmp_path}/node")
+    node.close()
+
+
+def test_strangers_are_few_and_the_oldest_goes_first(listening, tmp_path):
+    node, address = listening
+    callers = []
+    for _ in range(MOST + 40):
+        callers.append(socket.socket(socket.AF_UNIX))
+        callers[-1].connect(f"{tmp_path}/node")
+        node.poll(0)
+    until(lambda: node.counters["HandshakeFailed"] == 40, node)
+    open_ones = len(node._connections)
+    assert open_ones == MOST
+    friend = call(address, FRIEND, node)  # who knows the token comes in all the same
+    assert friend.peer == "server-b"
+    assert node._peers.keys() == {"worker-a"}
+    friend.close()
+    for each in callers:
+        each.close()
+
+
+def test_a_wrong_token_is_answered_late_and_a_right_one_at_once(listening):
+    node, address = listening
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        connect, wrong = transport_for(address).connect, "a token that is wrong"
+        guess = pool.submit(connect, address, Identity("worker-x", "worker", token=wrong), 10.0)
+        until(lambda: node.counters["HandshakeFailed"] == 1, node)
+        friend = call(address, FRIEND, node)
+        assert time.monotonic() - began < DENIED_S
+        assert not guess.done()
+        until(guess.done, node)
+        assert time.monotonic() - began >= DENIED_S
+        assert isinstance(guess.exception(), HandshakeRefused)
+    friend.close()
+
+
+def test_the_log_says_where_a_stranger_is_and_nothing_that_it_sent(listening, caplog, tmp_path):
+    node, _ = listening
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"{tmp_path}/node")
+        caller.sendall(b"x\n2026-01-01 shoal.node: all is well\x1b[2J")
+        until(lambda: node.counters["BadMagic"], node)
+    assert f"a stranger at process {os.getpid()} of user {os.getuid()}" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "all is well" not in caplog.text
+
+
+def test_a_member_cannot_call_in_another_role(listening):
+    node, address = listening
+    node.machine.role_of = {"worker-a": "server"}.get
+    call(address, FRIEND, node).close()
+    assert node.counters["HandshakeFailed"] == 1
+    assert not node._peers

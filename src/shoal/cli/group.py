@@ -113,6 +113,12 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 as_json = option("--json", "as_json", is_flag=True, help="print one JSON object as the last line")
 
+trusts = option(
+    "--trust",
+    is_flag=True,
+    help="import what a job file or run of another user names, and continue such a run",
+)
+
 
 def options_of(
     schema: type[msgspec.Struct],

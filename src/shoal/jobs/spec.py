@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.engines.options import FaultTolerantRun, option
 from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.trust import names_code
 from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format
 from shoal.storage.run_folder import RunFolder
@@ -72,8 +73,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def data_is_named(self) -> bool:
         """Whether `data` is a data set's name, not an importable function."""
-        module, function, _ = self.data.partition(":")
-        return module == "csv" or not function
+        return not names_code(self.data)
 
     def access_options(self, updates: int) -> Options:
         """The optimizer's options, its learning rate scheduled over that many updates."""

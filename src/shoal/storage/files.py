@@ -43,16 +43,18 @@ def write_private(path: Path, content: str) -> None:
     write_whole(path, create)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder, and those that it is in, where they are missing; their names are on disk.
+
+    mode:  of those that are made, less the process's umask
 
     Raises:
         FileExistsError: it is a file
     """
     if path.is_dir():
         return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)  # another process may make it at the same time
+    make_folder(path.parent, mode)
+    path.mkdir(mode, exist_ok=True)  # another process may make it at the same time
     flush(path.parent)
 
 

@@ -28,13 +28,13 @@ from torch import Tensor
 from shoal.data.cache import kept
 from shoal.data.readers import (
     check_labels,
-    corrupt,
     read_cifar,
     read_csv,
     read_idx,
     read_jpeg_tar,
     split_records,
 )
+from shoal.data.streams import corrupt
 from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.ownership import make_folders
@@ -194,8 +194,9 @@ def _published(path: Path) -> Path:
     Raises:
         DataCorrupt: it is not
     """
-    published = MNIST_FILES[path.name.removesuffix(".gz")]
-    if path.suffix == ".gz" and hashlib.sha256(path.read_bytes()).hexdigest() != published:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if path.suffix == ".gz" and found != MNIST_FILES[path.name.removesuffix(".gz")]:
         raise DataCorrupt(
             f"{path} is not the file that was published (its SHA-256 differs): remove it, and it "
             "is downloaded again; files of your own belong into a folder of --data-dir FOLDER"

@@ -18,7 +18,7 @@ from shoal.tables.spec import Options
 
 T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
-
+JOB_BYTES_MAX = 1 << 20  # of a job's file
 
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
 
@@ -124,6 +124,8 @@ def load_job(path: Path) -> dict[str, Any]:
         UnknownFormat: another version of Shoal has written it
     """
     try:
+        if path.stat().st_size > JOB_BYTES_MAX:
+            raise InvalidValue(f"{path} is no job file: it has more than {JOB_BYTES_MAX} bytes")
         with path.open("rb") as file:
             values = tomllib.load(file)
     except OSError as error:
@@ -145,7 +147,7 @@ def load_run_job(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataMissing(f"{run} is not the folder of a run: it has no {path.name}")
     with path.open("rb") as file:
-        if not file.readline().startswith(FORMAT_KEY.encode()):
+        if file.read(len(FORMAT_KEY)) != FORMAT_KEY.encode():
             check_format(path, None)
     return load_job(path)
 

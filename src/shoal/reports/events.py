@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.data.streams import LINE_BYTES_MAX, lines
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.storage.files import FORMAT_KEY, check_format
 from shoal.storage.run_folder import RunFolder
@@ -91,10 +92,10 @@ def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises:
         UnknownFormat: another version of Shoal has written it
-        DataCorrupt: a line is no event
+        DataCorrupt: a line is no event, or too long for one (`streams.LINE_BYTES_MAX`)
     """
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in lines(path, file):
             if not line.endswith(b"\n"):
                 return
             try:
@@ -124,10 +125,13 @@ class NewEvents:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            *lines, rest = (data := file.read()).split(b"\n")
+            data = file.read(LINE_BYTES_MAX)
+        *whole, rest = data.split(b"\n")
+        if len(rest) == LINE_BYTES_MAX:  # no event is so long
+            rest = b""
         self._offset += len(data) - len(rest)
         events = []
-        for line in lines:
+        for line in whole:
             with suppress(ValueError):
                 events.append(json.loads(line))
         return events

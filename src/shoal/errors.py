@@ -6,6 +6,7 @@
     │   ├── InvalidValue           a value out of its range, or options that contradict each other
     │   │   └── NotFinite          a NaN or an infinity in an update
     │   ├── NotImportable          a function that another process cannot import
+    │   ├── NotTrusted             a file that another user has written, or could have
     │   ├── DataMissing            a data set that is in none of the searched places
     │   ├── DataCorrupt            a truncated or malformed file
     │   ├── UnknownFormat          a run's file in the format of another version of Shoal
@@ -97,6 +98,14 @@ class NotImportable(UsageError):
     """A function (a lambda, a local function) that another process cannot import.
 
     Define it at the top level of a module or script.
+    """
+
+
+class NotTrusted(UsageError):
+    """A file or folder that another user of the machine owns, or could have written.
+
+    What it says would be imported or continued. The message says what that is; look at it, then
+    allow it with `--trust` (`trust=True`), or use a file of your own.
     """
 
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.apps.ctr import readers
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.models import Clicks, model_of
 from shoal.apps.ctr.readers import PARSERS, Reader, bucket, guess, hashed
@@ -18,6 +17,7 @@ from shoal.apps.ctr.scores import Scores, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.worker import with_next
 from shoal.client.context import Context
+from shoal.data import streams
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
 
@@ -190,7 +190,7 @@ def test_the_compiled_parser_equals_the_plain_one(lines, end, kind, size, tmp_pa
 
 
 def test_a_row_longer_than_a_block_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 7)
     text = "1 123456789:0.5 7:2\n\n-1 4:1e2"
     path = file_of(tmp_path, text)
     assert rows_of(Reader(path, 2)) == [(1, {123456789: 0.5, 7: 2}), (0, {4: 100})]

@@ -55,7 +55,7 @@ def test_text_is_read_from_plain_gzipped_and_archived_files(tmp_path):
     with pytest.raises(DataMissing, match=r"no text at .*nowhere"):
         list(read_lines([str(tmp_path / "nowhere.txt")]))
     (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
-    with pytest.raises(DataCorrupt, match=r"d.txt.gz cannot be read as text"):
+    with pytest.raises(DataCorrupt, match=r"d.txt.gz: at byte 20: .*truncated"):
         list(read_lines([str(tmp_path / "d.txt.gz")]))
     (tmp_path / "e.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataCorrupt, match=r"e.txt cannot be read"):

@@ -5,6 +5,7 @@ Most tests make small files of their own; those of the real files need SHOAL_DAT
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tarfile
 import time
@@ -112,7 +113,7 @@ def test_mnist_is_read_from_the_folder_or_its_sub_folder(
 
 def test_the_first_folder_wins(tmp_path: Path) -> None:
     for count, name in enumerate(("a", "b", "cache/mnist"), 1):
-        write_mnist(tmp_path / name, train=count)
+        write_mnist(tmp_path / name, gz=False, train=count)
     folders = [tmp_path / name for name in ("a", "b", "cache")]
     assert [len(load("mnist", *folders[start:]).train_x) for start in range(3)] == [1, 2, 3]
 
@@ -164,10 +165,32 @@ def fake_retrieve(source: Path) -> Any:
     return retrieve
 
 
+def publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the files in the folder are those that are published, and downloaded."""
+    for name in MNIST_FILES:
+        content = (folder / f"{name}.gz").read_bytes()
+        monkeypatch.setitem(MNIST_FILES, name, hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(pooch, "retrieve", fake_retrieve(folder))
+
+
+@pytest.mark.parametrize("name", MNIST_FILES)
+def test_a_download_that_has_changed_since_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    publish(write_mnist(tmp_path / "there"), monkeypatch)
+    load("mnist", tmp_path / "cache", offline=False)
+    assert (tmp_path / "cache" / "mnist").stat().st_mode & 0o777 == 0o700
+    other = write_mnist(tmp_path / "other", train=3, test=3)  # whole, and not the published one
+    path = tmp_path / "cache" / "mnist" / f"{name}.gz"
+    path.write_bytes((other / path.name).read_bytes())
+    with pytest.raises(DataCorrupt, match=f"{path} is not the file that was published.*remove it"):
+        load("mnist", tmp_path / "cache")
+
+
 def test_mnist_is_downloaded_into_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooch, "retrieve", fake_retrieve(write_mnist(tmp_path / "there")))
+    publish(write_mnist(tmp_path / "there"), monkeypatch)
     (tmp_path / "cache" / "mnist").mkdir(parents=True)
     # A download that was cut short goes on, rather than being an incomplete data set.
     (tmp_path / "cache" / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")

@@ -39,19 +39,22 @@ class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
 
-def run_script(script: Path, args: list[str], how: ScriptRun) -> Path:
+def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = False) -> Path:
     """Run `script` on workers of its own with servers; returns the run's folder.
 
     Rank 0 writes to this terminal, the others to their logs.
 
+    trust:  continue from what another user has left, too
+
     Raises:
+        NotTrusted: another user has left the run that it continues
         InvalidValue: the script is not Python
         DataMissing, DataCorrupt: there is no checkpoint to continue from, or it is damaged
         ProcessDied, RangeLost: the run could not go on
     """
     _check_syntax(script)
     how = msgspec.structs.replace(how, imports=tuple(map(importable, how.imports)))
-    passed = resumed_at(how.resume, how.resume_at)
+    passed = resumed_at(how.resume, how.resume_at, trust)
     ledger = _ledger(how.resume, passed)
     command = (str(script.resolve()), *args)
     folder = RunFolder.create(Path(how.out), how.title or script.stem)
@@ -150,13 +153,16 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
         context.close()
 
 
-def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
-    """`shoal worker`: this process joins a cluster and runs the script."""
+def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = False) -> None:
+    """`shoal worker`: this process joins a cluster and runs the script.
+
+    trust:  continue from what another user has left, too
+    """
     from shoal.engines.joining import init
 
     if role.group and role.resume:
         raise InvalidValue("--resume belongs to the first worker group, not to --group")
-    passed = resumed_at(role.resume, role.resume_at)
+    passed = resumed_at(role.resume, role.resume_at, trust)
     given = msgspec.structs.asdict(role)
     for name in ("resume", "resume_at"):
         del given[name]

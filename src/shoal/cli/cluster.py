@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from shoal.apps.script import ScriptRun
-from shoal.cli.group import ended_by_signals, main, options_of
+from shoal.cli.group import ended_by_signals, main, options_of, trusts
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.jobs.spec import converted
 
@@ -21,9 +21,10 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @main.command(context_settings=_PASSES_ON, short_help="run your own script on a cluster here")
 @options_of(ScriptRun)
+@trusts
 @_script
 @_args
-def run(script: str, args: tuple[str, ...], **options: Any) -> None:
+def run(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster. Servers import the script too where a table
@@ -39,7 +40,7 @@ def run(script: str, args: tuple[str, ...], **options: Any) -> None:
     from shoal.apps.script import run_script
 
     with ended_by_signals():
-        folder = run_script(Path(script), list(args), converted(options, ScriptRun))
+        folder = run_script(Path(script), list(args), converted(options, ScriptRun), trust)
     click.echo(f"run: {folder}", err=True)
 
 
@@ -65,7 +66,8 @@ def scheduler(**options: Any) -> None:
 
 @main.command(short_help="be a server of a cluster on several machines")
 @options_of(ServerRole, required=("scheduler",))
-def server(**options: Any) -> None:
+@trusts
+def server(trust: bool, **options: Any) -> None:
     """Be a server of a cluster on several machines."""
     from shoal.apps.train.resume import begun_with, resumed_at
     from shoal.engines.roles import own_address, run_server
@@ -76,7 +78,7 @@ def server(**options: Any) -> None:
     listen = role.listen
     if not listen and role.scheduler.startswith("unix://"):
         listen = f"{role.scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
-    passed = resumed_at(role.resume, role.resume_at)
+    passed = resumed_at(role.resume, role.resume_at, trust)
     role = msgspec.structs.replace(
         role,
         listen=listen or own_address(role.scheduler, role.interface),
@@ -88,10 +90,11 @@ def server(**options: Any) -> None:
 
 @main.command(context_settings=_PASSES_ON, short_help="be a worker that runs your script")
 @options_of(WorkerRole, required=("scheduler",))
+@trusts
 @_script
 @_args
-def worker(script: str, args: tuple[str, ...], **options: Any) -> None:
+def worker(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> None:
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
     from shoal.apps.script import become_worker
 
-    become_worker(script, list(args), converted(options, WorkerRole))
+    become_worker(script, list(args), converted(options, WorkerRole), trust)

@@ -115,6 +115,12 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 as_json = option("--json", "as_json", is_flag=True, help="print one JSON object as the last line")
 
+trusts = option(
+    "--trust",
+    is_flag=True,
+    help="import what a job file or run of another user names, and continue such a run",
+)
+
 
 def token_options(command: F) -> F:
     """`--token` and `--token-file`: the shared secret of a cluster."""

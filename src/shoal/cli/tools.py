@@ -25,6 +25,7 @@ from shoal.cli.group import (
     options_of,
     tell,
     token_options,
+    trusts,
 )
 from shoal.cli.training import job_values
 from shoal.jobs.spec import JobSpec, from_mapping
@@ -84,9 +85,16 @@ def simulate(
     help="inject the next fault before all rows have all their replicas again",
 )
 @options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"), **CHAOS)
+@trusts
 @as_json
 def chaos(
-    job: str | None, kills: int, faults: str, early: bool, as_json: bool, **options: Any
+    job: str | None,
+    kills: int,
+    faults: str,
+    early: bool,
+    trust: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Train twice: undisturbed, and while faults are injected into the processes, one at a time.
 
@@ -108,11 +116,11 @@ def chaos(
     from shoal.apps.chaos.command import UNLAWFUL, run_chaos, show_report
     from shoal.data.places import search_path
 
-    spec = from_mapping({**CHAOS, **job_values(job, given())})
+    spec = from_mapping({**CHAOS, **job_values(job, given(), trust)})
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        report = run_chaos(spec, kills, faults.split(","), folders, console, early)
+        report = run_chaos(spec, kills, faults.split(","), folders, console, early, trust)
     tell(as_json, report, show_report)
     if any(report.get(each) for each in UNLAWFUL):
         sys.exit(EXIT_FAILED)

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell
+from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell, trusts
 from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
+from shoal.jobs.trust import check_job_file, check_run, code_of, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 
@@ -23,9 +24,10 @@ from shoal.storage.run_folder import RunFolder
 @main.command(short_help="train a model on this machine")
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @options_of(JobSpec, leave_out=("layers", "data"))
+@trusts
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
-def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> None:
+def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **options: Any) -> None:
     """Train on a data set by name (digits, mnist, cifar10, csv:PATH), or as JOB.toml says.
 
     Options override the file. A scheduler, servers and workers start as processes of this machine;
@@ -43,11 +45,11 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    spec = from_mapping(job_values(job, given()))
+    spec = from_mapping(job_values(job, given(), trust))
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_job(spec, folders, console, started_at)
+        summary = run_job(spec, folders, console, started_at, trust)
     if not as_json:
         losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
         show_summary(console, summary, losses)
@@ -60,8 +62,9 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
 @main.command("train ctr", short_help="train a model of clicks on sparse features")
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
+@trusts
 @as_json
-def train_ctr(as_json: bool, **options: Any) -> None:
+def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
 
     The weights are on servers, in sparse tables: a key has a row once it is seen.
@@ -84,7 +87,7 @@ def train_ctr(as_json: bool, **options: Any) -> None:
     spec = converted(values, CtrSpec)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_ctr(spec, console, started_at)
+        summary = run_ctr(spec, console, started_at, trust)
     tell(as_json, summary, show_summary)
 
 
@@ -113,22 +116,42 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> Non
     tell(as_json, summary, show_summary)
 
 
-def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -> dict[str, Any]:
     """What a job's file or data set and its flags say together: flags override the file.
 
     flags:  those that were given
+    trust:  a file of another user's may name code, and a run of another user's is continued
+
+    Raises:
+        NotTrusted: such a file or run
     """
-    values = load_job(Path(job)) if job and job.endswith(".toml") else {}
-    if flags.get("resume"):
-        before = load_run_job(Path(flags["resume"]))
-        with naming(RunFolder(Path(flags["resume"])).job):
-            from_mapping(before)
-        values = {**before, "resume_at": -1, **values}
-    if job and not job.endswith(".toml"):
-        values["data"] = job
-    values |= {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
+    asked = {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
     if "optimizer_options" in flags:
-        values["optimizer_options"] = _pairs(flags["optimizer_options"])
+        asked["optimizer_options"] = _pairs(flags["optimizer_options"])
+    if job and not job.endswith(".toml"):
+        asked = {"data": job, **asked}
+    file = load_job(Path(job)) if job and job.endswith(".toml") else {}
+    if file:
+        used = {name: value for name, value in file.items() if name not in asked}
+        check_job_file(Path(str(job)), used, trust)
+    if not flags.get("resume"):
+        return {**file, **asked}
+    return {**_recorded(Path(flags["resume"]), {**file, **asked}, trust), **file, **asked}
+
+
+def _recorded(run: Path, asked: Mapping[str, Any], trust: bool) -> dict[str, Any]:
+    """The values of the job that a run has left; says what they have imported.
+
+    asked:  values that are used instead
+    """
+    before = load_run_job(run)
+    with naming(RunFolder(run).job):
+        from_mapping(before)
+    values = {**before, "resume_at": -1}
+    code = code_of({name: value for name, value in values.items() if name not in asked})
+    check_run(run, trust, code)
+    if code:
+        click.echo(f"importing {told(code)}, as {RunFolder(run).job} says", err=True)
     return values
 
 

@@ -1,24 +1,33 @@
 """Decoded arrays in the cache folder: a file is decompressed once, not by every process.
 
-Unpacking MNIST takes half a second of every worker's start; mapping the unpacked array takes a
-millisecond, and all processes of a machine then share one copy in memory.
+Unpacking MNIST takes half a second of every worker's start; to check and map the
+unpacked array takes some milliseconds, and all processes of a machine then share one copy in
+memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import zlib
 from collections.abc import Callable
+from functools import cache
+from glob import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import NotTrusted
+from shoal.ownership import private_folder
 from shoal.storage.files import NOT_ARRAYS, write_whole
 
 SMALLEST_BYTES = 256 << 10  # smaller files are decoded about as fast as their cache is opened
-FORMAT = "1"  # part of the key: raise it when a reader's arrays change
+FORMAT = "2"  # part of the key: raise it when a reader's arrays change
+log = logging.getLogger("shoal.data")
 
 
 def kept(
@@ -27,34 +36,60 @@ def kept(
     """`decode(source)`, the array in a file; from the cache `folder` if that has it.
 
     The key is the source's path, size and time of change: an edited file is decoded again, and its
-    old array removed. A cache that cannot be written or read is not used: it only saves time. The
-    array is writable, but writing to it changes no file.
+    old array removed. A file of the cache has its checksum in its name, and one that differs is
+    decoded again, too: the source is at hand. A cache that cannot be written or read, or in which
+    another user can write, is not used: it only saves time. The array is writable, but writing to
+    it changes no file.
     """
     status = source.stat()
-    if status.st_size < SMALLEST_BYTES:
+    if status.st_size < SMALLEST_BYTES or not _is_private(folder):
         return decode(source)
-    place = _digest(str(source.resolve()))
+    place = f"{source.name}.{_digest(str(source.resolve()))}"
     version = _digest(FORMAT, str(status.st_size), str(status.st_mtime_ns))
-    target = folder / f"{source.name}.{place}-{version}.npy"
-    with contextlib.suppress(*NOT_ARRAYS):
-        # "c": copy on write, which torch accepts without a warning and which leaves the file alone
-        mapped: npt.NDArray[Any] = np.load(target, mmap_mode="c", allow_pickle=False)
-        return mapped
+    for found in folder.glob(f"{escape(place)}-{version}-*.npy"):
+        with contextlib.suppress(*NOT_ARRAYS):
+            whole = zlib.crc32(np.memmap(found, np.uint8, "r").data)
+            if found.stem.endswith(f"-{whole:08x}"):
+                # "c": copy on write, which torch accepts without a warning and which leaves the
+                # file alone
+                mapped: npt.NDArray[Any] = np.load(found, mmap_mode="c", allow_pickle=False)
+                return mapped
+        log.warning("%s is not as it was written: %s is decoded again", found, source)
     array = decode(source)
+    header, values = _header(array), np.ascontiguousarray(array).data
+    whole = zlib.crc32(values, zlib.crc32(header))
+    target = folder / f"{place}-{version}-{whole:08x}.npy"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(target, lambda fresh: _save(fresh, array))
+        write_whole(target, lambda fresh: _save(fresh, header, values))
     except OSError:
         return array
-    for old in folder.glob(f"{source.name}.{place}-*.npy"):
+    for old in folder.glob(f"{escape(place)}-*.npy"):
         if old != target:
             old.unlink(missing_ok=True)
     return array
 
 
-def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with path.open("xb") as file:  # np.save would append a suffix to a path
-        np.save(file, array, allow_pickle=False)
+@cache
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can change what is in the cache; says so once where that is not so."""
+    try:
+        private_folder(folder)
+    except (NotTrusted, OSError) as error:
+        log.warning("decoded data are not kept, because %s", error)
+        return False
+    return True
+
+
+def _header(array: npt.NDArray[Any]) -> bytes:
+    """What a .npy file has before the values in C order; np.save writes the same."""
+    header, fields = BytesIO(), np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(header, {**fields, "fortran_order": False})
+    return header.getvalue()
+
+
+def _save(path: Path, *pieces: bytes | memoryview) -> None:
+    with path.open("xb") as file:
+        file.writelines(pieces)
 
 
 def _digest(*words: str) -> str:

@@ -13,6 +13,7 @@ quick: what takes long to decode is kept decoded in the cache folder, and mapped
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,16 @@ from torch import Tensor
 from shoal.data.cache import kept
 from shoal.data.readers import (
     check_labels,
-    corrupt,
     read_cifar,
     read_csv,
     read_idx,
     read_jpeg_tar,
     split_records,
 )
+from shoal.data.streams import corrupt
 from shoal.data.transforms import Scale, Standardise, Transform
-from shoal.errors import DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.ownership import make_folders
 from shoal.storage.files import naming
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -174,13 +176,33 @@ def load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fals
     parts = []
     for part in ("train", "t10k"):
         label_path = paths[f"{part}-labels-idx1-ubyte"]
-        images = _decoded(cache, paths[f"{part}-images-idx3-ubyte"], _mnist_images)
-        labels = read_idx(label_path, dims=1)
+        images = _decoded(
+            cache,
+            paths[f"{part}-images-idx3-ubyte"],
+            _mnist_images if given else lambda path: _mnist_images(_published(path)),
+        )
+        labels = read_idx(label_path if given else _published(label_path), dims=1)
         check_labels(label_path, labels, 10, header=8)
         if len(images) != len(labels):
             corrupt(label_path, f"{len(labels)} labels for {len(images)} images", byte=4)
         parts.append((images, labels))
     return _dataset("mnist", parts[0], parts[1], 10, Scale(1 / 255))
+
+
+def _published(path: Path) -> Path:
+    """A file in the cache; one that was downloaded is the published one.
+
+    Raises:
+        DataCorrupt: it is not
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if path.suffix == ".gz" and found != MNIST_FILES[path.name.removesuffix(".gz")]:
+        raise DataCorrupt(
+            f"{path} is not the file that was published (its SHA-256 differs): remove it, and it "
+            "is downloaded again; files of your own belong into a folder of --data-dir FOLDER"
+        )
+    return path
 
 
 def _mnist_images(path: Path) -> npt.NDArray[Any]:
@@ -196,6 +218,7 @@ def _download_mnist(cache: Path, places: Sequence[Path]) -> dict[str, Path]:
     import pooch  # only here: few runs download
 
     try:
+        make_folders(cache)
         fetch = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S)
         for name, sha256 in MNIST_FILES.items():
             pooch.retrieve(

@@ -2,7 +2,9 @@
 
 Every reader takes plain or gzip files (told by content, not by name), checks all that the format
 lets it check, and raises `DataCorrupt` with the file and the byte offset, or the line and column.
-Offsets of a gzip file's content count its bytes after decompression.
+Offsets of a gzip file's content count its bytes after decompression. How much is held of a file has
+a bound, whatever a compressed one holds: a line's (`streams.LINE_BYTES_MAX`), what its header says,
+or that of the data set.
 """
 
 from __future__ import annotations
@@ -11,71 +13,62 @@ import csv
 import io
 import re
 import tarfile
-import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.data.streams import BLOCK_BYTES, corrupt, is_gunzipped, lines, opened
+from shoal.errors import DataCorrupt
 
 Bytes = npt.NDArray[np.uint8]
 
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + prod(CIFAR_SHAPE)  # a label byte, then the planes
+CIFAR_BYTES_MAX = 60_000 * CIFAR_RECORD  # of a file: CIFAR-10 has so many images
+TAR_BYTES_MAX = 512 << 20  # of the tar of its JPEGs, of which 50,000 take 125 MiB
 JPEG_NAME = re.compile(r"train/(\d{5})_(\d)\.jpg")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-def corrupt(path: Path, problem: str, *, byte: int) -> NoReturn:
-    """Raise `DataCorrupt` for the file and the offset."""
-    raise DataCorrupt(f"{path}: at byte {byte}: {problem}")
 
 
 # -- bytes ---------------------------------------------------------------------------------------
 
 
-def read_bytes(path: Path) -> bytes:
-    """The file's content, decompressed if it is gzip (all its members, their checksums checked)."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
-    if not data.startswith(b"\x1f\x8b"):
-        if path.suffix == ".gz":
-            corrupt(path, "not a gzip file, as its name says", byte=0)
-        return data
-    parts, start = [], 0
-    while start < len(data):
-        member = zlib.decompressobj(wbits=31)
-        rest = memoryview(data)[start:]
-        try:
-            parts.append(member.decompress(rest))
-        except zlib.error as error:
-            corrupt(path, f"damaged gzip data ({error})", byte=start + _damage(rest))
-        if not member.eof:
-            corrupt(path, "the file ends inside its gzip data (truncated?)", byte=len(data))
-        # gzip lets a file be padded with zeros
-        start = len(data) - len(member.unused_data.lstrip(b"\0"))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _opened(path: Path) -> IO[bytes]:
+    """A file, decompressed if it is gzip; one whose name says so has to be."""
+    file = opened(path)
+    if path.suffix == ".gz" and not is_gunzipped(file):
+        file.close()
+        corrupt(path, "not a gzip file, as its name says", byte=0)
+    return file
 
 
-def _damage(data: memoryview) -> int:
-    """Where in `data` decompression fails, to within a chunk: the chunk's first byte."""
-    member, chunk = zlib.decompressobj(wbits=31), 512
-    for start in range(0, len(data), chunk):
-        try:
-            member.decompress(data[start : start + chunk])
-        except zlib.error:
-            return start
-    return len(data)
+def read_bytes(path: Path, at_most: int) -> bytearray:
+    """The file's content, decompressed if it is gzip (all its members, their checksums checked).
+
+    Raises:
+        DataCorrupt: damaged gzip data, or more than `at_most` bytes
+    """
+    with _opened(path) as file:
+        data = _up_to(file, at_most + 1)
+    if len(data) > at_most:
+        corrupt(path, f"longer than {at_most} bytes, the most for such a file", byte=at_most)
+    return data
+
+
+def _up_to(file: IO[bytes], count: int) -> bytearray:
+    """So many bytes, or as many as there are. No more memory is taken than for these."""
+    data = bytearray()
+    while block := file.read(min(BLOCK_BYTES, count - len(data))):
+        data += block
+    return data
 
 
 # -- IDX -----------------------------------------------------------------------------------------
@@ -91,31 +84,40 @@ def read_idx(path: Path, *, dims: int | None = None) -> npt.NDArray[Any]:
         path: the file, plain or gzip.
         dims: how many dimensions it must have, if that is known.
     """
-    data = read_bytes(path)
-    if len(data) < 4:
-        corrupt(path, "the file ends inside the 4-byte magic number (truncated?)", byte=len(data))
-    code, count = data[2], data[3]
-    if data[0] or data[1]:
-        corrupt(path, f"not an IDX file: the magic number is {data[:4].hex(' ')}", byte=0)
-    if code not in IDX_DTYPES:
-        corrupt(path, f"unknown IDX dtype code 0x{code:02x}", byte=2)
-    if count == 0 or (dims is not None and count != dims):
-        wanted = "at least 1" if dims is None else str(dims)
-        corrupt(path, f"{count} dimensions where {wanted} must be", byte=3)
-    header = 4 + 4 * count
-    if len(data) < header:
-        corrupt(path, f"the file ends inside the {header}-byte header (truncated?)", byte=len(data))
-    shape = tuple(int.from_bytes(data[start : start + 4], "big") for start in range(4, header, 4))
-    dtype = np.dtype(IDX_DTYPES[code])
-    end = header + prod(shape) * dtype.itemsize
-    if len(data) < end:
+    with _opened(path) as file:
+        data = _up_to(file, 4)
+        if len(data) < 4:
+            corrupt(
+                path, "the file ends inside the 4-byte magic number (truncated?)", byte=len(data)
+            )
+        code, count = data[2], data[3]
+        if data[0] or data[1]:
+            corrupt(path, f"not an IDX file: the magic number is {data[:4].hex(' ')}", byte=0)
+        if code not in IDX_DTYPES:
+            corrupt(path, f"unknown IDX dtype code 0x{code:02x}", byte=2)
+        if count == 0 or (dims is not None and count != dims):
+            wanted = "at least 1" if dims is None else str(dims)
+            corrupt(path, f"{count} dimensions where {wanted} must be", byte=3)
+        header = 4 + 4 * count
+        data += _up_to(file, header - 4)
+        if len(data) < header:
+            corrupt(
+                path, f"the file ends inside the {header}-byte header (truncated?)", byte=len(data)
+            )
+        shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, header, 4))
+        dtype = np.dtype(IDX_DTYPES[code])
+        size = prod(shape) * dtype.itemsize
+        content = _up_to(file, size + 1)
+    end = header + size
+    if len(content) < size:
+        found = header + len(content)
         corrupt(
-            path, f"the file ends, but shape {shape} needs {end} bytes (truncated?)", byte=len(data)
+            path, f"the file ends, but shape {shape} needs {end} bytes (truncated?)", byte=found
         )
-    if len(data) > end:
-        corrupt(path, f"{len(data) - end} bytes too many for shape {shape}", byte=end)
-    values = np.frombuffer(data, dtype, offset=header).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+    if len(content) > size:
+        corrupt(path, f"more bytes than shape {shape} needs", byte=end)
+    values = np.frombuffer(content, dtype).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
 
 
 # -- CIFAR-10 ------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def read_idx(path: Path, *, dims: int | None = None) -> npt.NDArray[Any]:
 
 def read_cifar(path: Path) -> Bytes:
     """The records of a CIFAR-10 binary file, shape (n, 3073); `split_records` takes them apart."""
-    data = read_bytes(path)
+    data = read_bytes(path, CIFAR_BYTES_MAX)
     whole, rest = divmod(len(data), CIFAR_RECORD)
     if rest or not whole:
         corrupt(
@@ -131,7 +133,7 @@ def read_cifar(path: Path) -> Bytes:
             f"record {whole} has {rest} of {CIFAR_RECORD} bytes (truncated?)",
             byte=whole * CIFAR_RECORD,
         )
-    records = np.frombuffer(data, np.uint8).reshape(whole, CIFAR_RECORD).copy()
+    records = np.frombuffer(data, np.uint8).reshape(whole, CIFAR_RECORD)
     check_labels(path, records[:, 0], 10, stride=CIFAR_RECORD)
     return records
 
@@ -183,7 +185,7 @@ def read_jpeg_tar(path: Path) -> Bytes:
 
 def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
     """(name, offset of the content, content) of each plain file in the tar."""
-    data = read_bytes(path)
+    data = read_bytes(path, TAR_BYTES_MAX)
     offset = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
@@ -197,7 +199,7 @@ def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
                             f"the tar ends inside {member.name!r} (truncated?)",
                             byte=len(data),
                         )
-                    yield member.name.removeprefix("./"), offset, content
+                    yield member.name.removeprefix("./"), offset, bytes(content)
             # tarfile takes a damaged header after the first for the end; the real end is zeros.
             offset = archive.offset
             if data[offset : offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
@@ -211,14 +213,13 @@ def _decode_jpeg(path: Path, name: str, offset: int, content: bytes) -> Bytes:
 
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.size != CIFAR_SHAPE[1:]:  # before it is decoded, into any amount of memory
+                width, height = image.size
+                corrupt(path, f"{name!r} is {width}x{height} pixels, not 32x32", byte=offset)
             pixels = np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         corrupt(path, f"{name!r} is not a whole JPEG ({error})", byte=offset)
-    planes = pixels.transpose(2, 0, 1)
-    if planes.shape != CIFAR_SHAPE:
-        height, width = pixels.shape[:2]
-        corrupt(path, f"{name!r} is {width}x{height} pixels, not 32x32", byte=offset)
-    return planes
+    return pixels.transpose(2, 0, 1)
 
 
 # -- CSV -----------------------------------------------------------------------------------------
@@ -277,18 +278,26 @@ def read_csv(path: Path, *, header: bool | None = None) -> Table:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, stripped fields) of each line that is not blank."""
-    data = read_bytes(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        corrupt(path, f"not UTF-8 text ({error.reason})", byte=error.start)
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    reader = csv.reader(_csv_lines(path), skipinitialspace=True, strict=True)
     try:
         for fields in reader:
             if any(fields):
                 yield reader.line_num, [field.strip() for field in fields]
     except csv.Error as error:
         raise DataCorrupt(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _csv_lines(path: Path) -> Iterator[str]:
+    """The lines of a text, ended by \\n, \\r\\n or \\r."""
+    start = 0
+    with _opened(path) as file:
+        for number, line in lines(path, file):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                corrupt(path, f"not UTF-8 text ({error.reason})", byte=start + error.start)
+            yield from io.StringIO(text, newline="")
+            start += len(line)
 
 
 def _number(field: str) -> float | None:

@@ -22,6 +22,7 @@ from shoal import factories, registry
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt
 from shoal.node.node import Node
+from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
@@ -30,6 +31,7 @@ from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.storage.event_log import EventLog
+from shoal.storage.files import make_folder
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
@@ -198,7 +200,9 @@ def _checkpoint_writer(
     def folder() -> Path:  # the run has a name once this server has joined
         if role.checkpoints:
             return Path(role.checkpoints)
-        return RunFolder(Path(role.out, session.run)).checkpoints
+        run = RunFolder(Path(role.out, session.run))
+        make_folder(run.path, PRIVATE)
+        return run.checkpoints
 
     return Writer(folder, role.passed, left_out, role.keep_checkpoints)
 

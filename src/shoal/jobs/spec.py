@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.engines.options import FaultTolerantRun, option
 from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.trust import names_code
 from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, read_whole
 from shoal.storage.run_folder import RunFolder
@@ -17,7 +18,7 @@ from shoal.tables.spec import Options
 
 T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
-
+JOB_BYTES_MAX = 1 << 20  # of a job's file
 
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
 
@@ -72,8 +73,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def data_is_named(self) -> bool:
         """Whether `data` is a data set's name, not an importable function."""
-        module, function, _ = self.data.partition(":")
-        return module == "csv" or not function
+        return not names_code(self.data)
 
     def access_options(self, updates: int) -> Options:
         """The optimizer's options, its learning rate scheduled over that many updates."""
@@ -124,6 +124,8 @@ def load_job(path: Path) -> dict[str, Any]:
         UnknownFormat: another version of Shoal has written it
     """
     try:
+        if path.stat().st_size > JOB_BYTES_MAX:
+            raise InvalidValue(f"{path} is no job file: it has more than {JOB_BYTES_MAX} bytes")
         with path.open("rb") as file:
             values = tomllib.load(file)
     except OSError as error:
@@ -145,7 +147,7 @@ def load_run_job(run: Path) -> dict[str, Any]:
     path = RunFolder(run).job
     if not path.is_file():
         raise DataMissing(f"{run} is not the folder of a run: there is no file {path}")
-    if not read_whole(path).startswith(FORMAT_KEY.encode()):
+    if read_whole(path, len(FORMAT_KEY)) != FORMAT_KEY.encode():
         check_format(path, None)
     return load_job(path)
 

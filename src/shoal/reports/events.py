@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.data.streams import LINE_BYTES_MAX, lines
 from shoal.errors import DataMissing
 from shoal.storage.event_log import event_of, object_of
 from shoal.storage.files import FORMAT_KEY, check_format, damaged, unreadable
@@ -92,10 +93,11 @@ def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
     Raises:
         UnknownFormat: another version of Shoal has written it
         DataMissing: there is none
-        DataCorrupt: a line is no event, or it cannot be read
+        DataCorrupt: a line is no event, or too long for one (`streams.LINE_BYTES_MAX`), or the file
+            cannot be read
     """
     number = 0
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in _lines(path):
         if not line.endswith(b"\n") and number > 1:
             return
         try:
@@ -112,10 +114,10 @@ def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
         raise damaged(path, "it is empty")
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
-            yield from file
+            yield from lines(path, file)
     except FileNotFoundError:
         raise DataMissing(f"{path} does not exist") from None
     except OSError as error:
@@ -139,14 +141,16 @@ class NewEvents:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                *lines, rest = (data := file.read()).split(b"\n")
+                *whole, rest = (data := file.read(LINE_BYTES_MAX)).split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise unreadable(self._path, error) from None
+        if len(rest) == LINE_BYTES_MAX:  # no event is so long
+            rest = b""
         self._offset += len(data) - len(rest)
         events = []
-        for line in lines:
+        for line in whole:
             with suppress(ValueError):
                 events.append(event_of(line))
         return events

@@ -67,15 +67,16 @@ def unreadable(path: Path, error: OSError) -> DataCorrupt:
     return DataCorrupt(f"{path} cannot be read: {error.strerror}; it has to be a file of yours")
 
 
-def read_whole(path: Path) -> bytes:
-    """A file's content.
+def read_whole(path: Path, at_most: int = -1) -> bytes:
+    """A file's content, or its first bytes.
 
     Raises:
         DataMissing: it does not exist
         DataCorrupt: it cannot be read
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(at_most)
     except FileNotFoundError:
         raise DataMissing(f"{path} does not exist") from None
     except OSError as error:
@@ -139,16 +140,18 @@ def naming(path: Path) -> Iterator[None]:
         raise type(error)(f"{path}: {error.message}", error.trace) from None
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder, and those that it is in, where they are missing; their names are on disk.
+
+    mode:  of those that are made, less the process's umask
 
     Raises:
         FileExistsError: it is a file
     """
     if path.is_dir():
         return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)  # another process may make it at the same time
+    make_folder(path.parent, mode)
+    path.mkdir(mode, exist_ok=True)  # another process may make it at the same time
     flush(path.parent)
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
+from shoal.ownership import PRIVATE
 from shoal.storage.files import (
     FORMAT,
     FORMAT_KEY,
@@ -55,14 +56,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, title: str) -> RunFolder:
-        """A fresh folder named by title and time."""
+        """A fresh folder named by title and time, which only its owner may enter."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", title) or "run"
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for attempt in range(1000):
             path = parent / (f"{name}-{stamp}" + (f"-{attempt}" if attempt else ""))
             try:
-                make_folder(parent)
-                path.mkdir()
+                make_folder(parent, PRIVATE)
+                path.mkdir(PRIVATE)
                 flush(parent)
             except FileExistsError:
                 if parent.is_dir():

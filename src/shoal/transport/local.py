@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
+from shoal.ownership import make_folders
 from shoal.transport.base import (
     NO_TURN,
     Connection,
@@ -46,7 +47,7 @@ class LocalTransport(Transport):
         path = path_of(address)
         sock = socket.socket(socket.AF_UNIX)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path.parent)
             if not me.token:
                 _check_private(path.parent)
             with _locked(path.parent):

@@ -52,6 +52,7 @@ def run_chaos(
     data_dirs: Sequence[Path],
     console: Console,
     early: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
@@ -60,6 +61,7 @@ def run_chaos(
     early:     inject the next fault before all rows have all their replicas again: the last
                replica of some may be killed. Then the job ends with RangeLost, and is resumed from
                its last checkpoint
+    trust:     as for `run_job`
 
     Raises:
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
@@ -75,7 +77,7 @@ def run_chaos(
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
-        undisturbed = run_job(job, data_dirs)
+        undisturbed = run_job(job, data_dirs, trust=trust)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
     folder.write_job(dump_job(job))
     if early and not job.saves:
@@ -108,7 +110,7 @@ def run_chaos(
             if not early:
                 raise
             engine.stop()
-            return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed)
+            return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed, trust)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     verdict = judge(write_log, _times(SavedShards(folder.shards).merged(TABLE.name)))
@@ -142,6 +144,7 @@ def _resumed(
     lost: RangeLost,
     injected: Sequence[InjectedFault],
     undisturbed: dict[str, Any],
+    trust: bool,
 ) -> dict[str, Any]:
     """Resume from the last checkpoint after all replicas of some rows were killed at once."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
@@ -152,7 +155,7 @@ def _resumed(
     held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
     verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
     rolled_back = verdict.pop("acknowledged_lost")  # after the checkpoint
-    summary = run_job(goes_on, data_dirs)
+    summary = run_job(goes_on, data_dirs, trust=trust)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,

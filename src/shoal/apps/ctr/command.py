@@ -28,17 +28,22 @@ from shoal.storage.run_folder import RunFolder, shard_files
 FIGURES = ("rows", "seconds", "skipped", "bytes_pushed", "bytes_pulled")  # of each worker
 
 
-def run_ctr(spec: CtrSpec, console: Console, started_at: float | None = None) -> dict[str, Any]:
+def run_ctr(
+    spec: CtrSpec, console: Console, started_at: float | None = None, trust: bool = False
+) -> dict[str, Any]:
     """Run it here and return its summary.
 
+    trust:  continue from what another user has left, too
+
     Raises:
+        NotTrusted: another user has left the run that it continues
         DataMissing, DataCorrupt: a file that is not there, or is not what it says
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
+    passed = resumed_at(spec.resume, spec.resume_at, trust)
     for path in filter(None, (spec.train, spec.test)):
         check_readable(spec, path)
-    passed = resumed_at(spec.resume, spec.resume_at)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:

@@ -12,13 +12,11 @@ bits, as the hashing trick has it (Weinberger et al. 2009).
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from math import inf, log
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,13 +34,13 @@ from shoal.apps.ctr.lines import (
 )
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.data.streams import blocks, lines, opened
+from shoal.errors import DataCorrupt
 from shoal.tables.sparse.jit import U, kernel, mixed
 
-BLOCK_BYTES = 1 << 20
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}
 KEYS = 1 << 64
-UNREADABLE = (EOFError, zlib.error, UnicodeDecodeError, OSError)
+UNREADABLE = (UnicodeDecodeError, OSError)
 INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -76,7 +74,8 @@ class Reader:
 
     Raises:
         DataMissing: no such file.
-        DataCorrupt: a malformed line (file, line, what was expected), or a file without rows.
+        DataCorrupt: a malformed line (file, line, what was expected) or one that is too long
+            (`streams.LINE_BYTES_MAX`), or a file without rows.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Reader:
         rows, kind = Rows(self._size), KINDS[self.kind]
         with opened(self._path) as file:
             try:
-                for block in blocks(file):
+                for block in blocks(self._path, file):
                     rows.begin(len(block))
                     data = np.frombuffer(block, np.uint8)
                     while (state := rows.parse(data, kind, sharers, mine)) != DONE:
@@ -173,28 +172,6 @@ def _hashed(keys: Any, shift: Any, found: Any) -> None:
         found[i] = mixed(keys[i]) >> shift
 
 
-def blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """A file in pieces of whole lines; the last one is ended if it is not."""
-    left = b""
-    while block := file.read(BLOCK_BYTES):
-        lines, newline, rest = (left + block).rpartition(b"\n")
-        left = rest
-        if newline:
-            yield lines + newline
-    if left:
-        yield left + b"\n"
-
-
-def opened(path: Path) -> IO[bytes]:
-    """A file, gzip or not (told by its content)."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        return cast(IO[bytes], gzip.open(path)) if packed else path.open("rb")
-    except OSError as error:
-        raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
-
-
 def guess(path: Path) -> Format:
     """The format, by the first line that is not empty.
 
@@ -203,7 +180,7 @@ def guess(path: Path) -> Format:
     """
     with opened(path) as file:
         try:
-            line = next((line for line in file if line.strip()), b"").decode()
+            line = next((line for _, line in lines(path, file) if line.strip()), b"").decode()
         except UNREADABLE as error:
             raise DataCorrupt(f"{path}: {error}") from None
     kind: Format = "criteo" if "\t" in line else "libsvm" if ":" in line else "dummy"

@@ -67,20 +67,23 @@ def run_job(
     data_dirs: Sequence[Path],
     console: Console | None = None,
     started_at: float | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Run a job here and return its summary.
 
     console:    shows progress, if it is given
     started_at: `time.time()` when the command began, for honest wall times
+    trust:      continue from what another user has left, too
 
     Raises:
+        NotTrusted: another user has left the run that it continues
         ProcessDied: a process was killed or ended early; the text names it
         ShoalError: whatever a process of the run raised
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
+    passed = resumed_at(job.resume, job.resume_at, trust)
     notes = check_inputs(job, data_dirs)
-    passed = resumed_at(job.resume, job.resume_at)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))
     with LocalEngine(folder) as engine:
@@ -194,6 +197,7 @@ def train(
     model: Callable[..., nn.Module] | str = "",
     data: Callable[..., Any] | str = "digits",
     data_dirs: Sequence[str | Path] = (),
+    trust: bool = False,
     **options: Any,
 ) -> TrainResult:
     """Train a model on this machine, with workers and servers in processes of their own.
@@ -206,6 +210,7 @@ def train(
         data: a data set's name ("digits", "mnist"; `shoal list data`), or a function without
             arguments that returns (train_x, train_y, test_x, test_y).
         data_dirs: folders to search for named data sets.
+        trust: continue (`resume`) from what another user has left, too.
         options: fields of a job file, such as workers, servers, strategy, epochs, batch_size, lr.
 
     Returns:
@@ -216,6 +221,7 @@ def train(
         UnknownName: an unknown option, model, data set or strategy.
         InvalidValue: a value out of its range, or options that contradict each other.
         DataMissing: the data set is in none of the folders.
+        NotTrusted: another user has left the run that is resumed, or could have changed it.
         ProcessDied: a process was killed or ended early.
 
     Example:
@@ -233,7 +239,7 @@ def train(
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
     searched = [*folders[1:], *search_path(explicit, {})]
-    summary = run_job(job, searched)
+    summary = run_job(job, searched, trust=trust)
     return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
 
 

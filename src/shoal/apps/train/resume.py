@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
+from shoal.jobs.trust import check_run
 from shoal.storage.run_folder import RunFolder
 
 
@@ -52,10 +53,13 @@ def join_run(
         engine.join(tick, spare=spare, given_up=given_up, returning=returning)
 
 
-def resumed_at(resume: str, resume_at: int = -1) -> int:
+def resumed_at(resume: str, resume_at: int = -1, trust: bool = False) -> int:
     """The clock of the checkpoint that a run continues from; 0 for a new run.
 
+    trust:  continue from what another user has left, too
+
     Raises:
+        NotTrusted: another user has left it, or could have changed it
         DataMissing, DataCorrupt: there is no checkpoint, or it is damaged
         UnknownFormat: another version of Shoal has written it
     """
@@ -65,6 +69,7 @@ def resumed_at(resume: str, resume_at: int = -1) -> int:
         return 0
     from shoal.storage.checkpoints import Checkpoints
 
+    check_run(Path(resume), trust)
     return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
 
 

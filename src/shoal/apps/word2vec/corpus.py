@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import tarfile
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import IO, Any, cast
 
 import numpy as np
 
+from shoal.data.streams import BLOCK_BYTES, LINE_BYTES_MAX, opened, pieces
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.storage.files import damaged, read_arrays
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 BREAK = -1  # between sentences
 SENTENCE_WORDS = 10_000  # a longer line is cut
+UNREADABLE = (OSError, EOFError, tarfile.TarError, UnicodeDecodeError)
 
 
 class Corpus:
@@ -105,30 +106,56 @@ def shares(ids: np.ndarray, workers: int) -> list[slice]:
 
 
 def read_lines(paths: Iterable[str]) -> Iterator[str]:
-    """The lines of text files, of gzipped ones and of those in tar archives.
+    """The lines of text files, of gzipped ones and of those in tar archives; of a line that is
+    longer than a block (`streams.BLOCK_BYTES`) its pieces.
 
     Raises:
         DataMissing: no such file
-        DataCorrupt: not UTF-8, or an archive that is not whole
+        DataCorrupt: not UTF-8, words that are too long, or an archive that is not whole
     """
     for each in paths:
         path = Path(each)
         if not path.is_file():
             raise DataMissing(f"no text at {path}")
         try:
-            yield from _lines_of(path)
-        except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, zlib.error) as error:
+            for line in _pieces_of(path):
+                yield line.decode("utf-8-sig")
+        except UNREADABLE as error:
             raise DataCorrupt(f"{path} cannot be read as text: {error}") from None
 
 
-def _lines_of(path: Path) -> Iterator[str]:
-    if path.name.endswith((".tar.gz", ".tgz", ".tar")):
-        with tarfile.open(path) as archive:
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    if not path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        with opened(path) as file:
+            yield from pieces(path, file)
+        return
+    with opened(path) as file:
+        forward: Any = Forward(file)
+        with tarfile.open(fileobj=forward, mode="r:") as archive:
             for member in archive:
+                cast(Any, archive).members.clear()  # it would keep all of them
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    yield from content.read().decode("utf-8-sig").splitlines()
-        return
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for line in file:
-            yield line.decode("utf-8-sig")
+                    yield from pieces(path / member.name, content)
+
+
+class Forward:
+    """A file as tarfile reads it, from front to back; a header that is too long is refused."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._at = 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        while self._at < at and self.read(min(BLOCK_BYTES, at - self._at)):
+            pass
+
+    def read(self, count: int) -> bytes:
+        if count > LINE_BYTES_MAX:
+            raise tarfile.ReadError(f"a header of {count} bytes")
+        data = self._file.read(count)
+        self._at += len(data)
+        return data

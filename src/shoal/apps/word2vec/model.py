@@ -13,12 +13,12 @@ from the pool, so that its distribution is the same.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from shoal.tables.sparse.jit import U
+from shoal.tables.sparse.jit import U, kernel
 
 MOST = 6.0  # of a sum, as word2vec.c has it
 TABLE = 1000
@@ -54,7 +54,7 @@ def load_kernels(dim: int) -> None:
     train_block(np.array([0, 1], np.int32), few, few.copy(), one, 1, 1, 0.0, 0, False)
 
 
-@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+@partial(kernel, fastmath=True)
 def train_block(
     ids: Any,
     inputs: Any,
@@ -114,7 +114,7 @@ def train_block(
                     one[j] += change[j]
 
 
-@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+@partial(kernel, fastmath=True)
 def _against(
     one: Any, outputs: Any, word: Any, pool: Any, negative: Any, lr: Any, state: Any, change: Any
 ) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.apps.word2vec.corpus import read_lines
+from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing
 
 QUESTIONS_A_BLOCK = 512
@@ -105,5 +105,11 @@ def _lines(path: Path) -> Iterator[str]:
     """The lines of a text file, gzipped or not."""
     if not path.is_file():
         raise DataMissing(f"no file {path}")
-    for line in read_lines([str(path)]):
-        yield line.rstrip("\r\n")
+    with opened(path) as file:
+        for number, line in lines(path, file):
+            try:
+                yield line.decode("utf-8-sig").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataCorrupt(
+                    f"{path}, line {number}: not UTF-8 text ({error.reason})"
+                ) from None

@@ -1,37 +1,74 @@
 """Compilation of loops over keys and rows with numba, and the hash of a key.
 
-Kernels release the GIL and run in one thread: a server is one loop. Compiled code is cached on
-disk. Within kernels indices are unsigned, because signed ones are checked for being negative, and
-arrays are flat.
+Kernels release the GIL and run in one thread: a server is one loop. Compiled code is kept on disk
+and executed by later processes, so it is kept only where no other user can write. Within kernels
+indices are unsigned, because signed ones are checked for being negative, and arrays are flat.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir
+from numba import config as numba_config
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from shoal.errors import NotTrusted
 from shoal.keys import splitmix64
+from shoal.ownership import cache_folder, private_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
+config: Any = numba_config
 
 U = np.uint64
 AHEAD = U(16)  # how many keys before it is needed memory is fetched
 
 
-def kernel(function: F) -> F:
-    """Compile a function at its first call, and cache the code on disk."""
-    return cast(F, njit(nogil=True, cache=True, error_model="numpy")(function))
+def kernel(function: F, **options: Any) -> F:
+    """Compile a function at its first call, and keep the code on disk."""
+    compiled: Any = kernel_of(function, **options)
+    folder = _folder()
+    if folder is None or config.DISABLE_JIT:
+        return cast(F, compiled)
+    numbas = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
+    try:
+        compiled.enable_caching()  # looks now for its place
+    except RuntimeError:  # there is none where it can write
+        return kernel_of(function, **options)
+    finally:
+        config.CACHE_DIR = numbas
+    if Path(compiled.stats.cache_path).parent != folder:  # it could not write there, and chose
+        return kernel_of(function, **options)
+    return cast(F, compiled)
 
 
-def kernel_of(function: F) -> F:
+def kernel_of(function: F, **options: Any) -> F:
     """Compile a function that closes over another one, for this process only."""
-    return cast(F, njit(nogil=True, error_model="numpy")(function))
+    return cast(F, njit(nogil=True, error_model="numpy", **options)(function))
+
+
+@cache
+def _folder() -> Path | None:
+    """Where compiled code is kept: $NUMBA_CACHE_DIR, or the user's cache; None if others can write
+    there."""
+    folder = Path(config.CACHE_DIR or cache_folder(os.environ) / "compiled").absolute()
+    try:
+        private_folder(folder)
+    except (NotTrusted, OSError) as error:
+        logging.getLogger("shoal.tables").warning(
+            "compiled code is not kept, and every process compiles anew, because %s", error
+        )
+        return None
+    return folder
 
 
 def _call_prefetch(builder: Any, place: Any) -> None:

@@ -1,0 +1,171 @@
+"""Files as streams: decompressed piece by piece, and read in lines whose length has a bound.
+
+A gzip file of a megabyte can hold a gigabyte, and a file without a newline is one line. So no
+reader holds more of a file at once than a line of LINE_BYTES_MAX, and what is decompressed of
+CHUNK_BYTES.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from shoal.errors import DataCorrupt, DataMissing
+
+LINE_BYTES_MAX = 16 << 20  # of a line in any text that is read, its newline included
+BLOCK_BYTES = 1 << 20  # what is read at once
+CHUNK_BYTES = 8 << 10  # of compressed data, each byte of which holds 1032 bytes at most
+DAMAGE_BYTES = 512  # to within which damage of compressed data is found
+GZIP = b"\x1f\x8b"  # what such a file begins with
+
+
+def corrupt(path: Path, problem: str, *, byte: int) -> NoReturn:
+    """Raise `DataCorrupt` for the file and the offset."""
+    raise DataCorrupt(f"{path}: at byte {byte}: {problem}")
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A file to be read; gzip (told by its content) is decompressed meanwhile.
+
+    Of gzip all members are read, and their checksums checked: reading raises `DataCorrupt`.
+
+    Raises:
+        DataMissing: it cannot be opened
+    """
+    try:
+        file = path.open("rb")
+        packed = file.peek(len(GZIP)).startswith(GZIP)
+    except OSError as error:
+        raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
+    return io.BufferedReader(Gunzip(path, file), BLOCK_BYTES) if packed else file
+
+
+def is_gunzipped(file: IO[bytes]) -> bool:
+    """Whether `opened` decompresses a file."""
+    return isinstance(getattr(file, "raw", None), Gunzip)
+
+
+def lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line with its newline) of a file; the last one may have no newline.
+
+    Raises:
+        DataCorrupt: a line of more than LINE_BYTES_MAX bytes
+    """
+    number = 1
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        _check(path, number, len(line))
+        yield number, line
+        number += 1
+
+
+def blocks(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """A file in blocks of whole lines; the last line is ended if it is not.
+
+    Raises:
+        DataCorrupt: as `lines`
+    """
+    number, left = 1, b""
+    while block := file.read(BLOCK_BYTES):
+        whole, newline, rest = block.rpartition(b"\n")
+        if newline:
+            _check(path, number, len(left) + block.index(b"\n") + 1)
+            yield left + whole + newline
+            number, left = number + block.count(b"\n"), b""
+        left += rest
+        _check(path, number, len(left))
+    if left:
+        yield left + b"\n"
+
+
+def pieces(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """Lines; of a line that is longer than a block, pieces that end with a space.
+
+    Raises:
+        DataCorrupt: more than LINE_BYTES_MAX bytes without a space
+    """
+    number, left = 1, b""
+    while block := file.readline(BLOCK_BYTES):
+        left += block
+        if block.endswith(b"\n"):
+            yield left
+            number, left = number + 1, b""
+        elif len(block) == BLOCK_BYTES:
+            words, space, rest = left.rpartition(b" ")
+            if space:
+                yield words + space
+                left = rest
+            _check(path, number, len(left))
+    if left:
+        yield left
+
+
+def _check(path: Path, number: int, nbytes: int) -> None:
+    if nbytes > LINE_BYTES_MAX:
+        raise DataCorrupt(
+            f"{path}: line {number} is longer than {LINE_BYTES_MAX} bytes (no text file?)"
+        )
+
+
+class Gunzip(io.RawIOBase):
+    """What a gzip file holds, decompressed as it is read."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._file = file
+        self._read = 0  # bytes of the file
+        self._member = zlib.decompressobj(wbits=31)
+        self._begun = 0  # where the member begins
+        self._out = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            chunk = self._file.read(CHUNK_BYTES)
+            if not chunk:
+                if not self._member.eof:
+                    problem = "the file ends inside its gzip data (truncated?)"
+                    corrupt(self._path, problem, byte=self._read)
+                return 0
+            self._read += len(chunk)
+            self._out = memoryview(self._decompressed(chunk))
+        count = min(len(buffer), len(self._out))
+        buffer[:count], self._out = self._out[:count], self._out[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _decompressed(self, chunk: bytes) -> bytes:
+        found = []
+        while chunk:
+            if self._member.eof:
+                chunk = chunk.lstrip(b"\0")  # gzip lets a file be padded with zeros
+                if not chunk:
+                    break
+                self._member = zlib.decompressobj(wbits=31)
+                self._begun = self._read - len(chunk)
+            try:
+                found.append(self._member.decompress(chunk))
+            except zlib.error as error:
+                corrupt(self._path, f"damaged gzip data ({error})", byte=self._damage())
+            chunk = self._member.unused_data
+        return b"".join(found)
+
+    def _damage(self) -> int:
+        """Where decompression of the member fails, to within some bytes: the first of them."""
+        member, at = zlib.decompressobj(wbits=31), self._begun
+        with self._path.open("rb") as file:
+            file.seek(at)
+            while data := file.read(DAMAGE_BYTES):
+                try:
+                    member.decompress(data)
+                except zlib.error:
+                    break
+                at += len(data)
+        return at

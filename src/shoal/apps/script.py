@@ -18,8 +18,8 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import importable
-from shoal.protocol.scheduler.leases import LedgerRecord, as_of
-from shoal.reports.events import read_events
+from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 
 
@@ -120,8 +120,10 @@ def _words(command: Sequence[str], how: ScriptRun) -> str:
 
 def _ledger(resume: str, passed: int) -> LedgerRecord | None:
     """The lease ledger as of the checkpoint, if the script took leases."""
-    events = RunFolder(Path(resume)).events
-    record = as_of(passed, read_events(events)) if passed and events.exists() else LedgerRecord()
+    leases = RunFolder(Path(resume)).leases
+    if not passed or not leases.exists():
+        return None
+    record = read_lease_log(leases).as_of(passed)
     return record if record.batches else None
 
 

@@ -112,6 +112,7 @@ def run_tasks(
         told["fragment_rows"] = SavedShards(Path(init)).fragment_rows
     if isinstance(run, ResumableRun) and run.saves:
         told["checkpoint_every_s"] = run.checkpoint_every_s
+        told["leases"] = str(engine.folder.leases.resolve())
         server = msgspec.structs.replace(
             server,
             checkpoints=str(engine.folder.checkpoints.resolve()),

@@ -90,6 +90,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     events, started_at:    the run's event log, and when the run began
     slow_window_s:         the time over which waits for slow workers are added up
+    leases:                file for the lease log, beside the checkpoints
     fragment_rows:         fragment sizes of the tables that this run begins with
     ledger, passed:        which data are done, of a run that this one continues, after `passed` clocks
     """
@@ -112,6 +113,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     events: str = ""
     started_at: float = 0.0
     slow_window_s: float = 5.0
+    leases: str = ""
     fragment_rows: dict[str, int] = {}
     ledger: LedgerRecord | None = None
     passed: int = 0

@@ -21,18 +21,20 @@ import msgspec
 from shoal import factories, registry
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt
+from shoal.node.disk import Disk
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.journal import SLOW_SHARE, SchedulerOptions, check_options
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases import LedgerBegun, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import make_folder
 from shoal.storage.journal import Journal
+from shoal.storage.lease_log import LeaseLogFile
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
 
@@ -87,16 +89,21 @@ def run_scheduler(**given: Any) -> None:
     log = _event_log(role.events, "scheduler", role.started_at)
 
     machine = restored(options, journal, role.ledger or LedgerRecord())
-    if log is not None and role.ledger and not machine.restarted:
-        log.write("ledger", record=role.ledger, passed=role.passed)
+    leases = LeaseLogFile(Path(role.leases)) if role.leases else None
+    if leases is not None and role.ledger and not machine.restarted:
+        leases.append(msgspec.json.encode(LedgerBegun(role.ledger, role.passed)))
+    disk = Disk(journal, leases)
     me = Identity(SCHEDULER, "scheduler", token=role.token)
-    node = Node(machine, me, journal=journal, on_note=lambda each: _note_of_scheduler(each, log))
+    node = Node(machine, me, disk=disk, on_note=lambda each: _note_of_scheduler(each, log))
     try:
         address = node.listen(role.listen)
         logging.getLogger("shoal.scheduler").info("listening at %s", address)
         node.run()
+        if journal is not None:
+            journal.remove()
     finally:
         node.close()
+        disk.close()
 
 
 def restored(

@@ -24,6 +24,7 @@ from shoal.errors import (
     WireError,
 )
 from shoal.node.dialer import Dialer
+from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.paths import Paths
@@ -45,17 +46,16 @@ from shoal.protocol.machine import (
     Offload,
     Outcome,
     PeerLost,
-    Persist,
     Received,
     Resolve,
     Save,
     Send,
     Sink,
+    Stop,
     Ticked,
 )
 from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
-from shoal.storage.journal import Journal
 from shoal.transport import Connection, Identity, Listener, transport_for
 
 LOOK_S = 0.25  # between looks at connections that may be stalled, slow or of strangers
@@ -68,7 +68,7 @@ class Node:
         machine: the machine.
         me: this node's identity, for handshakes.
         scheduler: the scheduler's address, for members.
-        journal: receives the machine's records.
+        disk: receives what the machine has to keep.
         resolve: receives the answers to `Asked`.
         on_note: receives the machine's notes (event log, counters).
         on_save: receives rows for checkpoints.
@@ -79,7 +79,7 @@ class Node:
         machine: Machine,
         me: Identity,
         scheduler: str = "",
-        journal: Journal | None = None,
+        disk: Disk | None = None,
         resolve: Callable[[int, Outcome], None] = lambda request_id, outcome: None,
         on_note: Callable[[Note], None] = lambda note: None,
         on_save: Callable[[Save], None] = lambda save: None,
@@ -91,7 +91,7 @@ class Node:
         self.error: ShoalError | None = None
         self._errors = PeerErrors(self.counters)
         self._scheduler = scheduler
-        self._journal = journal
+        self._disk = disk
         self._resolve = resolve
         self.on_note = on_note
         self._on_save = on_save
@@ -136,7 +136,7 @@ class Node:
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
-        if self._strangers or self._paths or self._slow_readers:
+        if self._strangers or self._paths or self._slow_readers or self._disk:
             timeout_s = min(timeout_s, 0.0 if self._slow_readers.look_now else LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
@@ -150,6 +150,8 @@ class Node:
                         self.handle(done)
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
+        if self._disk is not None:
+            self.perform(self._disk.due(now))
         if self._strangers:
             self._send_strangers_away()
         for stalled in self._paths.stalled(self._peers, now) if self._paths else ():
@@ -326,6 +328,8 @@ class Node:
     def perform(self, effects: Effects) -> None:
         """Perform the machine's effects, in order."""
         for effect in effects:
+            if self._disk is not None and self._disk.takes(effect):
+                continue
             if isinstance(effect, Send):
                 self._send(effect)
             elif isinstance(effect, Resolve):
@@ -340,16 +344,13 @@ class Node:
                     self._dialer.detach(effect.to)
             elif isinstance(effect, Save):
                 self._on_save(effect)
-            elif isinstance(effect, Persist):
-                if self._journal is not None:
-                    self._journal.write(effect.record)
             elif isinstance(effect, Offload):
                 self._offloader.start(effect)
             elif isinstance(effect, AwaitRoom):
                 self._slow_readers.await_room(effect.to, monotonic())
             elif isinstance(effect, HangUp):
                 self._hang_up(effect.to)
-            else:
+            elif isinstance(effect, Stop):
                 self.stopped = True
                 self.error = effect.error
 

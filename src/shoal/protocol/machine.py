@@ -148,9 +148,20 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Write `record` to this node's journal; later effects wait until it is durable."""
+    """Write `record` to this node's journal; later effects wait until it is durable.
+
+    Attributes:
+        reserve: whether there also has to be room for another record: members will wait for it.
+    """
 
     record: bytes
+    reserve: bool = False
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Add an entry to this node's lease log; later effects wait until it is durable."""
+
+    entry: bytes
 
 
 class Save(msgspec.Struct, frozen=True, eq=False):
@@ -210,7 +221,9 @@ class Stop(msgspec.Struct, frozen=True):
     error: ShoalError | None = None
 
 
-Effect = Send | Detach | Resolve | Persist | Save | Offload | AwaitRoom | HangUp | Note | Stop
+Effect = (
+    Send | Detach | Resolve | Persist | Append | Save | Offload | AwaitRoom | HangUp | Note | Stop
+)  # fmt: skip
 Effects = list[Effect]
 
 

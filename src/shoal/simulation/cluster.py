@@ -213,8 +213,8 @@ class SimulatedCluster:
 
     def restart_scheduler(self) -> None:
         """Start another scheduler from the journal of the former one."""
-        disk = self._world.nodes[SCHEDULER].disk
-        self._world.add(SCHEDULER, SchedulerMachine(self._options, disk))
+        record = self._world.nodes[SCHEDULER].disk.record
+        self._world.add(SCHEDULER, SchedulerMachine(self._options, record))
         for node in self.scheduler.members.by_id:
             self.rejoined(node)
 

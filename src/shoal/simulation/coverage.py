@@ -40,6 +40,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "checkpoint",
     "checkpoint under ssp",
     "checkpoint by time",
+    "checkpoint of leased batches",
     "declared dead alive",
     "declared hung",
     "busy for longer than silence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator
 from itertools import count
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.machine import Machine, Outcome
+from shoal.protocol.machine import Append, Effect, Machine, Outcome, Persist, Send
+from shoal.protocol.messages import HeartbeatSeen
 from shoal.protocol.views import NodeId
 
 
@@ -22,8 +24,24 @@ class Sleep(msgspec.Struct, frozen=True):
 Program = Generator[Any, Any, None]
 
 
-class Crash(Exception):
-    """Raised inside a node to end it between two effects."""
+class SimDisk:
+    """A node's journal and lease log, which outlive it.
+
+    record:      the last record of the journal
+    log:         the entries of the lease log
+    full_until:  when there is room again
+    """
+
+    def __init__(self) -> None:
+        self.record: bytes | None = None
+        self.log: list[bytes] = []
+        self.full_until = 0.0
+
+    def write(self, effect: Persist | Append) -> None:
+        if isinstance(effect, Persist):
+            self.record = effect.record
+        else:
+            self.log.append(effect.entry)
 
 
 class SimNode:
@@ -33,7 +51,8 @@ class SimNode:
         self.node = node
         self.machine = machine
         self.program = program
-        self.disk: bytes | None = None
+        self.disk = SimDisk()
+        self.held: deque[Effect] = deque()  # behind a write that the disk has no room for
         self.alive = True
         self.stopped = False
         self.error: ShoalError | None = None
@@ -45,3 +64,12 @@ class SimNode:
         self.turns = 0  # of its loop
         self.paused_until = 0.0  # its loop; and its whole process, if it is stopped:
         self.stopped_until = 0.0
+
+    def holds(self, effect: Effect, now: float) -> bool:
+        """Return whether an effect waits for room on the disk, as what follows it does."""
+        full = self.disk.full_until > now and isinstance(effect, Persist | Append)
+        answers = isinstance(effect, Send) and isinstance(effect.message, HeartbeatSeen)
+        if not full and (not self.held or answers):
+            return False
+        self.held.append(effect)
+        return True

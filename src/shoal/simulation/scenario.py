@@ -16,6 +16,7 @@ from shoal.protocol.admin.death_report import DeathReporter
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
+from shoal.protocol.scheduler.leases import LeaseLog, LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.placement import lost
 from shoal.protocol.server.machine import ServerMachine
@@ -119,7 +120,7 @@ class Scenario:
 
     def _on_send(self, sim: SimNode, target: NodeId, message: Message) -> None:
         if sim.node == SCHEDULER:
-            self._durability.sent(target, message, sim.disk)
+            self._durability.sent(target, message, sim.disk.record)
         else:
             self._views.sent(sim.node, message)
 
@@ -267,6 +268,11 @@ class Scenario:
         self.world.coverage["checkpoint" if closes else "checkpoint under ssp"] += found
         if self.plan.checkpoint_s:
             self.world.coverage["checkpoint by time"] += found
+        if self.work.leased is not None and closes and atomic:
+            entries = self.world.nodes[SCHEDULER].disk.log
+            log = LeaseLog(msgspec.json.decode(entry, type=LogEntry) for entry in entries)
+            leased = self._cuts.check_leases(log, self.work.leased.unsure)
+            self.world.coverage["checkpoint of leased batches"] += leased
 
     def _never_joined(self, sim: SimNode) -> bool:
         """Return whether a node was in no view."""

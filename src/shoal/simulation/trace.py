@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from shoal.protocol.machine import Note
+from shoal.protocol.views import NodeId
+
+NOTED = ("view", "closed", "released", "lost", "refused", "joined")
+OMITTED = ("node", "whole", "servers", "workers")  # fields of notes
+
 
 class Trace:
     """Two runs of a seed are the same if their hashes are.
@@ -21,6 +27,12 @@ class Trace:
         self._hash.update(text.encode())
         if self._keeps:
             self.lines.append(text)
+
+    def note(self, now: float, node: NodeId, note: Note) -> None:
+        """Add a machine's note, if it is of a kind that tells what happens."""
+        if note.kind in NOTED:
+            shown = " ".join(f"{v}" for k, v in note.fields.items() if k not in OMITTED)
+            self.add(now, f"{node} notes {note.kind}: {shown}")
 
     @property
     def hash(self) -> str:

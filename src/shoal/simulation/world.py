@@ -8,7 +8,7 @@ two halves, so that a crash can come between them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from shoal.protocol.machine import (
+    Append,
     Asked,
     AwaitRoom,
     Discard,
@@ -43,12 +44,10 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.simulation.connections import Connections
 from shoal.simulation.network import Envelope, Network, NetworkOptions
-from shoal.simulation.node import Crash, Program, SimNode, Sleep
+from shoal.simulation.node import Program, SimNode, Sleep
 from shoal.simulation.offloading import OffloadedWork
 from shoal.simulation.trace import Trace
 from shoal.transport.wire import encode, message_of
-
-UNTRACED = ("node", "whole", "servers", "workers")  # fields of notes that the trace omits
 
 
 class World:
@@ -141,10 +140,7 @@ class World:
         self.at(sim.paused_until, partial(self._overdue, sim))
 
     def _overdue(self, sim: SimNode) -> None:
-        """Handle an overdue tick of a node that continues, before the messages that came meanwhile.
-
-        A process finds its timer expired, and may have read nothing yet.
-        """
+        """Handle an overdue tick of a node that continues, before the messages that came since."""
         due = sim.machine.deadline() if sim.alive and not sim.stopped else None
         if due is not None and due <= self.now:
             self.handle(sim, Ticked())
@@ -260,8 +256,7 @@ class World:
             edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:
-        for fault in faults:
-            self.coverage[f"{fault} of {type(message).__name__}"] += 1
+        self.coverage.update(f"{fault} of {type(message).__name__}" for fault in faults)
 
     def _is_cut(self, envelope: Envelope) -> bool:
         """Return whether the connection broke while a message was in flight."""
@@ -275,19 +270,21 @@ class World:
             return
         self.events += 1
         sim.turns += 1
-        try:
-            self._perform(sim, sim.machine.handle(event, self.now))
-        except Crash:
-            self.crash(sim.node)
-            return
-        sim.machine.check()
-        self.on_event(sim)
-        self._schedule_tick(sim)
+        if self._perform(sim, sim.machine.handle(event, self.now)):
+            sim.machine.check()
+            self.on_event(sim)
+            self._schedule_tick(sim)
 
-    def _perform(self, sim: SimNode, effects: Effects) -> None:
+    def _perform(self, sim: SimNode, effects: Effects) -> bool:
+        """Return whether the node is alive after that."""
         for effect in effects:
+            if sim.holds(effect, self.now):
+                if len(sim.held) == 1:
+                    self.at(sim.disk.full_until, partial(self._room_on_disk, sim))
+                continue
             if self.crash_at(sim, effect):
-                raise Crash
+                self.crash(sim.node)
+                return False
             match effect:
                 case Send():
                     self._send(sim, effect)
@@ -295,8 +292,8 @@ class World:
                     sim.outcomes[request_id] = outcome
                     if sim.waits_for == request_id:
                         self._wake(sim, self.now)
-                case Persist(record):
-                    sim.disk = record
+                case Persist() | Append():
+                    sim.disk.write(effect)
                 case Save():
                     self.on_save(effect)
                 case AwaitRoom(to):
@@ -304,9 +301,7 @@ class World:
                 case Offload():
                     self.at(self.now + self._work.seconds(), partial(self._offloaded, sim, effect))
                 case Note(kind, fields):
-                    if kind in ("view", "closed", "released", "lost", "refused", "joined"):
-                        shown = " ".join(f"{v}" for k, v in fields.items() if k not in UNTRACED)
-                        self.note_line(f"{sim.node} notes {kind}: {shown}")
+                    self.trace.note(self.now, sim.node, effect)
                     self.coverage[f"note {kind}"] += 1
                     if kind == "declined":
                         self.coverage[f"declined {fields['kind']}"] += 1
@@ -315,6 +310,12 @@ class World:
                     sim.stopped = True
                     sim.error = error
                     self.note_line(f"{sim.node} stops" + (f": {error.message}" if error else ""))
+        return True
+
+    def _room_on_disk(self, sim: SimNode) -> None:
+        if sim.alive and not self._is_paused(sim, partial(self._room_on_disk, sim)):
+            held, sim.held = sim.held, deque()
+            self._perform(sim, [*held])
 
     def _offloaded(self, sim: SimNode, effect: Offload) -> None:
         if sim.alive and not sim.stopped:

@@ -16,8 +16,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.scheduler.leases import LedgerRecord
-
 log = logging.getLogger("shoal.events")
 _encoder = msgspec.json.Encoder()
 
@@ -95,11 +93,6 @@ class _Leased(_Batches, kw_only=True):
             )
 
 
-class _Ledger(Event):
-    record: LedgerRecord
-    passed: Count
-
-
 class _Table(Event):
     table: str
     rows: Count
@@ -112,7 +105,6 @@ KINDS: dict[str, type[Event]] = {
     "ending": _Ending,
     "eval": _Eval,
     "leased": _Leased,
-    "ledger": _Ledger,
     "lost": _Named,
     "returned": _Batches,
     "step": _Step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from zlib import crc32
 
@@ -9,6 +10,7 @@ from shoal.errors import DataCorrupt
 from shoal.storage.files import FORMAT, check_format, write_whole
 
 JOURNAL = b"shoal-journal"
+RESERVE_BYTES = 64 << 10
 
 
 class Journal:
@@ -43,5 +45,39 @@ class Journal:
             "with another journal"
         )
 
-    def write(self, record: bytes) -> None:
-        write_whole(self.path, b"%s %d %d\n%s" % (JOURNAL, FORMAT, crc32(record), record))
+    def write(self, record: bytes, reserve: bool = False) -> None:
+        """Write a record. With `reserve` there is room for another one, which the disk then takes
+        whatever others write meanwhile.
+
+        Raises:
+            OSError: it cannot be written, or there is no such room
+        """
+        data = b"%s %d %d\n%s" % (JOURNAL, FORMAT, crc32(record), record)
+        if reserve:
+            self._reserve(2 * len(data) + RESERVE_BYTES)
+        try:
+            write_whole(self.path, data)
+        except OSError:
+            if not self._reserved.exists():
+                raise
+            self._reserved.unlink()
+            write_whole(self.path, data)
+
+    @property
+    def _reserved(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.reserve")
+
+    def _reserve(self, nbytes: int) -> None:
+        file = os.open(self._reserved, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(file).st_size < nbytes:
+                os.posix_fallocate(file, 0, nbytes)
+        except OSError:
+            self._reserved.unlink()
+            raise
+        finally:
+            os.close(file)
+
+    def remove(self) -> None:
+        """Remove the room that was reserved: the run is over."""
+        self._reserved.unlink(missing_ok=True)

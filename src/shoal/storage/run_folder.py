@@ -7,6 +7,7 @@ model.safetensors   the trained parameters
 shards/server-N.safetensors    the tables' rows, as each server had them at the end
 checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
 checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
+checkpoints/leases                             which batches workers were granted
 workers/N/train.csv, eval.csv
 pids.json           the processes
 scheduler           its address, during the run
@@ -50,6 +51,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.shards = path / "shards"
         self.checkpoints = path / "checkpoints"
+        self.leases = self.checkpoints / "leases"
         self.scheduler = path / "scheduler"  # has the address, during the run
         self.token = path / "token"  # during the run, if it has one
         self.pids = path / "pids.json"

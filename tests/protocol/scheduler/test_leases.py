@@ -3,12 +3,21 @@
 from random import Random
 
 import pytest
-from msgspec import to_builtins
 
 from shoal.protocol.machine import PeerLost
 from shoal.protocol.messages import End, Finish, Heartbeat, Lease, Leased, NotLeased
 from shoal.protocol.requests import TakeLease
-from shoal.protocol.scheduler.leases import Leases, LedgerRecord, Span, as_of
+from shoal.protocol.scheduler.leases import (
+    LEASE_MOST,
+    Granted,
+    LeaseGranted,
+    LeaseLog,
+    Leases,
+    LedgerBegun,
+    LedgerRecord,
+    Span,
+    WorkerGone,
+)
 from shoal.protocol.views import FOREVER
 
 EPOCHS, BATCHES = 3, 20
@@ -219,15 +228,11 @@ def test_a_worker_takes_only_the_answer_to_its_last_lease_request(worker):
 # ---------------------------------------------------------------------------- going on
 
 
-def logged(grants, returned=()):
-    """A scheduler's events: (clock, epoch, first, count), each of another worker."""
-    for clock, epoch, first, count in grants:
-        yield {
-            "kind": "leased", "epochs": 2, "batches": 6,
-            "clock": clock, "epoch": epoch, "first": first, "count": count,
-        }  # fmt: skip
-    for epoch, first, count in returned:
-        yield {"kind": "returned", "epoch": epoch, "first": first, "count": count}
+# ---------------------------------------------------------------------------- the lease log
+
+
+def logged(worker, clock, epoch, first, count, epochs=2, batches=6):
+    return LeaseGranted(epochs, batches, Granted(worker, clock, Span(epoch, first, count)))
 
 
 @pytest.mark.parametrize(
@@ -242,35 +247,73 @@ def logged(grants, returned=()):
 )
 def test_the_ledger_as_of_a_clock_has_the_batches_not_done_by_then(clock, left):
     """Of three batches each, from the first clock on; and one worker has gone on to the next."""
-    record = as_of(clock, logged([(0, 0, 0, 3), (0, 0, 3, 3), (3, 1, 0, 2)]))
+    log = LeaseLog([logged(1, 0, 0, 0, 3), logged(2, 0, 0, 3, 3), logged(1, 3, 1, 0, 2)])
+    record = log.as_of(clock)
     assert list(record.returned) == left
     assert (record.epochs, record.batches, record.untouched) == (2, 6, (2, 0))
     assert Leases(record).over == (not left)
 
 
-def test_returned_batches_count_for_their_next_worker():
-    grants = [(0, 0, 0, 6)]
-    events = [*logged(grants, [(0, 4, 2)]), *logged([(7, 0, 4, 2)])]
-    assert [span.count for span in as_of(6, events, 1).returned] == [2]
-    assert as_of(9, events, 1).returned == ()
+def test_batches_of_a_worker_that_ended_count_for_their_next_worker():
+    entries = [logged(1, 0, 0, 0, 6, 1), WorkerGone(1, 4)]
+    assert LeaseLog(entries).as_of(6).returned == (Span(0, 4, 2),)  # and it had to do them
+    entries.append(logged(2, 7, 0, 4, 2, 1))
+    assert LeaseLog(entries).as_of(6).returned == (Span(0, 4, 2),)
+    assert LeaseLog(entries).as_of(9).returned == ()
+
+
+def test_the_last_word_on_a_workers_end_counts():
+    """A view that had its end was offered, and never adopted: its clock is another in the next."""
+    entries = [logged(1, 0, 0, 0, 6, 1), WorkerGone(1, 2), WorkerGone(1, 4)]
+    assert LeaseLog(entries).as_of(6).returned == (Span(0, 4, 2),)
+
+
+def test_a_lease_that_no_worker_heard_of_is_not_done():
+    """The scheduler was killed after it had logged the lease, and then granted others."""
+    phantom, real = logged(1, 4, 0, 0, 3), logged(1, 4, 1, 0, 3)
+    record = LeaseLog([phantom, real]).as_of(9)
+    assert record.returned == (Span(0, 0, 6), Span(1, 3, 3))
+    taken = LeaseLog([phantom, logged(2, 5, 0, 0, 3), real]).as_of(9)
+    assert taken.returned == (Span(0, 3, 3), Span(1, 3, 3))
+
+
+def test_what_a_worker_has_not_done_of_a_lease_when_it_asks_again_is_not_done():
+    record = LeaseLog([logged(1, 0, 0, 0, 4), logged(1, 2, 1, 0, 1)]).as_of(9)
+    assert record.returned == (Span(0, 2, 4), Span(1, 1, 5))
 
 
 def test_a_ledger_as_of_a_clock_continues_one_that_was_resumed_before():
     """Its clocks are counted from where it began, and more epochs are asked for by now."""
-    first = as_of(2, logged([(0, 0, 0, 6)]))
-    begun = {"kind": "ledger", "record": to_builtins(first), "passed": 2}
-    again = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 3)
+    first = LeaseLog([logged(1, 0, 0, 0, 6)]).as_of(2)
+    log = LeaseLog([LedgerBegun(first, 2), logged(1, 0, 0, 2, 4)])
+    again = log.as_of(5, 3)
     assert again.returned == (Span(0, 5, 1),)
     assert (again.epochs, again.untouched) == (3, (1, 0))
     assert len(list(Leases(again).undone())) == 1 + 6 + 6
-    fewer = as_of(5, [begun, *logged([(0, 0, 2, 4)])], 1)
+    fewer = log.as_of(5, 1)
     assert fewer.returned == (Span(0, 5, 1),)
     assert (fewer.epochs, fewer.untouched) == (1, (1, 0))
 
 
 def test_a_ledger_as_of_a_clock_takes_no_time_for_batches_that_nobody_began():
-    first, *_ = logged([(0, 0, 0, 3)])
-    returned = {"kind": "returned", "epoch": 0, "first": 3, "count": 1 << 60}
-    record = as_of(2, [{**first, "epochs": 1 << 60, "batches": 1 << 60}, returned])
+    record = LeaseLog([logged(1, 0, 0, 0, 3, 1 << 60, 1 << 60)]).as_of(2)
     assert record.returned == (Span(0, 2, (1 << 60) - 2),)
     assert record.untouched == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [(1, 0, 2, 0, 1), (1, 0, 0, 4, 3), (1, -1, 0, 0, 1), (1, 0, 0, -1, 1), (1, 0, 0, 0, -1)],
+)
+def test_an_entry_that_is_no_lease_is_refused(wrong):
+    with pytest.raises(ValueError, match="is no lease"):
+        logged(*wrong)
+    with pytest.raises(ValueError, match="is no lease"):
+        logged(1, 0, 0, 0, LEASE_MOST + 1, 1, 1 << 40)
+
+
+def test_a_lease_has_a_bound():
+    leases = Leases(LedgerRecord())
+    leases.ask("a", Lease(7, 0, epochs=1, batches=1 << 40))
+    [(_, leased)] = leases.answers(1)
+    assert leased.count == LEASE_MOST

@@ -1,5 +1,8 @@
 """Bugs in what the scheduler keeps over a view change, and in what workers send again after one."""
 
+from contextlib import contextmanager
+from unittest.mock import patch
+
 from msgspec.structs import replace
 
 from shoal.protocol.scheduler import view_change as view_change_module
@@ -78,3 +81,23 @@ reads_of_before_land = bug(
     worker_module, "moved", instead(False),
     "A worker keeps to the servers that had the rows.",
 )  # fmt: skip
+
+
+@contextmanager
+def lease_log_without_ends():
+    """The lease log does not say after how many clocks a dead worker's leases ended."""
+    with patch.object(LeaseLedgers, "departing", lambda self, view: []):
+        yield
+
+
+@contextmanager
+def lease_log_after_the_journal():
+    """A lease is logged after it is in the journal: a scheduler that dies in between grants it."""
+    right = LeaseLedgers.answers
+
+    def answers(self, members):
+        entries, answers = right(self, members)
+        return [], [*entries, *answers]
+
+    with patch.object(LeaseLedgers, "answers", answers):
+        yield

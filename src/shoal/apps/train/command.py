@@ -20,9 +20,10 @@ from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
-from shoal.protocol.scheduler.leases import LedgerRecord, as_of
+from shoal.protocol.scheduler.leases import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.reports.live import Live
+from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
@@ -102,11 +103,11 @@ def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
     """The lease ledger as of the checkpoint that a job continues from."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
-    events = RunFolder(Path(job.resume)).events
-    record = as_of(clock, read_events(events), job.epochs)
-    if not record.batches:
+    leases = RunFolder(Path(job.resume)).leases
+    record = read_lease_log(leases).as_of(clock, job.epochs) if leases.exists() else None
+    if record is None or not record.batches:
         raise InvalidValue(
-            f"{job.resume} was trained without leases ({events} has none): resume it without "
+            f"{job.resume} was trained without leases ({leases} has none): resume it without "
             "--on-worker-loss reassign"
         )
     return record

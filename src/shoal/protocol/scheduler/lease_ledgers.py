@@ -6,9 +6,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.machine import Append, Effects, Note, Send
 from shoal.protocol.messages import Lease, Leased, Waiting
-from shoal.protocol.scheduler.leases import Leases, LedgerRecord, Span
+from shoal.protocol.scheduler.leases import (
+    LeaseGranted,
+    Leases,
+    LedgerRecord,
+    LogEntry,
+    Span,
+    WorkerGone,
+)
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId, View
 
@@ -48,17 +55,33 @@ class LeaseLedgers:
                 found.append(Waiting(who, "a lease", f"waits for {others} to do theirs", seconds))
         return found
 
-    def answers(self, members: Members) -> Effects:
-        """The leases that can be granted now. They have to be persisted before they are sent."""
+    def answers(self, members: Members) -> tuple[list[Append], Effects]:
+        """The leases that can be granted now: entries of the lease log, and what follows once
+        they and the ledgers are durable."""
+        entries: list[Append] = []
         out: Effects = []
         for group, leases in self._leases.items():
             for node, answer in leases.answers(len(members.at_work(group))):
                 if isinstance(answer, Leased) and answer.count:
+                    if not group:
+                        granted = leases.granted_to(members.by_id[node].incarnation)
+                        entries.append(_entry(LeaseGranted(**leases.size, granted=granted)))
                     fields = {"name": members.by_id[node].name, "group": group, **leases.size}
                     out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
                 self._since.pop(node, None)
                 out.append(Send(node, answer))
-        return out
+        return entries, out
+
+    def departing(self, view: View) -> list[Append]:
+        """Entries of the lease log for the workers that a view is without, before it is offered:
+        servers may write a checkpoint before the scheduler hears that the view is adopted."""
+        leases = self.of("")
+        gone = [each for each in view.departed if not each.group]
+        return [
+            _entry(WorkerGone(each.incarnation, each.done_clock))
+            for each in gone
+            if leases.has_granted(each.incarnation)
+        ]
 
     def reclaim(self, view: View) -> list[tuple[Member, Span]]:
         """Take back the unfinished batches of workers that are not in this view any more."""
@@ -75,3 +98,7 @@ class LeaseLedgers:
         self._since.pop(member.id, None)
         if member.group in self._leases:
             self._leases[member.group].withdraw(member.incarnation)
+
+
+def _entry(entry: LogEntry) -> Append:
+    return Append(msgspec.json.encode(entry))

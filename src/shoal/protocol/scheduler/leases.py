@@ -12,13 +12,14 @@ Grants get smaller towards the end of an epoch (guided self-scheduling, Polychro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from shoal.protocol.messages import Lease, Leased, NotLeased
 from shoal.protocol.views import NodeId
+
+LEASE_MOST = 1 << 20  # batches of a lease
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -96,6 +97,13 @@ class Leases:
         """Whether all batches are done; false before the first request."""
         left = not self._epochs or self._returned or self._untouched[0] < self._epochs
         return not left and not any(each.span.count for each in self._granted.values())
+
+    def granted_to(self, incarnation: int) -> Granted:
+        """The present lease of a worker."""
+        return self._granted[incarnation]
+
+    def has_granted(self, incarnation: int) -> bool:
+        return incarnation in self._granted
 
     @property
     def wanting(self) -> list[NodeId]:
@@ -193,7 +201,7 @@ class Leases:
 
     @staticmethod
     def _most(left: int, workers: int) -> int:
-        return max(1, left // (2 * max(workers, 1)))
+        return min(max(1, left // (2 * max(workers, 1))), LEASE_MOST)
 
     def undone(self) -> Iterator[tuple[int, int]]:
         """(epoch, batch) of all batches that are not granted."""
@@ -205,47 +213,103 @@ class Leases:
             yield from ((each, at) for at in range(self._batches))
 
 
-def as_of(clock: int, events: Iterable[Mapping[str, Any]], epochs: int = 0) -> LedgerRecord:
-    """The ledger at the time when all workers had finished `clock` clocks, from an event log.
+class LedgerBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The ledger that a run begins with, after `passed` clocks of the run that it continues."""
 
-    Args:
-        clock: the clock.
-        events: the events `ledger` (the run's initial ledger), `leased` and `returned`.
-        epochs: epochs of the resumed run, if they differ; 0 for the same.
+    record: LedgerRecord
+    passed: int
+
+
+class LeaseGranted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A lease of a run with these epochs, and batches per epoch."""
+
+    epochs: int
+    batches: int
+    granted: Granted
+
+    def __post_init__(self) -> None:
+        span = self.granted.span
+        inside = 0 <= span.epoch < self.epochs and 0 <= span.first <= self.batches - span.count
+        if not inside or not 0 <= span.count <= LEASE_MOST or self.granted.clock < 0:
+            raise ValueError(f"{span} is no lease of {self.batches} batches, {self.epochs} epochs")
+
+
+class WorkerGone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A worker ended after `done_clock` clocks. A later entry of it replaces this one."""
+
+    incarnation: int
+    done_clock: int
+
+
+LogEntry = LedgerBegun | LeaseGranted | WorkerGone
+
+
+class LeaseLog:
+    """What a lease log says: which batches were done at which clock.
+
+    An entry is durable before what it says takes effect. What it says may not have taken effect:
+    then a later lease of the worker, at the same clock or an earlier one, replaces it.
     """
-    began, passed, done_at = LedgerRecord(), 0, dict[tuple[int, int], int]()
-    for each in events:
-        if each["kind"] == "ledger":
-            began, passed = msgspec.convert(each["record"], LedgerRecord), each["passed"]
-        elif each.get("group"):
-            pass  # an attached group has its own data
-        elif each["kind"] == "leased":
-            if not began.epochs:
-                began = LedgerRecord(each["epochs"], each["batches"])
-            for at in range(each["count"]):
-                done_at[each["epoch"], each["first"] + at] = passed + each["clock"] + at
-        elif each["kind"] == "returned":
-            first, stop = (
-                (each["epoch"], each["first"]),
-                (each["epoch"], each["first"] + each["count"]),
-            )
-            for batch in [batch for batch in done_at if first <= batch < stop]:
-                del done_at[batch]
-    epochs = epochs or began.epochs
-    # Epochs behind all that was leased are left untouched, however many there are.
-    untouched = max((number + 1 for number, _ in done_at), default=0)
-    untouched = min(max(untouched, began.untouched[0] + bool(began.untouched[1])), epochs)
-    done: dict[int, set[int]] = {}
-    for (number, place), at in done_at.items():
-        if at < clock:
-            done.setdefault(number, set()).add(place)
-    left = [
-        piece
-        for span in sorted(_undone(began, untouched))
-        if span.epoch < epochs
-        for piece in _without(span, done.get(span.epoch, ()))
-    ]
-    return LedgerRecord(epochs, began.batches, (untouched, 0), tuple(_joined(left)))
+
+    def __init__(self, entries: Iterable[LogEntry]) -> None:
+        self._began, self._passed = LedgerRecord(), 0
+        self._leased: dict[tuple[int, int], tuple[int, int]] = {}  # by batch: incarnation, clock
+        self._gone: dict[int, int] = {}
+        self._latest: dict[int, Granted] = {}  # by incarnation
+        for entry in entries:
+            match entry:
+                case LedgerBegun(record, passed):
+                    self._began, self._passed = record, passed
+                case LeaseGranted(epochs, batches, granted):
+                    if not self._began.epochs:
+                        self._began = LedgerRecord(epochs, batches)
+                    self._grant(granted)
+                case WorkerGone(incarnation, done_clock):
+                    self._gone[incarnation] = done_clock
+
+    def _grant(self, granted: Granted) -> None:
+        worker = granted.incarnation
+        before = self._latest.get(worker)
+        if before is not None:
+            for batch in _batches(before.after(granted.clock)):
+                if self._leased.get(batch, (0, 0))[0] == worker:
+                    del self._leased[batch]
+        self._latest[worker] = granted
+        for at, batch in enumerate(_batches(granted.span)):
+            self._leased[batch] = worker, granted.clock + at
+
+    def as_of(self, clock: int, epochs: int = 0) -> LedgerRecord:
+        """The ledger at the time when all workers had finished `clock` clocks.
+
+        Args:
+            clock: the clock, counted with those of the runs that were continued.
+            epochs: epochs of the resumed run, if they differ; 0 for the same.
+        """
+        began = self._began
+        done_at = {
+            batch: self._passed + at
+            for batch, (worker, at) in self._leased.items()
+            if at < self._gone.get(worker, at + 1)
+        }
+        epochs = epochs or began.epochs
+        # Epochs behind all that was leased are left untouched, however many there are.
+        untouched = max((number + 1 for number, _ in done_at), default=0)
+        untouched = min(max(untouched, began.untouched[0] + bool(began.untouched[1])), epochs)
+        done: dict[int, set[int]] = {}
+        for (number, place), at in done_at.items():
+            if at < clock:
+                done.setdefault(number, set()).add(place)
+        left = [
+            piece
+            for span in sorted(_undone(began, untouched))
+            if span.epoch < epochs
+            for piece in _without(span, done.get(span.epoch, ()))
+        ]
+        return LedgerRecord(epochs, began.batches, (untouched, 0), tuple(_joined(left)))
+
+
+def _batches(span: Span) -> list[tuple[int, int]]:
+    return [(span.epoch, span.first + at) for at in range(span.count)]
 
 
 def _undone(record: LedgerRecord, epochs: int) -> list[Span]:

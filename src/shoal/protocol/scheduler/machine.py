@@ -233,8 +233,7 @@ class SchedulerMachine:
             return
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
-            # From before its end; or from an incarnation that was declared dead since, after which
-            # a late duplicate of its Join has made a new one, which will not be heard of.
+            # from before its end; or from a former incarnation, of which a late Join made a new one
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
@@ -344,8 +343,9 @@ class SchedulerMachine:
     # ------------------------------------------------------------------ barriers, end
 
     def _answer_leases(self, out: Effects) -> None:
-        answers = self.ledgers.answers(self.members)
+        entries, answers = self.ledgers.answers(self.members)
         if answers and not self.ended:
+            out.extend(entries)
             self._persist(out)
             out.extend(answers)
 
@@ -379,7 +379,7 @@ class SchedulerMachine:
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
         self._shutdown.say(now, out)
 
-    def _persist(self, out: Effects) -> None:
+    def _persist(self, out: Effects, reserve: bool = False) -> None:
         record = JournalRecord(
             self._views.term,
             self.view,
@@ -394,7 +394,7 @@ class SchedulerMachine:
             self._run,
             self._views.offered,
         )
-        out.append(Persist(msgspec.msgpack.encode(record)))
+        out.append(Persist(msgspec.msgpack.encode(record), reserve))
 
 
 _STRANGER = "this node is not a member of the run (declared dead?); start it again to join"

@@ -66,7 +66,7 @@ class ViewChange:
         record: JournalRecord,
         options: SchedulerOptions,
         members: Members,
-        persist: Callable[[Effects], None],
+        persist: Callable[..., None],
         end: Callable[[ShoalError, float, Effects], None],
     ) -> None:
         self.view: View | None = record.view
@@ -281,6 +281,7 @@ class ViewChange:
         """
         if self._proposal is None:
             self._number += 1
+            self._persist(out, True)  # a full disk must not keep servers waiting for their view
             number, known = (self.term, self._number), self.view.id if self.view else NO_VIEW
             self._proposal = Proposal(number, reason, known, drain, self._options.resend_s, now)
         self._conclude(now, out)
@@ -335,6 +336,7 @@ class ViewChange:
     def _offer(self, view: View, now: float, out: Effects) -> None:
         """Send a view to the servers of the current view; the first that adopts it decides."""
         self.offered, self._offered_at = view, now
+        out.extend(self.ledgers.departing(view))
         first = self._first_to_adopt()
         if not first:
             self._make(view, now, out)

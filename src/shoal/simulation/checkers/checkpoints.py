@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from shoal.keys import slot_of, tiles
 from shoal.protocol.machine import Save
+from shoal.protocol.scheduler.leases import LeaseLog, Leases
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.workloads.leases import BATCHES, EPOCHS
 from shoal.tables.snapshots import overlaid
 
 
@@ -59,6 +61,30 @@ class Cuts:
                     ]
                     if lacks:
                         raise violated("cut", f"clock {clock} of {each.rows} lacks {lacks}")
+        return found
+
+    def check_leases(self, log: LeaseLog, unsure: set[int]) -> int:
+        """`lease log`: a checkpoint has the batches that the lease log says were done by its clock,
+        and no others.
+
+        Return the number of checkpoints.
+
+        unsure:  batches whose push may be lost, or count though it has failed
+        """
+        found = 0
+        for clock, saved in sorted(self._saved.items()):
+            parts = [each for (name, _), each in saved.items() if name == "harvest"]
+            if not parts or not tiles(sorted(each.rows for each in parts), EPOCHS * BATCHES):
+                continue
+            found += 1
+            undone = Leases(log.as_of(clock, EPOCHS)).undone()
+            said = {epoch * BATCHES + batch for epoch, batch in undone}
+            for each in parts:
+                for row, times in enumerate(each.state["rows"].flatten().tolist(), each.rows.start):
+                    if row not in unsure and (row in said) == bool(times):
+                        what = "to be done" if row in said else "done"
+                        text = f"batch {row} counts {times:g} times in checkpoint {clock}"
+                        raise violated("lease log", f"{text}, and is {what} by the lease log")
         return found
 
 

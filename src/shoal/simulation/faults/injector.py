@@ -41,6 +41,7 @@ FAULTS = (
     "join server",
     "leave server",
     "refuse memory",
+    "fill disk",
 )
 LASTING = (
     "stop worker for long",
@@ -142,6 +143,7 @@ class FaultInjector:
         self._breaks_payload = False
         self._deaths.heal()
         self._cluster.out_of_memory.clear()
+        self._world.nodes[SCHEDULER].disk.full_until = 0.0
         self._world.network.heal()
 
     def look(self) -> None:
@@ -223,6 +225,9 @@ class FaultInjector:
                 for server in random.sample(servers, min(len(servers), 2)):
                     self._cluster.out_of_memory[server] = until + 2 * random.random()
                     self.count(what)
+            case "fill disk" if self._world.nodes[SCHEDULER].alive:
+                self._world.nodes[SCHEDULER].disk.full_until = until + random.random()
+                self.count(what)
             case "leave server":
                 here = self._cluster.servers
                 servers = [n for n in names if n in here and here[n].session.incarnation]
@@ -307,7 +312,7 @@ class FaultInjector:
         if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
             return False
         if self._at_persist == "after":
-            sim.disk = effect.record
+            sim.disk.write(effect)
         self.count(f"crash scheduler {self._at_persist} persist")
         self._at_persist = ""
         self._later(self._cluster.restart_scheduler)

@@ -38,7 +38,7 @@ class LeaseWorkload:
         self._exact = consistency.apply_at == "round_end"
         self.patient = consistency.name == "asp"
         self._held: dict[int, list[int]] = {}  # rows of leased batches, by incarnation
-        self._unsure: set[int] = set()
+        self.unsure: set[int] = set()  # batches whose push may have failed, or counts though it has
 
     def push(self, machine: WorkerMachine) -> Generator[Any, Any, PushOp | None]:
         """Return the push of this clock's batch, or None if there is none."""
@@ -57,11 +57,11 @@ class LeaseWorkload:
 
     def pushed(self, push: PushOp, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self._unsure.add(int(np.asarray(push.keys)[0]))
+            self.unsure.add(int(np.asarray(push.keys)[0]))
 
     def leave(self, incarnation: int) -> None:
         """Record that a worker ends with leased batches that it has not pushed."""
-        self._unsure.update(self._held.pop(incarnation, ()))
+        self.unsure.update(self._held.pop(incarnation, ()))
 
     def check_end(self, rows: np.ndarray, record: LedgerRecord, whole: bool) -> None:
         """`leased`: batches that are done read 1, and free ones 0.
@@ -81,6 +81,6 @@ class LeaseWorkload:
                 raise violated("leased", f"batch {row} counts {times:g} times")
             if self._exact and times and row in undone:
                 raise violated("leased", f"batch {row} counts, and is to be done again")
-            done = record.epochs and row not in undone | under_way | self._unsure
+            done = record.epochs and row not in undone | under_way | self.unsure
             if whole and done and not times:
                 raise violated("leased", f"batch {row} is done, and does not count")

@@ -5,6 +5,7 @@ from click.testing import CliRunner
 
 from shoal.cli import main
 from shoal.engines import roles
+from shoal.storage.files import FULL
 
 WORDS = ["scheduler", "--listen", "unix:///nowhere", "--workers", "1", "--servers", "1"]
 
@@ -55,3 +56,14 @@ def test_a_token_on_the_command_line_is_warned_about(scheduler, file):
     assert (done.output, token) == ("", "a token that nobody sees")
     done, _ = scheduler("--token", "a token on the line", "--token-file", str(file))
     assert "not both" in done.output
+
+
+@pytest.mark.parametrize("full", FULL)
+def test_a_full_disk_is_said_in_a_line(monkeypatch, full):
+    def fail(**_):
+        raise OSError(full, "no room", "/runs/job.toml")
+
+    monkeypatch.setattr(roles, "run_scheduler", fail)
+    done = CliRunner().invoke(main, WORDS)
+    assert done.exit_code == 1
+    assert done.output == ("no space left for /runs/job.toml: make room, or use another --out\n")

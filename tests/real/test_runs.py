@@ -160,18 +160,27 @@ def test_a_killed_workers_data_is_reassigned(strategy, tmp_path):
     _assert_nothing_left(run.pid)
 
 
-def test_a_replicated_run_survives_a_scheduler_whose_disk_is_full(tmp_path):
-    """Leases are written to its journal; it ends with an error, and another takes its place."""
-    words = "--workers 2 --servers 2 --replicas 2 --epochs 40 --on-worker-loss reassign --json"
-    with training(tmp_path, words) as run:
+def test_a_scheduler_whose_disk_is_full_waits_for_room(tmp_path):
+    """Leases are logged before workers hear of them; heartbeats are answered meanwhile."""
+    words = "--workers 2 --servers 2 --epochs 60 --on-worker-loss reassign --checkpoint-every 50"
+    with training(tmp_path, f"{words} --json") as run:
         pid = _pid_in_training(tmp_path, "scheduler", run)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # as if no byte were left
+        [folder] = tmp_path.glob("shoal-runs/*")
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        steps, since, until = -1, time.monotonic(), time.monotonic() + 30
+        while time.monotonic() < since + 4:  # longer than any member may be silent here
+            assert time.monotonic() < until
+            if (now := (folder / "events.jsonl").read_bytes().count(b'"step"')) != steps:
+                steps, since = now, time.monotonic()
+            time.sleep(0.05)  # polls other processes' files
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         answer, errors = run.communicate(timeout=60)
     assert run.returncode == 0, errors
-    assert "scheduler has failed" in errors
+    assert "has failed" not in errors
     summary = json.loads(answer.splitlines()[-1])
     assert summary["lost"] == []
     assert summary["accuracy"] >= 0.9
+    assert "there is room in" in (folder / "logs" / "scheduler.log").read_text()
     _assert_nothing_left(run.pid)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from shoal.errors import ShoalError, UsageError
+from shoal.storage.files import FULL
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,6 +86,12 @@ class Shoal(click.Group):
             ctx.exit(EXIT_USAGE)
         except ShoalError as error:
             _complain(error)
+            ctx.exit(EXIT_FAILED)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            file = error.filename or "the files of this command"
+            click.echo(f"no space left for {file}: make room, or use another --out", err=True)
             ctx.exit(EXIT_FAILED)
         except KeyboardInterrupt as interrupt:
             Console(stderr=True).print(": ".join(["interrupted", *map(str, interrupt.args)]))

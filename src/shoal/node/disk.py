@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import deque
 from time import monotonic
 
 from shoal.protocol.machine import Append, Effect, Effects, Persist, Send
 from shoal.protocol.messages import HeartbeatSeen, StatusReply
+from shoal.storage.files import FULL
 from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RETRY_S = 0.5
 HARMLESS = HeartbeatSeen | StatusReply  # depend on nothing that has to be on the disk
 

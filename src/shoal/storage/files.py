@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = 2  # of all files that a run leaves; raise it when one of them changes
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk without room
 FORMAT_KEY = "shoal_format"  # in a file's metadata
 NOT_ARRAYS = (  # what numpy raises where a file of arrays is damaged
     *(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError),

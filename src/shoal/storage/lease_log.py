@@ -7,6 +7,7 @@ worker hears of its lease. An entry that a crash has cut off at the end was not.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ class LeaseLogFile:
         line = b"%08x %s\n" % (crc32(entry), entry)
         try:
             if os.write(self._file, line) < len(line):
-                raise OSError(28, "No space left on device", str(self.path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, end)

@@ -220,20 +220,25 @@ class FaultInjector:
                 add = self._cluster.add_worker if what == "join" else self._cluster.add_server
                 if add() is not None:
                     self.count(what)
-            case "refuse memory":
-                servers = [name for name in names if name in self._cluster.servers]
-                for server in random.sample(servers, min(len(servers), 2)):
-                    self._cluster.out_of_memory[server] = until + 2 * random.random()
-                    self.count(what)
-            case "fill disk" if self._world.nodes[SCHEDULER].alive:
-                self._world.nodes[SCHEDULER].disk.full_until = until + random.random()
-                self.count(what)
+            case "refuse memory" | "fill disk":
+                self._refuse(what, names, until)
             case "leave server":
                 here = self._cluster.servers
                 servers = [n for n in names if n in here and here[n].session.incarnation]
                 if len(servers) > 1:
                     self.count(what)
                     self._cluster.send_away(random.choice(servers))
+
+    def _refuse(self, what: str, names: list[NodeId], until: float) -> None:
+        """Refuse servers memory for shards, or the scheduler room on its disk."""
+        if what == "fill disk":
+            self._world.nodes[SCHEDULER].disk.full_until = until + self._random.random()
+            self.count(what)
+            return
+        servers = [name for name in names if name in self._cluster.servers]
+        for server in self._random.sample(servers, min(len(servers), 2)):
+            self._cluster.out_of_memory[server] = until + 2 * self._random.random()
+            self.count(what)
 
     def _stop(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for a short time, or for so long that it may be declared dead."""

@@ -13,10 +13,10 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.admin.death_report import DeathReporter
-from shoal.protocol.machine import Note
+from shoal.protocol.machine import Note, Save
 from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
-from shoal.protocol.scheduler.leases import LeaseLog, LogEntry
+from shoal.protocol.scheduler.leases import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.placement import lost
 from shoal.protocol.server.machine import ServerMachine
@@ -99,7 +99,7 @@ class Scenario:
         self._cuts = Cuts()
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
-        self.world.on_save = self._cuts.add
+        self.world.on_save = self._on_save
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
         self._scheduled = ScheduledFaults(
@@ -123,6 +123,9 @@ class Scenario:
             self._durability.sent(target, message, sim.disk.record)
         else:
             self._views.sent(sim.node, message)
+
+    def _on_save(self, save: Save) -> None:
+        self._cuts.add(save, len(self.world.nodes[SCHEDULER].disk.log))
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
@@ -269,9 +272,9 @@ class Scenario:
         if self.plan.checkpoint_s:
             self.world.coverage["checkpoint by time"] += found
         if self.work.leased is not None and closes and atomic:
-            entries = self.world.nodes[SCHEDULER].disk.log
-            log = LeaseLog(msgspec.json.decode(entry, type=LogEntry) for entry in entries)
-            leased = self._cuts.check_leases(log, self.work.leased.unsure)
+            log = self.world.nodes[SCHEDULER].disk.log
+            entries = [msgspec.json.decode(entry, type=LogEntry) for entry in log]
+            leased = self._cuts.check_leases(entries, self.work.leased.unsure)
             self.world.coverage["checkpoint of leased batches"] += leased
 
     def _never_joined(self, sim: SimNode) -> bool:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from shoal.protocol.messages import Frozen, GroupProgress
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
+from shoal.protocol.scheduler.rebalance import Moves
 from shoal.protocol.views import Member, View
 from shoal.tables.spec import TableSpec, asp, bsp, ssp
 
@@ -142,3 +143,14 @@ def test_a_new_worker_does_not_begin_before_the_latest_one_began():
     present = {"server-0": member("server-0"), "worker-1": member("worker-1", 8)}
     view = next_view((1, 5), present, before, (), [at(((7, 0),), 0)], "")
     assert [(each.id, each.first_clock) for each in view.workers] == [("worker-1", 11)]
+
+
+def test_a_view_has_a_server_of_the_one_before_though_all_of_them_leave():
+    """All servers of a view may refuse the next one, so that one of them has to adopt it."""
+    present = {**ALL, "server-2": member("server-2", 9)}
+    moves = Moves(leaving={"server-0", "server-1"})
+    promises = [Frozen((1, 2), ())] * 3
+    second = next_view((1, 2), present, first_view(), (), promises, "", moves)
+    assert [each.id for each in second.servers] == ["server-0", "server-2"]
+    third = next_view((1, 3), present, second, (), promises, "", moves)
+    assert [each.id for each in third.servers] == ["server-2"]

@@ -245,11 +245,16 @@ def next_view(
     staying = [m for m in servers if m.id not in moves.leaving] or servers
     placements += tuple(_placed_anew(tables, len(placements), staying, moves))
     at_work = {rank for parts in placements for placement in parts for rank in placement.chain}
-    servers = tuple(m for m in servers if m in staying or m.rank in at_work)
+    heirs = {m.id for m in previous.servers} & {m.id for m in servers} if previous else set()
+    kept = tuple(m for m in servers if m in staying or m.rank in at_work)
+    if heirs and heirs.isdisjoint(m.id for m in kept):
+        # one of them has to adopt this view, since all of them together may refuse it
+        stays = next(m for m in servers if m.id in heirs)
+        kept = tuple(m for m in servers if m in kept or m == stays)
     return View(
         term=number[0],
         number=number[1],
-        servers=servers,
+        servers=kept,
         workers=workers,
         tables=tables[: len(placements)],
         placements=placements,

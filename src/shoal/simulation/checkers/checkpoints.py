@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from shoal.keys import slot_of, tiles
 from shoal.protocol.machine import Save
-from shoal.protocol.scheduler.leases import LeaseLog, Leases
+from shoal.protocol.scheduler.leases import LeaseLog, Leases, LogEntry
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.workloads.leases import BATCHES, EPOCHS
 from shoal.tables.snapshots import overlaid
@@ -20,9 +20,12 @@ class Cuts:
     """The rows that servers have saved, by clock and shard."""
 
     def __init__(self) -> None:
+        self._logged: dict[int, int] = {}  # when the last file of a clock was written
         self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
 
-    def add(self, save: Save) -> None:
+    def add(self, save: Save, logged: int) -> None:
+        """Take in a file, at the time when the lease log has so many entries."""
+        self._logged[save.clock] = logged
         if save.spec.group:
             raise violated("cut", f"{save.spec.name} uses other clocks than checkpoints")
         key = save.spec.name, save.rows.start
@@ -63,9 +66,9 @@ class Cuts:
                         raise violated("cut", f"clock {clock} of {each.rows} lacks {lacks}")
         return found
 
-    def check_leases(self, log: LeaseLog, unsure: set[int]) -> int:
+    def check_leases(self, entries: Sequence[LogEntry], unsure: set[int]) -> int:
         """`lease log`: a checkpoint has the batches that the lease log says were done by its clock,
-        and no others.
+        and no others, as the log was when the checkpoint was written: both may be all that is left.
 
         Return the number of checkpoints.
 
@@ -77,6 +80,7 @@ class Cuts:
             if not parts or not tiles(sorted(each.rows for each in parts), EPOCHS * BATCHES):
                 continue
             found += 1
+            log = LeaseLog(entries[: self._logged[clock]])
             undone = Leases(log.as_of(clock, EPOCHS)).undone()
             said = {epoch * BATCHES + batch for epoch, batch in undone}
             for each in parts:

@@ -44,7 +44,7 @@ from shoal.simulation.world import World
 LIMIT_S = 120.0
 REPAIR_S = 12.0  # after the last fault
 EVERY_WORKER_DIED = "every worker has died"
-MOST_EVENTS = 120_000  # of a seed; more with a fault schedule
+MOST_EVENTS = 200_000  # of a seed; more with a fault schedule
 
 
 class Report(msgspec.Struct):

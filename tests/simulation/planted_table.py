@@ -1,6 +1,6 @@
 """Which seed catches each planted bug, and by which checker.
 
-    python tests/simulation/planted_table.py [--write] [BUG ...]
+    python -m tests.simulation.planted_table [--write] [BUG ...]
 
 Tries the pinned seed of a bug, then all from 0 on, and prints a table; with --write it pins what it
 found in planted/pins.json, which the tests run.

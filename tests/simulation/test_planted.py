@@ -1,6 +1,6 @@
 """Each planted bug is caught at its pinned seed, by its pinned checker.
 
-`python tests/simulation/planted_table.py --write` finds the seeds, all of them within 300.
+`python -m tests.simulation.planted_table --write` finds the seeds, all of them within 300.
 """
 
 import functools

@@ -90,21 +90,25 @@ def _read(
 
 
 def _right(whole: Path, folder: Path, file: Path, kind: Any) -> list[set[str]]:
-    """What each reader may return: of the whole file; and where there is none, if it may lack."""
+    """What each reader may return: of the whole file; where there is none, if it may lack; and of
+    the first entries of a log, which is what a crash leaves of it."""
     from shoal.errors import ShoalError
 
+    data = (whole / file).read_bytes()
+    ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")] if kind.appended else []
     found: list[set[str]] = []
     for reader in kind.readers:
         right = set()
-        for lost in (False, True):
+        for end in (len(data), None, *ends):
             case = _copy(whole, folder)
-            if lost:
-                (case / file).unlink()
+            (case / file).unlink()
+            if end is not None:
+                (case / file).write_bytes(data[:end])
             try:
                 content = reader(case, case / file)
                 right |= {content} if content is not None else set()
             except (ShoalError, OSError):
-                if not lost:
+                if end == len(data):
                     raise
         found.append(right)
     return found

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,14 @@ from shoal.keys import KeyRange, slot_of, split_evenly
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Save
 from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.scheduler.leases import (
+    Granted,
+    LeaseGranted,
+    LedgerBegun,
+    LedgerRecord,
+    Span,
+    WorkerGone,
+)
 from shoal.protocol.views import View
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.simulation.scenario import Scenario
@@ -32,6 +41,7 @@ from shoal.storage.checkpoints import Writer
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.storage.journal import Journal
+from shoal.storage.lease_log import LeaseLogFile
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import save_shards
 from shoal.tables.opening import open_shard
@@ -63,6 +73,7 @@ def write_files(folder: Path) -> None:
     _write_shards(run)
     _write_state_of_worker(run)
     _write_journal(folder / "scheduler.state")
+    _write_leases(run)
     run.scheduler.write_text("unix:///tmp/nowhere/scheduler.sock")
     run.token.write_text("0123456789abcdef")
     for rank in range(JOB.workers):
@@ -82,13 +93,6 @@ def _write_events(run: RunFolder) -> None:
     for log in logs.values():
         log.elapsed = lambda: 1.25  # type: ignore[method-assign]
     logs["scheduler"].write("view", view=(1, 1), reason="", whole=True, servers=2, workers=2)
-    logs["scheduler"].write(
-        "leased", name="worker-0", epochs=2, batches=4, clock=0, epoch=0, first=0, count=2
-    )
-    logs["scheduler"].write(
-        "leased", name="worker-1", epochs=2, batches=4, clock=0, epoch=0, first=2, count=2
-    )
-    logs["scheduler"].write("returned", name="worker-1", epoch=0, first=3, count=1)
     for rank in range(2):
         log = logs[f"worker-{rank}"]
         log.write("begin", rank=rank, samples=20, batches=4)
@@ -162,7 +166,22 @@ def _write_journal(path: Path) -> None:
     scenario.world.run(until=60.0, most_events=120_000)
     disk = scenario.world.nodes[SCHEDULER].disk
     assert disk is not None
-    Journal(path).write(disk)
+    Journal(path).write(disk.record)
+
+
+def _write_leases(run: RunFolder) -> None:
+    entries = (
+        LedgerBegun(LedgerRecord(2, 4), 0),
+        LeaseGranted(2, 4, Granted(7, 0, Span(0, 0, 2))),
+        LeaseGranted(2, 4, Granted(8, 0, Span(0, 2, 2))),
+        WorkerGone(8, 1),
+        LeaseGranted(2, 4, Granted(7, 2, Span(0, 3, 1))),
+        LeaseGranted(2, 4, Granted(7, 3, Span(1, 0, 2))),
+    )
+    log = LeaseLogFile(run.leases)
+    for entry in entries:
+        log.append(msgspec.json.encode(entry))
+    log.close()
 
 
 def _write_data(folder: Path) -> None:

@@ -173,9 +173,10 @@ def why_ended(run: Path) -> None:
             raise
 
 
-def ledger(run: Path) -> None:
+def ledger(run: Path) -> str:
     """As `shoal train --resume --on-worker-loss reassign`."""
-    _ledger(msgspec.structs.replace(JOB, resume=str(run), on_worker_loss="reassign"), 2)
+    record = _ledger(msgspec.structs.replace(JOB, resume=str(run), on_worker_loss="reassign"), 2)
+    return str(record)
 
 
 # ---------------------------------------------------------------------------- by kind
@@ -208,10 +209,14 @@ def drained(content: Any) -> None:
 
 
 class Kind(msgspec.Struct):
-    """A kind of file: patterns of its names in the run's folder, and what reads it."""
+    """A kind of file: patterns of its names in the run's folder, and what reads it.
+
+    appended:  whether it is a log, whose first entries are right as well
+    """
 
     files: str
     readers: tuple[Reads, ...]
+    appended: bool = False
 
     def found(self, run: Path) -> list[Path]:
         return list(run.glob(self.files))
@@ -230,6 +235,7 @@ KINDS: dict[str, Kind] = {
     ),
     "worker's state": Kind("checkpoints/*/worker-*.safetensors", (exact(taken_up), exact(resumed))),
     "journal": Kind("scheduler.state", (exact(restarted),)),
+    "lease log": Kind("checkpoints/leases", (exact(ledger),), appended=True),
     "events": Kind(
         "events.jsonl",
         (
@@ -237,7 +243,6 @@ KINDS: dict[str, Kind] = {
             of_run(lambda run: time_to(load_run(run).events)),
             of_run(lambda run: write_tables(RunFolder(run))),
             of_run(followed),
-            of_run(ledger),
             of_run(lambda run: tables_in_events(RunFolder(run))),
             of_run(lambda run: summarise(JOB, RunFolder(run), 0.0)),
         ),

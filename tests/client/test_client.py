@@ -22,16 +22,9 @@ from shoal.errors import (
 from shoal.keys import KeyRange
 from shoal.protocol.requests import DeclareTable
 from shoal.tables.spec import Access, TableSpec, bsp
+from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
-
-
-def wait_until(condition):
-    """For what no event tells of."""
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        threading.Event().wait(0.001)
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -308,7 +301,7 @@ def test_a_waiter_is_not_kept_by_another_threads_longer_wait(cluster):
     second = threading.Thread(target=one.barrier, args=("both",))
     for waiting, each in enumerate((first, second), 1):
         each.start()
-        wait_until(lambda waiting=waiting: one._driver._drivers == waiting)
+        until(lambda waiting=waiting: one._driver._drivers == waiting)
     with pytest.raises(RequestTimeout):
         pulled.wait(timeout=0.2)
     two.advance().wait()
@@ -336,7 +329,7 @@ def test_a_waiting_thread_is_told_when_the_client_is_closed(cluster):
     waiting = threading.Thread(target=wait)
     waiting.start()
     left_alone = one.pull("w")
-    wait_until(lambda: one._driver._drivers == 1)
+    until(lambda: one._driver._drivers == 1)
     one._driver.close()
     waiting.join(5)
     assert told == ["this client was closed"]

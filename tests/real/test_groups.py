@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -29,6 +28,7 @@ from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec, asp, bsp
+from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -55,13 +55,6 @@ def run(tmp_path):
 
 def push(client, name, value=1.0):
     return client.push(name, torch.full((ROWS,), value))
-
-
-def until(true, what, limit_s=20.0):
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def test_each_group_has_clocks_and_tables_of_its_own(run):

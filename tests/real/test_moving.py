@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,18 +21,12 @@ from shoal.factories import importable
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec, bsp
+from tests.real.waiting import until
 from tests.transport.rigs import free_port
 
 pytestmark = pytest.mark.real
 
 ROWS = 600
-
-
-def until(true, what, limit_s=30.0):
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

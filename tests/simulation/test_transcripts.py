@@ -243,7 +243,7 @@ def scheduler_restarts():
     def restart():
         options = SchedulerOptions(1, 1, silence_s=12.0)
         disk = cluster.world.nodes[SCHEDULER].disk
-        cluster.world.add(SCHEDULER, SchedulerMachine(options, disk))
+        cluster.world.add(SCHEDULER, SchedulerMachine(options, disk.record))
 
     cluster.worker(0, trains())
     cluster.world.at(0.1, lambda: cluster.world.crash(SCHEDULER, tell=False))

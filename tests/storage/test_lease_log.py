@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from shoal.errors import DataCorrupt, DataMissing
-from shoal.protocol.scheduler.leases import Granted, LeaseGranted, Span, WorkerGone
+from shoal.protocol.scheduler.leases.ledger import Granted, Span
+from shoal.protocol.scheduler.leases.log import LeaseGranted, WorkerGone
 from shoal.storage import lease_log as lease_log_module
 from shoal.storage.lease_log import LeaseLogFile, read_lease_log
 

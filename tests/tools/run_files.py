@@ -26,14 +26,8 @@ from shoal.keys import KeyRange, slot_of, split_evenly
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Save
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.scheduler.leases import (
-    Granted,
-    LeaseGranted,
-    LedgerBegun,
-    LedgerRecord,
-    Span,
-    WorkerGone,
-)
+from shoal.protocol.scheduler.leases.ledger import Granted, LedgerRecord, Span
+from shoal.protocol.scheduler.leases.log import LeaseGranted, LedgerBegun, WorkerGone
 from shoal.protocol.views import View
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.simulation.scenario import Scenario

@@ -37,7 +37,7 @@ from shoal.errors import ProcessDied, ShoalError
 from shoal.jobs.spec import from_mapping, load_job
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.reports.events import load_run, time_to, write_tables
 from shoal.reports.live import Live

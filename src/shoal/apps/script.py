@@ -18,7 +18,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import importable
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 

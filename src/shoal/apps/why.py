@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shoal.client.connect import scheduler_at, token_at
+from shoal.client.tool import ask_run
 from shoal.errors import DataMissing, JoinTimeout
-from shoal.node.node import Node
 from shoal.protocol.admin.status import StatusQuery
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
-from shoal.transport import Identity
 
 LIMIT_S = 3.0
 WORTH_TELLING = 0.05  # share of the time that others waited for a worker
@@ -32,19 +29,11 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
         JoinTimeout: no scheduler answers there
         HandshakeRefused: it asks for a token, or for another one
     """
+    inquiry = StatusQuery(LIMIT_S)
     try:
-        address = scheduler_at(where)
+        address = ask_run(inquiry, where, token)
     except DataMissing as error:
         raise DataMissing(f"{error.message}{_ending(RunFolder(Path(where)))}") from None
-    inquiry = StatusQuery(LIMIT_S)
-    name = f"why-{os.getpid()}-{os.urandom(4).hex()}"
-    node = Node(
-        inquiry, Identity(name, "worker", token=token or token_at(where)), scheduler=address
-    )
-    try:
-        node.run()
-    finally:
-        node.close()
     silent = inquiry.silent()
     if "scheduler" in silent:
         raise JoinTimeout(f"no scheduler answers at {address}; has the run ended, or is it stuck?")

@@ -56,7 +56,7 @@ def scheduler(**options: Any) -> None:
         from shoal.storage.shards import SavedShards
 
         saved = SavedShards(Path(begun_with(role.resume, passed)))
-        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows)
+        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows, passed=passed)
     if role.slow_workers == "backup":
         raise click.UsageError(
             "--slow-workers backup starts a worker again, which a scheduler cannot: use `shoal run`"

@@ -145,6 +145,34 @@ def why(run: str, token: str, as_json: bool) -> None:
     tell(as_json, explain(run, token), show)
 
 
+@main.command(short_help="have a run write a checkpoint now")
+@click.argument("run", metavar="RUN|ADDRESS")
+@option(
+    "--timeout-s",
+    type=click.FloatRange(0),
+    default=60.0,
+    help="seconds to wait until the checkpoint is complete",
+)
+@token_options
+@as_json
+def checkpoint(run: str, timeout_s: float, token: str, as_json: bool) -> None:
+    """Have the run in folder RUN, or whose scheduler is at ADDRESS, write a checkpoint now.
+
+    Training continues: the checkpoint is taken at a clock (step) a few ahead, and the command waits
+    until all of it is on the disk. The servers need a folder: that of the run, or --out where they
+    were started by hand.
+
+    \b
+    shoal checkpoint shoal-runs/mnist-20260101-120000
+    shoal train --resume shoal-runs/mnist-20260101-120000
+    """
+    from shoal.apps.checkpoint import save, show
+
+    with Console(stderr=True).status("asks for a checkpoint") as status:
+        found = save(run, token, timeout_s, status.update)
+    tell(as_json, found, show)
+
+
 @main.command(short_help="write a run's tables to files")
 @click.argument("run", type=click.Path(file_okay=False))
 @option(

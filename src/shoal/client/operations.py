@@ -8,13 +8,21 @@ from torch import Tensor
 
 from shoal.client.all_reduce import reduce_of
 from shoal.client.exchanges import Exchanges, Keys, ids_of, watch_buffers
-from shoal.client.options import After, ClientOptions, PullOptions, PushOptions, PushPullOptions
+from shoal.client.options import (
+    After,
+    ClientOptions,
+    PlannedCheckpoint,
+    PullOptions,
+    PushOptions,
+    PushPullOptions,
+)
 from shoal.errors import InvalidValue
 from shoal.node.driver import Driver
 from shoal.node.future import Finish, Future
-from shoal.protocol.messages import Group
-from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange
+from shoal.protocol.messages import CheckpointPlanned, Group
+from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
+from shoal.storage.run_folder import folder_of
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 
@@ -266,6 +274,32 @@ class Operations:
                 f"may wait for ('workers',), not for {groups}"
             )
         self._driver.ask(EnterBarrier(name, groups)).wait()
+
+    def checkpoint(self) -> PlannedCheckpoint:
+        """Have the servers write a checkpoint as soon as all workers can be told of it.
+
+        It is taken at a clock d a few clocks ahead, while training continues: every table of the
+        first group, dense or sparse, with all rounds below d and none from d on (`asp()` tables and
+        custom ones: as they are when d is reached). It is complete once every worker has finished
+        d clocks; so do not wait for its files before the next steps.
+
+        Returns:
+            The clock d, and the folder of the checkpoint on each host with servers.
+
+        Raises:
+            Refused: the servers have no folder for checkpoints, or no worker is at work.
+
+        Example:
+            >>> client = shoal.connect("shoal-runs/mine", group="admin")  # doctest: +SKIP
+            >>> client.checkpoint()  # doctest: +SKIP
+            PlannedCheckpoint(clock=124, folders={'host-a': '/data/mine/checkpoints/0000000124'})
+        """
+        future = self._driver.run(SaveCheckpoint())
+        future.result()
+        assert future.outcome is not None
+        planned: CheckpointPlanned = future.outcome.value
+        folders = {host: f"{at}/{folder_of(planned.saved_as)}" for host, at in planned.folders}
+        return PlannedCheckpoint(planned.saved_as, folders)
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
         """Sum a tensor over all workers of the group, in place, by a ring allreduce.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import msgspec
 
@@ -14,6 +14,19 @@ from shoal.node.future import Future
 from shoal.protocol.views import valid_group
 
 After = Sequence[Future] | Future
+
+
+class PlannedCheckpoint(NamedTuple):
+    """A checkpoint that servers will write: what `Client.checkpoint` returns.
+
+    Attributes:
+        clock: it is complete once every worker has finished so many clocks, counted with those of
+            the runs that this one continues.
+        folders: the checkpoint's folder, by host of the servers.
+    """
+
+    clock: int
+    folders: dict[str, str]
 
 
 class ClientOptions(msgspec.Struct, frozen=True):

@@ -27,12 +27,14 @@ def start_cluster(
     server_listen: str = "",
     imports: Sequence[str] = (),
     script: Sequence[str] = (),
+    out: str = "",
     **policy: Any,
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address.
 
     token:   of the cluster, which `engine.token` is then; one is made where servers listen over TCP
     script:  the user's, with its arguments: servers import it for methods that they do not know
+    out:     folder for the run's folder with checkpoints
     policy:  more fields of `SchedulerRole`
     """
     address = listen or engine.address("scheduler")
@@ -43,7 +45,7 @@ def start_cluster(
         listen=address, servers=servers, workers=workers, token=token, **policy
     )
     server = ServerRole(
-        listen=server_listen, token=token, imports=tuple(imports), script=tuple(script)
+        listen=server_listen, token=token, imports=tuple(imports), script=tuple(script), out=out
     )
     for task in cluster_tasks(engine, scheduler, server):
         engine.start(task)
@@ -104,18 +106,18 @@ def run_tasks(
         init=init,
         imports=tuple(imports),
         script=tuple(script),
+        checkpoints=str(engine.folder.checkpoints.resolve()),  # it may be asked for one
         **common,
     )
+    told["leases"] = str(engine.folder.leases.resolve())
     if init:
         from shoal.storage.shards import SavedShards
 
         told["fragment_rows"] = SavedShards(Path(init)).fragment_rows
-    if isinstance(run, ResumableRun) and run.saves:
+    if isinstance(run, ResumableRun):
         told["checkpoint_every_s"] = run.checkpoint_every_s
-        told["leases"] = str(engine.folder.leases.resolve())
         server = msgspec.structs.replace(
             server,
-            checkpoints=str(engine.folder.checkpoints.resolve()),
             checkpoint_every=run.checkpoint_every,
             keep_checkpoints=run.keep_checkpoints,
         )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import InvalidValue
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 
 
 def option(section: str, text: str, env: str = "", **bounds: Any) -> Meta:

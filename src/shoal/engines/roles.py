@@ -28,7 +28,8 @@ from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.journal import SLOW_SHARE, SchedulerOptions, check_options
-from shoal.protocol.scheduler.leases import LedgerBegun, LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.protocol.scheduler.leases.log import LedgerBegun
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session, SessionOptions
 from shoal.storage.event_log import EventLog
@@ -77,6 +78,7 @@ def run_scheduler(**given: Any) -> None:
         alone_s=role.sole_replica_timeout_s,
         hang_s=role.hang_timeout_s,
         checkpoint_s=role.checkpoint_every_s,
+        passed=role.passed,
         fragment_rows=role.fragment_rows,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
@@ -168,7 +170,12 @@ def run_server(**given: Any) -> None:
     if role.init:
         opened = SavedShards(Path(role.init)).beginning(open_shard)
     clocks = CheckpointClocks(role.checkpoint_every)
-    machine = ServerMachine(session, opened, checkpoint_clocks=clocks)
+    machine = ServerMachine(
+        session,
+        opened,
+        checkpoint_clocks=clocks,
+        checkpoint_folder=lambda: str(_checkpoint_folder(role, session) or ""),
+    )
     writer = _checkpoint_writer(role, session, machine.checkpointer.begin_anew)
     node = Node(
         machine,
@@ -204,14 +211,20 @@ def _checkpoint_writer(
     if not role.checkpoints and not role.out:
         return None
 
-    def folder() -> Path:  # the run has a name once this server has joined
-        if role.checkpoints:
-            return Path(role.checkpoints)
-        run = RunFolder(Path(role.out, session.run))
-        make_folder(run.path, PRIVATE)
-        return run.checkpoints
+    def folder() -> Path:
+        found = _checkpoint_folder(role, session)
+        assert found is not None
+        make_folder(found.parent, PRIVATE)
+        return found
 
     return Writer(folder, role.passed, left_out, role.keep_checkpoints)
+
+
+def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:
+    """Where a server writes checkpoints. The run has a name once this server has joined."""
+    if role.checkpoints:
+        return Path(role.checkpoints)
+    return RunFolder(Path(role.out, session.run).absolute()).checkpoints if role.out else None
 
 
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:

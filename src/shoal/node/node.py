@@ -279,10 +279,10 @@ class Node:
             self._watch(connection)
         if not mask & ~select.EPOLLOUT:
             return
-        if self._strangers.is_denied(connection.fileno()):  # it has hung up
+        known = connection.peer
+        if not known and self._strangers.is_denied(connection.fileno()):  # it has hung up
             self._drop(connection)
             return
-        known = connection.peer
         try:
             alive = connection.receive(self._arriving, self._deliver, self._malformed)
         except WireError as error:

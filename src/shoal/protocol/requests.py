@@ -115,6 +115,10 @@ class TakeLease(msgspec.Struct, frozen=True):
     patient: bool = False
 
 
+class SaveCheckpoint(msgspec.Struct, frozen=True):
+    """Ask for a checkpoint; resolved with a `CheckpointPlanned` once a view names its clock."""
+
+
 class GoAway(msgspec.Struct, frozen=True):
     """Have a server leave after its shards have migrated."""
 

@@ -29,6 +29,9 @@ from shoal.protocol.messages import (
     Abort,
     BarrierArrival,
     BarrierReleased,
+    CheckpointPlanned,
+    CheckpointRefused,
+    CheckpointRequest,
     Declare,
     End,
     Finish,
@@ -56,6 +59,7 @@ from shoal.protocol.requests import (
     DeclareTable,
     EnterBarrier,
     FinishWork,
+    SaveCheckpoint,
     TakeLease,
 )
 from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId, name_of
@@ -176,6 +180,9 @@ class Session:
             case TakeLease(epochs, batches, patient):
                 lease = Lease(self.incarnation, clock, epochs, batches, patient)
                 self.ask("lease", request_id, lease, now, out)
+            case SaveCheckpoint():
+                question = CheckpointRequest(request_id, clock)
+                self.ask(f"checkpoint {request_id}", request_id, question, now, out)
             case AbortRun(reason):
                 self.ask("abort", request_id, Abort(reason), now, out)
             case FinishWork():
@@ -320,6 +327,10 @@ class Session:
                 self._leased(message, out)
             case NotLeased(reason):
                 self.answered("lease", out, Outcome(error=Refused(reason)))
+            case CheckpointPlanned(number):
+                self.answered(f"checkpoint {number}", out, Outcome(value=message))
+            case CheckpointRefused(number, reason):
+                self.answered(f"checkpoint {number}", out, Outcome(error=Refused(reason)))
             case Finished():
                 self.answered("finish", out)
             case End(error, kind):

@@ -118,7 +118,7 @@ class SimulatedCluster:
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         opened = partial(self._open, node)
         self.servers[node] = ServerMachine(
-            session, opened, REPLICATION, checkpoint_clocks, UNREAD_BYTES
+            session, opened, REPLICATION, checkpoint_clocks, UNREAD_BYTES, lambda: "checkpoints"
         )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node

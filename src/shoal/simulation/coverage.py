@@ -41,6 +41,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "checkpoint under ssp",
     "checkpoint by time",
     "checkpoint of leased batches",
+    "checkpoint that was asked for",
     "declared dead alive",
     "declared hung",
     "busy for longer than silence",

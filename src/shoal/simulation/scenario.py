@@ -16,7 +16,7 @@ from shoal.protocol.admin.death_report import DeathReporter
 from shoal.protocol.machine import Note, Save
 from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
-from shoal.protocol.scheduler.leases import LogEntry
+from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.placement import lost
 from shoal.protocol.server.machine import ServerMachine
@@ -262,6 +262,10 @@ class Scenario:
             check_remaining(servers, work, group)
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
+        planned = {each for each in self.work.checkpoints.planned if each <= self.plan.clocks}
+        if len(self.cluster.servers) == self.plan.servers and whole:
+            found = self._cuts.check_planned(planned)
+            self.world.coverage["checkpoint that was asked for"] += found
         if self.plan.consistency.name == "asp":
             return
         ledger = self.work.ledger

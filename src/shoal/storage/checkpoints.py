@@ -136,7 +136,7 @@ class Checkpoints:
             DataCorrupt: a file is not as it was written; the text names the last good one
             UnknownFormat: another version of Shoal has written them
         """
-        lacking = {each: self._lack(each) for each in self._clocks()}
+        lacking = {each: self.lacks(each) for each in self._clocks()}
         complete = [each for each, lack in lacking.items() if not lack]
         if not complete or (clock >= 0 and clock not in complete):
             known = ", ".join(map(str, complete)) or "none"
@@ -161,7 +161,7 @@ class Checkpoints:
         prune at once.
         """
         clocks = self._clocks()
-        complete = [clock for clock in clocks if not self._lack(clock, unreadable=False)]
+        complete = [clock for clock in clocks if not self.lacks(clock, unreadable=False)]
         if len(complete) <= keep:
             return
         oldest = complete[-keep]
@@ -183,7 +183,7 @@ class Checkpoints:
         """The files of rows; workers have others."""
         return sorted(self.path(clock).glob("shard-*.safetensors"))
 
-    def _lack(self, clock: int, unreadable: bool = True) -> str:
+    def lacks(self, clock: int, unreadable: bool = True) -> str:
         """What a checkpoint lacks; "" if its files cover all tables.
 
         unreadable:  whether it counts as complete where a file is damaged

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from shoal.protocol.scheduler.leases import LeaseLog, LogEntry
+from shoal.protocol.scheduler.leases.log import LeaseLog, LogEntry
 from shoal.storage.files import damaged, flush, make_folder, read_whole
 
 _decoder = msgspec.json.Decoder(LogEntry)

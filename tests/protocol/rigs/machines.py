@@ -235,7 +235,9 @@ class SchedulerRig(Rig[SchedulerMachine]):
             effects += self.receive(node, answer)
         self.effects = effects
 
-    def promise(self, clocks: tuple[tuple[int, int], ...] = (), open_round: int = 0) -> None:
+    def promise(
+        self, clocks: tuple[tuple[int, int], ...] = (), open_round: int = 0, folder: str = "/saved"
+    ) -> None:
         """Every server freezes for the view that is proposed, and the first adopts it.
 
         If none is proposed, servers open what a view waits for.
@@ -244,7 +246,8 @@ class SchedulerRig(Rig[SchedulerMachine]):
             self.open()
         proposal = self.machine._views._proposal
         assert proposal is not None
-        frozen = Frozen(proposal.number, clocks, (GroupProgress("", open_round),))
+        progress = (GroupProgress("", open_round),)
+        frozen = Frozen(proposal.number, clocks, progress, folder=folder)
         for node, member in list(self.machine.members.by_id.items()):
             if member.role == "server":
                 self.receive(node, frozen)

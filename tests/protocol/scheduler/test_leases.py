@@ -7,17 +7,8 @@ import pytest
 from shoal.protocol.machine import PeerLost
 from shoal.protocol.messages import End, Finish, Heartbeat, Lease, Leased, NotLeased
 from shoal.protocol.requests import TakeLease
-from shoal.protocol.scheduler.leases import (
-    LEASE_MOST,
-    Granted,
-    LeaseGranted,
-    LeaseLog,
-    Leases,
-    LedgerBegun,
-    LedgerRecord,
-    Span,
-    WorkerGone,
-)
+from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, Leases, LedgerRecord, Span
+from shoal.protocol.scheduler.leases.log import LeaseGranted, LeaseLog, LedgerBegun, WorkerGone
 from shoal.protocol.views import FOREVER
 
 EPOCHS, BATCHES = 3, 20

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from shoal.protocol.messages import Frozen
 from shoal.protocol.scheduler import membership as membership_module
-from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import Link

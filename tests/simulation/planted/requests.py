@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import SLOTS
 from shoal.protocol.machine import CopyOnWriteGuard, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
-from shoal.protocol.scheduler.leases import Granted, Leases, LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import Granted, Leases, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server import wait_queue as wait_queue_module
 from shoal.protocol.server.admission import Admission

@@ -5,8 +5,9 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from shoal.protocol.scheduler import checkpoint_plan
 from shoal.protocol.scheduler import view_change as view_change_module
-from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
 from shoal.protocol.scheduler.rebalance import Migration
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.worker import machine as worker_module
@@ -56,6 +57,25 @@ checkpoints_begin_anew = bug(
     first(lambda self, view: self._taken.clear()),
     "A replica forgets with each view which checkpoints it has taken.",
 )  # fmt: skip
+
+asked_clock_is_not_regarded = bug(
+    checkpoint_plan, "marked",
+    lambda right: lambda view, promises, wanted=0: right(view, promises),
+    "A checkpoint lacks what the worker that asked for it has pushed before.",
+)  # fmt: skip
+answered_before_the_view_counts = bug(
+    checkpoint_plan.CheckpointPlan, "mark",
+    lambda right: lambda self, view, promises, now, out: _answered(
+        self, right(self, view, promises, now, out), out
+    ),
+    "A request for a checkpoint is answered when its view is offered, which may not be adopted.",
+)  # fmt: skip
+
+
+def _answered(plan, view, out):
+    plan.adopted(view, out)
+    return view
+
 
 # ---------------------------------------------------------------------------- workers
 

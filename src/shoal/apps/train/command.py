@@ -20,7 +20,7 @@ from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.reports.live import Live
 from shoal.storage.lease_log import read_lease_log

@@ -1,1 +1,1 @@
-"""State machines of tools that are no members: status queries and death reports."""
+"""Machines of tools that are no members: status queries, checkpoint requests, death reports."""

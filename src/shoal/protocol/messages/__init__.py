@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import get_args
 
 from shoal.protocol.messages.admin import (
+    CheckpointPlanned,
+    CheckpointRefused,
+    CheckpointRequest,
     DeathReport,
     DeathReportSeen,
     StatusReply,
@@ -88,20 +91,20 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
     "KEY_BYTES", "MESSAGES", "PROTOCOL_VERSION", "SAME", "SCHEDULER", "SIZE_BYTES", "Abort",
-    "BarrierArrival", "BarrierReleased", "Body", "Busy", "Challenge", "Code", "Computing",
-    "DeathReport", "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish",
-    "Finished", "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello",
-    "Join", "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
-    "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge",
-    "OpenShards", "Part", "Piece", "Probe", "ProcessHeartbeat", "RefuseView", "ReplicaHistory",
-    "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests", "ShardsOpened", "StateChunk",
-    "StatusReply", "StatusRequest", "SumAck", "Synced",
-    "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
+    "BarrierArrival", "BarrierReleased", "Body", "Busy", "Challenge", "CheckpointPlanned",
+    "CheckpointRefused", "CheckpointRequest", "Code", "Computing", "DeathReport", "DeathReportSeen",
+    "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished", "Freeze", "Frozen",
+    "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join", "Joined", "Lease",
+    "Leased", "Leave", "LeaveRefused", "Malformed", "Message", "MissingPieces", "NewView",
+    "NotDeclared", "NotJoined", "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "Probe",
+    "ProcessHeartbeat", "RefuseView", "ReplicaHistory", "Replicate", "ReplicateAck", "Reply",
+    "Request", "SeenRequests", "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest",
+    "SumAck", "Synced", "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
 Message = (
@@ -110,6 +113,7 @@ Message = (
     | Drain | Drained | Freeze | Frozen | NewView | RefuseView | ViewRefused
     | Synced | Leave | LeaveRefused | WaitTimes | OpenShards | ShardsOpened
     | StatusRequest | StatusReply | DeathReport | DeathReportSeen
+    | CheckpointRequest | CheckpointPlanned | CheckpointRefused
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk

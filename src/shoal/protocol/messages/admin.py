@@ -1,4 +1,4 @@
-"""Messages of tools that are no members: status requests and death reports."""
+"""Messages of tools, which need not be members: status, death reports, requests for checkpoints."""
 
 from __future__ import annotations
 
@@ -56,3 +56,38 @@ class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
     """The scheduler has received the report of that process."""
 
     process: int
+
+
+class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
+    """Ask for a checkpoint as soon as possible. Answered by CheckpointPlanned or CheckpointRefused.
+
+    Attributes:
+        number: of the sender's requests; a repeated request is answered as the first one.
+        clock: of the sender, if it is a worker: the checkpoint has its pushes of earlier clocks.
+    """
+
+    number: int
+    clock: int = 0
+
+
+class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
+    """A view names the checkpoint. It is complete when every worker has reached its clock.
+
+    Attributes:
+        number: of the request.
+        clock: of this run.
+        saved_as: the clock with those of the runs that this one continues, which names the folder.
+        folders: (host, folder of checkpoints) of the servers.
+    """
+
+    number: int
+    clock: int
+    saved_as: int
+    folders: tuple[tuple[str, str], ...]
+
+
+class CheckpointRefused(Body, frozen=True, array_like=True, tag=True):
+    """There will be no checkpoint, with the reason."""
+
+    number: int
+    reason: str

@@ -135,6 +135,7 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
         groups: the progress of each worker group.
         drained: whether no operation has arrived since the server drained for this view.
         adopted: the view of this server, if the scheduler does not know that it is adopted.
+        folder: where this server writes checkpoints; empty if nowhere.
     """
 
     view: ViewId
@@ -142,6 +143,7 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     groups: tuple[GroupProgress, ...] = ()
     drained: bool = False
     adopted: View | None = None
+    folder: str = ""
 
     def standing(self, group: str) -> GroupProgress:
         """The progress of one group."""

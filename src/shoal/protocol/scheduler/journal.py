@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import DataCorrupt, InvalidValue, UsageError
 from shoal.keys import tiles
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 # By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
@@ -37,6 +37,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share:        share of the last slow_s that others have waited for a worker, after which it
                        is dropped; 0: never
     checkpoint_s:      time between the checkpoints that views name; 0: none
+    passed:            clocks of the runs that this one continues, for the names of checkpoints
     fragment_rows:     by table, its fragment size in the shards that servers begin with: update
                        counts are by fragment
     elastic:           workers may join and leave during the run
@@ -61,6 +62,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share: float = 0.0
     slow_s: float = 5.0
     checkpoint_s: float = 0.0
+    passed: int = 0
     fragment_rows: Mapping[str, int] = {}
     run: str = ""
 

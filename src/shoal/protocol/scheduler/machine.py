@@ -30,6 +30,7 @@ from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
     BarrierArrival,
+    CheckpointRequest,
     DeathReport,
     DeathReportSeen,
     Declare,
@@ -58,7 +59,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
 from shoal.protocol.scheduler.shutdown import Shutdown
@@ -68,6 +69,7 @@ from shoal.protocol.session import HELD_UP_S
 from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
 
 OF_WORK = BarrierArrival | Lease | Abort
+OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
 
 
 class SchedulerMachine:
@@ -84,9 +86,7 @@ class SchedulerMachine:
         ledger: LedgerRecord = LedgerRecord(),  # noqa: B008 - frozen
     ) -> None:
         self.options = options
-        record = JournalRecord(ledgers={"": ledger})
-        if journal is not None:
-            record = read_record(journal)
+        record = JournalRecord(ledgers={"": ledger}) if journal is None else read_record(journal)
         self.restarted = journal is not None
         self.members = Members(record, options)
         self.ended = record.ended
@@ -133,12 +133,9 @@ class SchedulerMachine:
     def deadline(self) -> float | None:
         if not self._begun:
             return 0.0
-        if self.ended:
-            at = self._shutdown.wakes_at()
-            return at if at < inf else None
-        at = min(self.members.detector.wakes_at(), self._views.wakes_at())
-        if self.view is None:
-            at = min(at, self._join_by)
+        join_by = self._join_by if self.view is None else inf
+        at = min(self.members.detector.wakes_at(), self._views.wakes_at(), join_by)
+        at = self._shutdown.wakes_at() if self.ended else at
         return at if at < inf else None
 
     def check(self) -> None:
@@ -214,7 +211,7 @@ class SchedulerMachine:
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.members.by_id.get(sender)
-        if isinstance(message, StatusRequest | DeathReport | ProcessHeartbeat):
+        if isinstance(message, OF_TOOLS):
             self._from_tool(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
@@ -312,6 +309,8 @@ class SchedulerMachine:
         """Handle a message whose sender need not be a member."""
         if isinstance(message, StatusRequest):
             out.append(Send(sender, self._status(now)))
+        elif isinstance(message, CheckpointRequest):
+            self._views.save(sender, message, now, out)
         elif isinstance(message, DeathReport):
             out.append(Send(sender, DeathReportSeen(message.process)))
             for node in self.members.of(message.process, message.host):

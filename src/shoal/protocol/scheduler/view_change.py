@@ -19,9 +19,9 @@ from math import inf
 import msgspec
 
 from shoal.errors import RangeLost, ShoalError
-from shoal.protocol.checkpoint_clocks import CheckpointTimer
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.messages import (
+    CheckpointRequest,
     Drained,
     End,
     Frozen,
@@ -30,8 +30,9 @@ from shoal.protocol.messages import (
     ShardsOpened,
     Waiting,
 )
+from shoal.protocol.scheduler.checkpoint_plan import CheckpointPlan
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
-from shoal.protocol.scheduler.lease_ledgers import LeaseLedgers
+from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
 from shoal.protocol.scheduler.placement import crowded, lost
@@ -91,7 +92,7 @@ class ViewChange:
         self._over = False
         self._still_until = inf  # no shard migrates before, because it could not
         self._crowded: list[str] = []
-        self._marks = CheckpointTimer(options.checkpoint_s)
+        self._checkpoints = CheckpointPlan(options.checkpoint_s, options.passed)
 
     def begin(self, now: float) -> None:
         """Its scheduler is here."""
@@ -103,11 +104,11 @@ class ViewChange:
 
     def wakes_at(self) -> float:
         waiting = self._proposal.again_at if self._proposal is not None else self._still_until
-        return min(waiting, self._marks.at, self._openings.wakes_at())
+        return min(waiting, self._checkpoints.at, self._openings.wakes_at())
 
     def tick(self, now: float, out: Effects) -> None:
         """Repeat unanswered questions; stop draining that takes too long."""
-        if self._marks.is_due(now, bool(self._members.at_work(""))):
+        if self._checkpoints.is_due(now, bool(self._members.at_work(""))):
             self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
             if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
@@ -166,9 +167,8 @@ class ViewChange:
     def _bereaved_in(self, view: View, dead: Member) -> list[str] | None:
         others = [node for node in self._members.servers() if node != dead.id]
         rows = self._lost(view, others)
-        if others and (not rows or view.member(dead.id) is None):
-            return None
-        return rows
+        elsewhere = others and (not rows or view.member(dead.id) is None)
+        return None if elsewhere else rows
 
     def _lost(self, view: View, servers: Collection[NodeId]) -> list[str]:
         """The rows that none of these servers has in that view."""
@@ -217,6 +217,12 @@ class ViewChange:
             return []
         here = [m.id for m in self.view.servers if m.id in self._members.by_id]
         return [node for node in here if self.offered.member(node) is not None]
+
+    def save(self, sender: NodeId, asked: CheckpointRequest, now: float, out: Effects) -> None:
+        """Have a checkpoint at a clock that a later view names, or refuse it."""
+        at_work = self.view is not None and not self._over and bool(self._members.at_work(""))
+        if self._checkpoints.ask(sender, asked, at_work, out):
+            self.propose("a checkpoint was asked for", now, out)
 
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
         """Have a table in a later view, or refuse it."""
@@ -308,11 +314,12 @@ class ViewChange:
         drained = drained and all(member.id in self._members.by_id for member in before)
         if proposal.drains and not drained:
             waited = now - proposal.since >= self._options.drain_s
-            pause = self._options.pause_s
-            self._still_until = now + (pause if waited else min(pause, SOON_S))
-        opened = self._openings.opened
-        view = self._next(proposal.number, drained, promises, reason, opened)
-        self._offer(self._marks.mark(view, promises, now), now, out)
+            soon = min(self._options.pause_s, SOON_S)
+            self._still_until = now + (self._options.pause_s if waited else soon)
+        view = self._next(proposal.number, drained, promises, reason, self._openings.opened)
+        here = zip(map(self._members.by_id.get, servers), promises, strict=True)
+        promised = [(member, promise) for member, promise in here if member is not None]
+        self._offer(self._checkpoints.mark(view, promised, now, out), now, out)
         self.consider(now, out)
 
     def _catch_up(self, promises: Sequence[Frozen], now: float, out: Effects) -> None:
@@ -351,6 +358,7 @@ class ViewChange:
         told = self._first_to_adopt() if self.offered is view else ()
         self.view, self.offered = view, None
         self._tables.adopt(view.tables)
+        self._checkpoints.adopted(view, out)
         gone = self.migration.adopt(view)
         for node in gone:
             self._members.remove(node)

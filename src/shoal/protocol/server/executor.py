@@ -71,8 +71,7 @@ class Executor:
         if below > log.forget_below:
             self.forget(log, below)
         for load in admitted.loads:
-            problem = load.problem() if load.keys is not None else ""
-            if problem:
+            if problem := load.problem() if load.keys is not None else "":
                 self._answer(admitted, "refused", out, problem)
                 return
         try:
@@ -296,7 +295,8 @@ class Executor:
         round_weight: float = -1.0,
     ) -> None:
         """Reply to a worker, with the rows in `buffers`."""
-        clocks = self._clocks.by_worker.get(request.incarnation) or self._clocks.of("")
+        clocks = self._clocks.by_worker.get(request.incarnation)
+        clocks = self._clocks.of("") if clocks is None else clocks
         nbytes = 0
         for buffer in buffers:
             nbytes += buffer.nbytes

@@ -6,6 +6,8 @@ order (`Chains` knows it), and no time but `now`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.errors import InvariantBroken, ProcessDied, ShoalError
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
@@ -76,8 +78,13 @@ class ServerMachine:
         replication: ReplicationOptions | None = None,
         checkpoint_clocks: CheckpointClocks | None = None,
         unread_bytes: int = UNREAD_BYTES,
+        checkpoint_folder: Callable[[], str] = lambda: "",
     ) -> None:
+        """
+        checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        """
         self.session = session
+        self._checkpoint_folder = checkpoint_folder
         self._time = EventTime()
         self._trace = EventTrace()
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
@@ -326,7 +333,8 @@ class ServerMachine:
             drained = self.replication.drained(message.view)
             mine = self.session.view if self.session.view_id > message.known else None
             clocks = tuple(self.clocks.items())
-            promise = Frozen(message.view, clocks, groups, drained, mine)
+            folder = self._checkpoint_folder()
+            promise = Frozen(message.view, clocks, groups, drained, mine, folder)
             out.append(Send(SCHEDULER, promise))
 
     def _adopt(self, view: View, out: Effects) -> None:

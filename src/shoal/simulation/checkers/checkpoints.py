@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from shoal.keys import slot_of, tiles
 from shoal.protocol.machine import Save
-from shoal.protocol.scheduler.leases import LeaseLog, Leases, LogEntry
+from shoal.protocol.scheduler.leases.ledger import Leases
+from shoal.protocol.scheduler.leases.log import LeaseLog, LogEntry
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.workloads.leases import BATCHES, EPOCHS
+from shoal.simulation.workloads.programs import STAMP_ROWS
 from shoal.tables.snapshots import overlaid
 
 
@@ -65,6 +67,17 @@ class Cuts:
                     if lacks:
                         raise violated("cut", f"clock {clock} of {each.rows} lacks {lacks}")
         return found
+
+    def check_planned(self, planned: Collection[int]) -> int:
+        """`planned`: a checkpoint that was asked for is complete, where no server came or went.
+
+        Return their number.
+        """
+        for clock in planned:
+            parts = [each for (name, _), each in self._saved[clock].items() if name == "stamp"]
+            if not tiles(sorted(each.rows for each in parts), STAMP_ROWS):
+                raise violated("planned", f"checkpoint {clock} was asked for, and has {parts}")
+        return len(planned)
 
     def check_leases(self, entries: Sequence[LogEntry], unsure: set[int]) -> int:
         """`lease log`: a checkpoint has the batches that the lease log says were done by its clock,

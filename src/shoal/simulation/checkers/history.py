@@ -27,7 +27,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.scheduler.barriers import released_as
 from shoal.protocol.scheduler.journal import JournalRecord
-from shoal.protocol.scheduler.leases import Span
+from shoal.protocol.scheduler.leases.ledger import Span
 from shoal.protocol.server.admission import Named
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId

@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.keys import slot_of
 from shoal.protocol.namespaces import local
-from shoal.protocol.scheduler.leases import LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.shard_store import ShardStore

@@ -14,7 +14,7 @@ import numpy as np
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import Leased
 from shoal.protocol.requests import PushOp, TakeLease
-from shoal.protocol.scheduler.leases import Leases, LedgerRecord
+from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
 from shoal.tables.spec import Access, Consistency, TableSpec

@@ -37,6 +37,7 @@ from shoal.simulation.checkers.history import Ledger, check_canary, check_untorn
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.plan import Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
+from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
@@ -99,6 +100,7 @@ class Workload:
         self.calls = Calls() if Random(seed * 17 + 3).random() < CUSTOM else None
         self.bounded = BoundedWorkload(rule, Random(seed * 19 + 8)) if plan.bounded else None
         self.leased = LeaseWorkload(rule) if plan.leased else None
+        self.checkpoints = CheckpointWorkload(seed)
         random = Random(seed * 59 + 2)
         optimized = random.random() < OPTIMIZED
         self.optimizer = OptimizerWorkload(rule, random) if optimized else None
@@ -149,6 +151,8 @@ class Workload:
         random = Random(self._seed * 31 + session.incarnation)
         while machine.clock < self.clocks and not session.ended:
             yield from self._clock(node, machine, random)
+            if self._host is None and not session.ended:
+                yield from self.checkpoints.ask(machine)
             if self._host is not None and not session.ended and random.random() < 0.5:
                 yield from self._host.visit(machine, random)
             yield Sleep(random.choice([0.0, 0.01, 0.05, 0.3]) * random.random())

@@ -8,14 +8,8 @@ import msgspec
 
 from shoal.protocol.machine import Append, Effects, Note, Send
 from shoal.protocol.messages import Lease, Leased, Waiting
-from shoal.protocol.scheduler.leases import (
-    LeaseGranted,
-    Leases,
-    LedgerRecord,
-    LogEntry,
-    Span,
-    WorkerGone,
-)
+from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord, Span
+from shoal.protocol.scheduler.leases.log import LeaseGranted, LogEntry, WorkerGone
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId, View
 

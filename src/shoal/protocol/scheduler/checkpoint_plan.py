@@ -1,0 +1,145 @@
+"""Which views name a clock for a checkpoint: one every so often, and one after a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from shoal.protocol.limits import WINDOW
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import (
+    CheckpointPlanned,
+    CheckpointRefused,
+    CheckpointRequest,
+    Frozen,
+    Message,
+)
+from shoal.protocol.views import FOREVER, Member, NodeId, View
+
+AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
+KEPT = 16  # checkpoint clocks in a view: the latest
+PAUSE_MOST = 8  # times the interval, between two attempts to name a clock
+KEPT_ANSWERS = 64  # to requests that may come again
+
+Asked = tuple[NodeId, int]  # sender, and number of its request
+Planned = tuple[int, tuple[tuple[str, str], ...]] | None  # clock, and folders by host
+Promises = Sequence[tuple[Member, Frozen]]
+
+
+def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int, ...]:
+    """Return the view's checkpoint clocks, and a new one beyond all that servers have seen.
+
+    No clock is added before the slowest worker has passed the last one, unless that is too early
+    for who has asked.
+
+    view:      the view that is being made
+    promises:  the promises of the servers, which are frozen until they have the view
+    wanted:    the least clock that was asked for
+    """
+    clocks: dict[int, int] = {}
+    known = {m.incarnation for m in (*view.workers, *view.departed) if not m.group}
+    for each in promises:
+        for worker, clock in each.clocks:
+            if worker in known:
+                clocks[worker] = max(clock, clocks.get(worker, 0))
+    last = view.checkpoint_clocks[-1] if view.checkpoint_clocks else 0
+    if last > min(clocks.values(), default=0) and last >= wanted:
+        return view.checkpoint_clocks
+    groups = [each.standing("") for each in promises]
+    opened = [each.open_round for each in groups]
+    seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
+    applied = max((max(each.replayed, each.closed) for each in groups), default=0)
+    wanted = min(wanted, seen + WINDOW)  # no worker is further ahead of its servers
+    return (*view.checkpoint_clocks, max(seen, applied, wanted) + AHEAD)[-KEPT:]
+
+
+class CheckpointPlan:
+    """Which views name a clock: one every so often, and one after a request for a checkpoint.
+
+    every_s:  seconds from one to the next; 0 for none
+    passed:   clocks of the runs that this one continues
+
+    A view that names no clock, because the last one is not passed yet, is for nothing: the next one
+    is made after twice the time. A request is answered with the last clock then.
+    """
+
+    def __init__(self, every_s: float, passed: int = 0) -> None:
+        self.at = inf
+        self._every_s = every_s
+        self._passed = passed
+        self._for_nothing = 1  # intervals to wait
+        self._due = False
+        self._requests: dict[Asked, Planned] = {}  # with what the last view says of them
+        self._wanted = 0  # by one of them, at least
+        self._answers: dict[Asked, Message] = {}
+
+    def is_due(self, now: float, at_work: bool) -> bool:
+        """Return whether a view is to be made, in a run with workers at work."""
+        if now < self.at:
+            return False
+        self.at = now + self._every_s
+        self._due = self._due or at_work
+        return at_work
+
+    def ask(self, sender: NodeId, request: CheckpointRequest, at_work: bool, out: Effects) -> bool:
+        """Take in a request; return whether a view is to be made for it.
+
+        at_work:  whether there is a worker whose clock goes on
+        """
+        asked = sender, request.number
+        if asked in self._answers:
+            out.append(Send(sender, self._answers[asked]))
+        elif not at_work:
+            reason = "no worker is at work, and a checkpoint is taken at a clock that they reach"
+            out.append(Send(sender, CheckpointRefused(request.number, reason)))
+        elif asked not in self._requests:
+            self._requests[asked] = None
+            self._wanted = max(self._wanted, request.clock)
+            return True
+        return False
+
+    def mark(self, view: View, promises: Promises, now: float, out: Effects) -> View:
+        """Return the view with a new clock, if one is due.
+
+        promises:  by server, while they are frozen until they have the view
+        """
+        if self._every_s and self.at == inf:
+            self.at = now + self._every_s
+        without = [server.name for server, promise in promises if not promise.folder]
+        if self._requests and (without or not promises):
+            servers = ", ".join(without) or "this run"
+            reason = f"{servers} has no folder for checkpoints: start servers with --out"
+            for asked in list(self._requests):
+                self._close(asked, CheckpointRefused(asked[1], reason), out)
+        if not self._due and not self._requests:
+            return view
+        wanted = self._wanted if self._requests else 0
+        clocks = marked(view, [promise for _, promise in promises], wanted)
+        if not self._due:
+            pass
+        elif clocks == view.checkpoint_clocks:
+            self._for_nothing = min(2 * self._for_nothing, PAUSE_MOST)
+            self.at = now + self._for_nothing * self._every_s
+        else:
+            self._for_nothing = 1
+        self._due = False
+        folders = tuple(sorted({(server.host, promise.folder) for server, promise in promises}))
+        self._requests = dict.fromkeys(self._requests, (clocks[-1], folders))
+        return msgspec.structs.replace(view, checkpoint_clocks=clocks)
+
+    def adopted(self, view: View, out: Effects) -> None:
+        """Answer the requests whose clock is in a view that counts."""
+        for asked, planned in list(self._requests.items()):
+            if planned is not None and planned[0] in view.checkpoint_clocks:
+                clock, folders = planned
+                saved_as = clock + self._passed
+                self._close(asked, CheckpointPlanned(asked[1], clock, saved_as, folders), out)
+
+    def _close(self, asked: Asked, answer: Message, out: Effects) -> None:
+        del self._requests[asked]
+        out.append(Send(asked[0], answer))
+        self._answers[asked] = answer
+        while len(self._answers) > KEPT_ANSWERS:
+            del self._answers[next(iter(self._answers))]

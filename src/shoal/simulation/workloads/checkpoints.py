@@ -1,0 +1,39 @@
+"""Checkpoints that workers ask for while they train, in some seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from random import Random
+from typing import Any
+
+from shoal.protocol.machine import Outcome
+from shoal.protocol.messages import CheckpointPlanned
+from shoal.protocol.requests import SaveCheckpoint
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.simulation.checkers.history import violated
+
+ASKING, ASKED = 0.2, 0.08  # share of the seeds, and of the clocks after which a worker asks
+
+
+class CheckpointWorkload:
+    """Asks for checkpoints.
+
+    planned:  the clocks of the answers
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.planned: set[int] = set()
+        random = Random(seed * 71 + 13)
+        self._random = random if random.random() < ASKING else None
+
+    def ask(self, machine: WorkerMachine) -> Generator[Any, Any, None]:
+        """Perhaps ask for one. `planned`: it has what this worker has pushed before."""
+        if self._random is None or self._random.random() >= ASKED:
+            return
+        before = machine.clock
+        outcome: Outcome = yield SaveCheckpoint()
+        if isinstance(outcome.value, CheckpointPlanned):
+            self.planned.add(outcome.value.clock)
+            if outcome.value.clock < before:
+                text = f"checkpoint {outcome.value.clock} was asked for at clock {before}"
+                raise violated("planned", text)

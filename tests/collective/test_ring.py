@@ -7,7 +7,7 @@ from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Joined, MissingPieces, NewView, Piece
-from shoal.protocol.requests import Reduce
+from shoal.protocol.requests import Cancel, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
 
@@ -73,3 +73,22 @@ def test_messages_of_another_ring_are_ignored(machine):
         effects = machine.handle(Received(sender, message), 1.1)
         assert not sent(effects, Piece)
         assert not [e for e in effects if isinstance(e, Resolve)]
+
+
+def test_of_two_copies_of_a_whole_piece_the_later_one_has_the_place(machine):
+    """The sender has its tensor back when one has come: the rest of the other may differ."""
+    values = np.ones(1 << 16, np.float32)
+    machine.handle(Asked(1, reduce_of(values)), 1.0)
+    piece, nbytes = Piece(machine.ring._name, 0, 0, True, values.nbytes), values.nbytes // 2
+    first = machine.arriving("w-1", piece, nbytes)
+    second = machine.arriving("w-1", piece, nbytes)
+    assert (first.revoked, second.revoked) == (True, False)
+
+
+def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
+    values = np.ones(1 << 16, np.float32)
+    machine.handle(Asked(1, reduce_of(values)), 1.0)
+    piece = Piece(machine.ring._name, 0, 0, True, values.nbytes)
+    sink = machine.arriving("w-1", piece, values.nbytes // 2)
+    machine.handle(Asked(2, Cancel(1)), 1.1)
+    assert sink.revoked

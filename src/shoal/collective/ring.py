@@ -214,8 +214,9 @@ class Ring:
         if nbytes != view.nbytes:
             return Discard(f"{nbytes} bytes for a piece of {view.nbytes}")
         if message.whole:
-            sink = Sink([view], message)
-            one.sinks.append(sink)
+            if message.piece in one.sinks:  # two copies must not be written to one place
+                one.sinks[message.piece].revoke()
+            sink = one.sinks[message.piece] = Sink([view], message)
             return sink
         most = self._part_bytes
         scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
@@ -384,6 +385,6 @@ class Ring:
         one = self._sums.pop(number)
         if error is not None:
             out.append(Detach(self._neighbours()[1].id))
-        for sink in one.sinks:
+        for sink in one.sinks.values():
             sink.revoke()
         self._resolve(one, out, error)

@@ -62,7 +62,7 @@ class Sum:
             self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != self.index}
         self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
         self.added: dict[int, int] = {}
-        self.sinks: list[Sink] = []
+        self.sinks: dict[int, Sink] = {}  # by piece: of whole sums
         self.told = self.taken = False
         self.wait_s = PROBE_S
 

@@ -1,4 +1,4 @@
-"""The connections between simulated nodes, and how often each broke."""
+"""The connections between simulated nodes: made, being made, half-open, broken."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.views import NodeId
 
 Pair = frozenset[NodeId]
+HANGS_S = 2.0  # until an attempt to connect that is not answered is given up
 
 
 class Connections:
@@ -14,26 +15,65 @@ class Connections:
 
     def __init__(self) -> None:
         self._made: set[Pair] = set()
+        self._ready: dict[Pair, float] = {}  # of those that are being made
+        self._hopeless: dict[Pair, float] = {}  # attempts that hang, and when they end
+        self._half_open: set[Pair] = set()  # one side has died, and the other has not heard of it
         self._broken: dict[Pair, int] = {}
+        self._hangs: dict[NodeId, float] = {}  # nodes where no attempt is answered, and until when
 
-    def reach(self, source: NodeId, machine: Machine, target: NodeId) -> bool:
-        """Return whether there is a connection, or this node can make one."""
+    def hang(self, node: NodeId, until: float) -> None:
+        """Have no attempt to connect with a node answered until then."""
+        self._hangs[node] = until
+
+    def reach(
+        self, source: NodeId, machine: Machine, target: NodeId, now: float, takes_s: float
+    ) -> float | None:
+        """Return when a message can leave; None if there is no connection, and none is made.
+
+        takes_s:  until a new connection is ready
+        """
         pair = frozenset((source, target))
-        if pair not in self._made:
-            if target != SCHEDULER and not machine.address_of(target):
-                return False
-            self._made.add(pair)
+        if pair in self._made:
+            return max(now, self._ready[pair]) if pair in self._ready else now
+        if target != SCHEDULER and not machine.address_of(target):
+            return None
+        if self._hopeless.get(pair, 0.0) > now:
+            return None
+        if max(self._hangs.get(source, 0.0), self._hangs.get(target, 0.0)) > now:
+            self._hopeless[pair] = now + HANGS_S
+            return None
+        self._made.add(pair)
+        self._ready[pair] = now + takes_s
+        return now + takes_s
+
+    def hangs(self, one: NodeId, other: NodeId, now: float) -> bool:
+        """Return whether an attempt to connect is under way that will not be answered."""
+        return self._hopeless.get(frozenset((one, other)), 0.0) > now
+
+    def half_open(self, source: NodeId, target: NodeId) -> bool:
+        """Return whether a node sends to another's former self; the answer is a reset."""
+        pair = frozenset((source, target))
+        if pair not in self._half_open:
+            return False
+        self._half_open.discard(pair)
         return True
 
     def broke(self, one: NodeId, other: NodeId) -> None:
         """Break a connection: the messages in flight are lost."""
         pair = frozenset((one, other))
         self._made.discard(pair)
+        self._ready.pop(pair, None)
         self._broken[pair] = self._broken.get(pair, 0) + 1
 
-    def died(self, node: NodeId) -> None:
-        """Remove a dead node's connections; its messages in flight may still arrive."""
-        self._made = {pair for pair in self._made if node not in pair}
+    def died(self, node: NodeId, told: bool = True) -> None:
+        """Remove a dead node's connections; its messages in flight may still arrive.
+
+        told:  whether its peers hear of it, else they are half-open
+        """
+        gone = {pair for pair in self._made if node in pair}
+        self._made -= gone
+        if not told:
+            self._half_open |= gone
 
     def breaks(self, one: NodeId, other: NodeId) -> int:
         """Return how often their connection broke."""

@@ -1,7 +1,8 @@
-"""The seeded network of the simulator: delay, loss, duplication, reordering, clogs, partitions.
+"""The seeded network of the simulator: delay, clogs, partitions, and one of two kinds of links.
 
-Links are bounded: a message that does not fit is dropped and counted. So a seed can find overflow
-that credits should have prevented.
+Datagrams are lost, duplicated and reordered. Streams are TCP as it is: what is sent arrives once,
+in order; what is lost is sent again after a silence, and all behind it waits; a link that is full
+holds its sender up.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from random import Random
 
 import msgspec
 
-from shoal.protocol.machine import Buffers
 from shoal.protocol.views import NodeId
+
+Link = tuple[NodeId, NodeId, str]  # source, target, and which of several connections
+Fate = tuple[list[float], list[str]]  # arrival times, and the names of faults
+RETRANSMIT_S, RETRANSMIT_MAX_S = 0.2, 1.0  # silence until a segment is sent again; doubles
+CONNECT_S = 0.004  # at most, where the peer answers
 
 
 class NetworkOptions(msgspec.Struct, frozen=True):
@@ -24,7 +29,8 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     stall:              probability that a payload stops half-way, for U(0, stall_s)
     payload_s:          the second half of a payload takes U(0, payload_s) otherwise
     bandwidth:          bytes a second of every link
-    link_bytes:         bytes that a link holds before it drops messages
+    link_bytes:         bytes that a link holds before it drops messages, or holds up their sender
+    streams:            whether links are streams
     """
 
     delay_s: float = 0.0005
@@ -37,6 +43,7 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     payload_s: float = 0.0005
     bandwidth: float = 1e9
     link_bytes: int = 1 << 22
+    streams: bool = False
 
 
 class Network:
@@ -46,10 +53,11 @@ class Network:
         self.options = options
         self.random = random
         self.hits: Counter[str] = Counter()
-        self._last: dict[tuple[NodeId, NodeId], float] = {}
-        self._queued: dict[tuple[NodeId, NodeId], list[tuple[float, int]]] = {}
+        self._last: dict[Link, float] = {}
+        self._queued: dict[Link, list[tuple[float, int]]] = {}
         self._clogged: dict[tuple[NodeId, NodeId], float] = {}
         self._cut: list[tuple[frozenset[NodeId], float]] = []
+        self._blackholes: dict[frozenset[NodeId], float] = {}
 
     def clog(self, source: NodeId, target: NodeId, until: float) -> None:
         """Delay all messages of one link until `until`."""
@@ -59,6 +67,21 @@ class Network:
         """Lose all messages between `island` and the other nodes until `until`."""
         self._cut.append((island, until))
 
+    def blackhole(self, one: NodeId, other: NodeId, until: float) -> None:
+        """Lose what is sent on the present connection of two nodes, which is replaced then."""
+        self._blackholes[frozenset((one, other))] = until
+
+    def reconnected(self, one: NodeId, other: NodeId) -> None:
+        """Begin anew on a new connection of two nodes."""
+        self._blackholes.pop(frozenset((one, other)), None)
+        for link in [each for each in self._last if {one, other} == set(each[:2])]:
+            self._last.pop(link, None)
+            self._queued.pop(link, None)
+
+    def connects_s(self) -> float:
+        """Return how long it takes to connect to a peer that answers."""
+        return self.random.random() * CONNECT_S if self.options.streams else 0.0
+
     def heal(self) -> None:
         """End all faults."""
         calm = {"loss": 0.0, "duplicate": 0.0, "reorder": 0.0, "stall": 0.0}
@@ -67,26 +90,30 @@ class Network:
         self._cut.clear()
 
     def send(
-        self, now: float, source: NodeId, target: NodeId, nbytes: int
-    ) -> tuple[list[float], list[str]]:
+        self, now: float, source: NodeId, target: NodeId, nbytes: int, connection: str = ""
+    ) -> Fate:
         """Return the arrival times of a message sent now (none, one or two), and its faults."""
-        options, random = self.options, self.random
-        if self._cut and any(
-            until > now and (source in island) != (target in island) for island, until in self._cut
-        ):
+        cut_until = max(
+            (until for island, until in self._cut if (source in island) != (target in island)),
+            default=0.0,
+        )
+        if not connection and self._blackholes.get(frozenset((source, target)), 0.0) > now:
+            return self._fate([], ["blackhole"])
+        link = source, target, connection
+        if self.options.streams:
+            return self._fate(*self._stream(now, link, nbytes, cut_until))
+        if cut_until > now:
             return self._fate([], ["partition"])
+        return self._fate(*self._datagram(now, link, nbytes))
+
+    def _datagram(self, now: float, link: Link, nbytes: int) -> Fate:
+        options, random = self.options, self.random
         if random.random() < options.loss:
-            return self._fate([], ["loss"])
-        link = (source, target)
+            return [], ["loss"]
         queue = [each for each in self._queued.get(link, ()) if each[0] > now]
         if sum([size for _, size in queue]) + nbytes > options.link_bytes:
-            return self._fate([], ["overflow"])
-        faults = []
-        at = now + options.delay_s + random.random() * options.jitter_s + nbytes / options.bandwidth
-        clogged = self._clogged.get(link, 0.0)
-        if clogged > now:
-            faults.append("clog")
-            at += clogged - now
+            return [], ["overflow"]
+        at, faults = self._travel(now, link, nbytes)
         if random.random() < options.reorder:
             faults.append("reorder")
         else:
@@ -96,9 +123,37 @@ class Network:
         if random.random() < options.duplicate:
             faults.append("duplicate")
             arrivals.append(at + options.delay_s + random.random() * 20 * options.jitter_s)
-        queue += [(each, nbytes) for each in arrivals]
-        self._queued[link] = queue
-        return self._fate(arrivals, faults)
+        self._queued[link] = queue + [(each, nbytes) for each in arrivals]
+        return arrivals, faults
+
+    def _stream(self, now: float, link: Link, nbytes: int, cut_until: float) -> Fate:
+        options, random = self.options, self.random
+        queue = [each for each in self._queued.get(link, ()) if each[0] > now]
+        leaves, held = now, sum([size for _, size in queue])
+        for arrives, size in queue:
+            if held + nbytes <= options.link_bytes:
+                break
+            leaves, held = arrives, held - size
+        at, faults = self._travel(leaves, link, nbytes)
+        if leaves > now:
+            faults.append("back-pressure")
+        pause, sent = RETRANSMIT_S, leaves
+        while sent < cut_until or random.random() < options.loss:
+            faults.append("partition" if sent < cut_until else "retransmission")
+            sent, at = sent + pause, at + pause
+            pause = min(2 * pause, RETRANSMIT_MAX_S)
+        at = max(at, self._last.get(link, 0.0) + 1e-9)
+        self._last[link] = at
+        self._queued[link] = [*queue, (at, nbytes)]
+        return [at], sorted(set(faults))
+
+    def _travel(self, now: float, link: Link, nbytes: int) -> tuple[float, list[str]]:
+        """Return when a message arrives that leaves now, and whether its link is clogged."""
+        options = self.options
+        at = now + options.delay_s + self.random.random() * options.jitter_s
+        at += nbytes / options.bandwidth
+        clogged = self._clogged.get(link[:2], 0.0)
+        return (at + clogged - now, ["clog"]) if clogged > now else (at, [])
 
     def second_part(self) -> tuple[float, list[str]]:
         """Return the delay of the second part of a payload, and its faults."""
@@ -106,28 +161,6 @@ class Network:
             return self.random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
         return self.random.random() * self.options.payload_s, []
 
-    def _fate(self, arrivals: list[float], faults: list[str]) -> tuple[list[float], list[str]]:
+    def _fate(self, arrivals: list[float], faults: list[str]) -> Fate:
         self.hits.update(faults)
         return arrivals, faults
-
-
-class Envelope(msgspec.Struct, eq=False):
-    """A message in flight.
-
-    Guarded buffers are read as late as possible: on arrival, or when the guard recalls them.
-
-    breaks:  how often the connection had broken when the message was sent
-    """
-
-    source: NodeId
-    target: NodeId
-    frame: bytes
-    buffers: Buffers
-    nbytes: int
-    breaks: int
-
-    def detach(self) -> None:
-        self.buffers = (memoryview(self.payload()),)
-
-    def payload(self) -> bytes:
-        return b"".join(self.buffers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
 
@@ -30,18 +30,31 @@ class SimDisk:
     record:      the last record of the journal
     log:         the entries of the lease log
     full_until:  when there is room again
+    slow_until:  when writes take no time again
     """
 
     def __init__(self) -> None:
         self.record: bytes | None = None
         self.log: list[bytes] = []
-        self.full_until = 0.0
+        self.full_until = self.slow_until = 0.0
+        self._synced: tuple[bytes | None, int] = (None, 0)  # the record, and entries of the log
 
     def write(self, effect: Persist | Append) -> None:
+        """Write it, and have the disk hold it."""
         if isinstance(effect, Persist):
             self.record = effect.record
         else:
             self.log.append(effect.entry)
+        self.sync()
+
+    def sync(self) -> None:
+        """Make what was written survive a loss of power: the files, and the names in the folder."""
+        self._synced = self.record, len(self.log)
+
+    def lose_power(self) -> None:
+        """Lose what was written and is not synced."""
+        self.record, entries = self._synced
+        del self.log[entries:]
 
 
 class SimNode:
@@ -64,6 +77,9 @@ class SimNode:
         self.turns = 0  # of its loop
         self.paused_until = 0.0  # its loop; and its whole process, if it is stopped:
         self.stopped_until = 0.0
+        self.works_until = 0.0  # an event that it has handled takes so long
+        self.inbox: deque[Callable[[], None]] = deque()  # what comes meanwhile
+        self.takes_next = False  # whether it takes the first of these
 
     def holds(self, effect: Effect, now: float) -> bool:
         """Return whether an effect waits for room on the disk, as what follows it does."""

@@ -23,6 +23,7 @@ MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
 GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
+STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
 RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
 HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
@@ -53,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     relentless:    whether faults continue until then, overlap, and exceed the failure time-out
     restless:      whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
+    costly:        whether events take time
     """
 
     seed: int
@@ -79,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True):
     relentless: bool = False
     restless: bool = False
     sums: bool = False
+    costly: bool = False
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -143,6 +146,9 @@ class Plan(msgspec.Struct, frozen=True):
                 "clocks": random.randint(8, 11),
                 "incarnations": LARGE_INCARNATIONS,
             }
+        more["costly"] = random.random() < COSTLY
+        if random.random() < STREAMS:
+            more["network"] = msgspec.structs.replace(self.network, streams=True)
         return msgspec.structs.replace(self, **more)
 
     def for_fault_schedule(self) -> Plan:

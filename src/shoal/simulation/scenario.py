@@ -42,6 +42,7 @@ from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 
 LIMIT_S = 120.0
+EVENT_S, WRITE_S = 0.05, 0.4  # at most; the mean of events is 1.6 ms, as some take long
 REPAIR_S = 12.0  # after the last fault
 EVERY_WORKER_DIED = "every worker has died"
 MOST_EVENTS = 200_000  # of a seed; more with a fault schedule
@@ -85,8 +86,14 @@ class Scenario:
             "guests": plan.guests > 0,
             "relentless": plan.relentless,
             "restless": plan.restless,
+            "streams": plan.network.streams,
+            "costly events": plan.costly,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
+        costs = Random(seed * 79 + 11)
+        self.world.write_s = lambda: WRITE_S * costs.random()
+        if plan.costly:
+            self.world.event_s = lambda: EVENT_S * costs.random() ** 30
         self.works = {"": self.work}
         if plan.guests:
             self.works[GUESTS] = Workload(self.world, seed * 47 + 1, plan.for_guests(), self.work)

@@ -20,7 +20,7 @@ from shoal.protocol.machine import (
     Append,
     Asked,
     AwaitRoom,
-    Discard,
+    Detach,
     Effects,
     Event,
     HasRoom,
@@ -29,25 +29,21 @@ from shoal.protocol.machine import (
     Offload,
     PeerLost,
     Persist,
-    Received,
     Resolve,
     Save,
     Send,
-    Sink,
     Stop,
     Ticked,
 )
 from shoal.protocol.messages import Message
-from shoal.protocol.messages.describing import describe
 from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
-from shoal.simulation.connections import Connections
-from shoal.simulation.network import Envelope, Network, NetworkOptions
+from shoal.simulation.messaging import Messaging
+from shoal.simulation.network import Network, NetworkOptions
 from shoal.simulation.node import Program, SimNode, Sleep
 from shoal.simulation.offloading import OffloadedWork
 from shoal.simulation.trace import Trace
-from shoal.transport.wire import encode, message_of
 
 
 class World:
@@ -66,6 +62,8 @@ class World:
     crash_at:   (node, effect): crash the node before that effect
     cut_short:  (source, target, message): crash the sender half-way through a payload
     drop:       (source, target, message): lose the message
+
+    event_s, write_s:  how long the next event takes, and the next write to a slow disk
     """
 
     def __init__(
@@ -84,8 +82,10 @@ class World:
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
         self.cut_short: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
+        self.event_s: Callable[[], float] = lambda: 0.0
+        self.write_s: Callable[[], float] = lambda: 0.0
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
-        self._connections = Connections()
+        self._messaging = Messaging(self)
         self._work = OffloadedWork(Random(seed + 2))
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
@@ -121,7 +121,7 @@ class World:
         self.note_line(f"crash {node}")
         if sim.program is not None:
             sim.program.close()
-        self._connections.died(node)
+        self._messaging.died(node, tell)
         self.on_crash(node)
         if tell:
             for other in list(self.nodes.values()):
@@ -150,13 +150,20 @@ class World:
         sim = self.nodes[node]
         self.handle(sim, Asked(next(sim.tickets), request))
 
-    def break_connection(self, one: NodeId, other: NodeId) -> None:
-        """Lose the messages in flight between two nodes; the next message reconnects."""
-        self._connections.broke(one, other)
-        self.note_line(f"connection of {one} and {other} breaks")
+    def break_connection(self, one: NodeId, other: NodeId, *, closed: bool = True) -> None:
+        """Lose the messages in flight between two nodes; the next message reconnects.
+
+        closed:  whether a host has closed it, else its path was silent and it is replaced
+        """
+        self._messaging.broke(one, other)
+        self.note_line(f"connection of {one} and {other} {'breaks' if closed else 'is replaced'}")
         for node, peer in ((one, other), (other, one)):
             if node in self.nodes:
-                self.handle(self.nodes[node], PeerLost(peer))
+                self.handle(self.nodes[node], PeerLost(peer, closed=closed))
+
+    def hang_connects(self, node: NodeId, until: float) -> None:
+        """Have no attempt to connect with a node answered until then."""
+        self._messaging.hang(node, until)
 
     def at(self, when: float, action: Callable[[], object]) -> None:
         """Run `action` at a virtual time."""
@@ -173,103 +180,20 @@ class World:
             self.now = when
             action()
 
-    # ------------------------------------------------------------------ messages
-
-    def _send(self, sim: SimNode, effect: Send) -> None:
-        source, target, message = sim.node, effect.to, effect.message
-        self.on_send(sim, target, message)
-        living = target in self.nodes and self.nodes[target].alive
-        if not living or not self._connections.reach(source, sim.machine, target):
-            self.coverage["unreachable"] += 1
-            self.note_line(f"{source} -> {target}  {describe(message)}   UNREACHABLE")
-            return
-        nbytes = sum(buffer.nbytes for buffer in effect.buffers)
-        frame = encode(message, nbytes)
-        line = f"{source} -> {target}  {describe(message)}"
-        if self.drop(source, target, message):
-            self.note_line(f"{line}   LOST")
-            return
-        arrivals, faults = self.network.send(self.now, source, target, len(frame) + nbytes)
-        self._hit(faults, message)
-        self.note_line(line if arrivals else f"{line}   LOST")
-        breaks = self._connections.breaks(source, target)
-        envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
-        if effect.guard is None:
-            envelope.detach()
-        elif arrivals:
-            effect.guard.keep(envelope.detach)
-        for at in arrivals:
-            self.at(at, lambda: self._arrive(envelope))
-
-    def _arrive(self, envelope: Envelope) -> None:
-        source, nbytes = envelope.source, envelope.nbytes
-        sim = self.nodes.get(envelope.target)
-        if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
-            return
-        if self._is_paused(sim, lambda: self._arrive(envelope)):
-            return
-        message = message_of(envelope.frame)
-        if not nbytes:
-            self.handle(sim, Received(source, message))
-            return
-        arrival = sim.machine.arriving(source, message, nbytes)
-        if isinstance(arrival, Discard):
-            self.handle(sim, Received(source, message))
-            return
-        first = nbytes * (1 + self.events % 7) // 8  # it may end within a fragment or a part
-        self._pour(sim, envelope, message, arrival, 0, first)
-        rest, faults = self.network.second_part()
-        self._hit(faults, message)
-        self.at(self.now + rest, lambda: self._finish(sim, envelope, message, arrival, first))
-        if self.cut_short(source, envelope.target, message):
-            self.crash(source)
-
-    def _finish(
-        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, first: int
-    ) -> None:
-        source = envelope.source
-        if not sim.alive or sim.stopped or self._is_cut(envelope):
-            return
-        if self._is_paused(sim, lambda: self._finish(sim, envelope, message, sink, first)):
-            return
-        sender = self.nodes.get(source)
-        if sender is not None and not sender.alive:
-            self.coverage["sender crashed in mid-payload"] += 1
-            self.handle(sim, PeerLost(source))
-            return
-        self._pour(sim, envelope, message, sink, first, envelope.nbytes)
-        if not sink.by_view or sink.revoked:
-            self.handle(sim, Received(source, message, sink))
-
-    def _pour(
-        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
-    ) -> None:
-        """Copy bytes of a payload into its sink, unless the sink is revoked."""
-        edge = 0
-        for view in list(sink.views):
-            first, last = max(start, edge), min(stop, edge + view.nbytes)
-            if first < last and not sink.revoked:
-                view[first - edge : last - edge] = envelope.payload()[first:last]
-                if sink.by_view and last == edge + view.nbytes:
-                    sink.landed += 1
-                    self.handle(sim, Received(envelope.source, message, sink))
-            edge += view.nbytes
-
-    def _hit(self, faults: list[str], message: Message) -> None:
-        self.coverage.update(f"{fault} of {type(message).__name__}" for fault in faults)
-
-    def _is_cut(self, envelope: Envelope) -> bool:
-        """Return whether the connection broke while a message was in flight."""
-        return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)
-
     # ------------------------------------------------------------------ machines
 
     def handle(self, sim: SimNode, event: Event) -> None:
         """Have a node handle an event, now or when it continues."""
-        if not sim.alive or sim.stopped or self._is_paused(sim, lambda: self.handle(sim, event)):
+        if not self.is_paused(sim, partial(self.handle, sim, event)):
+            self.handle_now(sim, event)
+
+    def handle_now(self, sim: SimNode, event: Event) -> None:
+        """The same for an event that belongs to the one before: a part of a payload, a call."""
+        if not sim.alive or sim.stopped:
             return
         self.events += 1
         sim.turns += 1
+        sim.works_until = max(sim.works_until, self.now) + self.event_s()
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()
             self.on_event(sim)
@@ -277,7 +201,7 @@ class World:
 
     def _perform(self, sim: SimNode, effects: Effects) -> bool:
         """Return whether the node is alive after that."""
-        for effect in effects:
+        for at, effect in enumerate(effects):
             if sim.holds(effect, self.now):
                 if len(sim.held) == 1:
                     self.at(sim.disk.full_until, partial(self._room_on_disk, sim))
@@ -287,13 +211,21 @@ class World:
                 return False
             match effect:
                 case Send():
-                    self._send(sim, effect)
+                    self.on_send(sim, effect.to, effect.message)
+                    self._messaging.send(sim, effect)
                 case Resolve(request_id, outcome):
                     sim.outcomes[request_id] = outcome
                     if sim.waits_for == request_id:
                         self._wake(sim, self.now)
                 case Persist() | Append():
                     sim.disk.write(effect)
+                    if self.now < sim.disk.slow_until:  # the loop waits for it
+                        sim.works_until = max(sim.works_until, self.now) + self.write_s()
+                        sim.held.extend(effects[at + 1 :])
+                        self.at(sim.works_until, partial(self._room_on_disk, sim))
+                        return True
+                case Detach(to):
+                    self._messaging.detach(sim.node, to)
                 case Save():
                     self.on_save(effect)
                 case AwaitRoom(to):
@@ -313,7 +245,7 @@ class World:
         return True
 
     def _room_on_disk(self, sim: SimNode) -> None:
-        if sim.alive and not self._is_paused(sim, partial(self._room_on_disk, sim)):
+        if sim.alive and not self.is_paused(sim, partial(self._room_on_disk, sim)):
             held, sim.held = sim.held, deque()
             self._perform(sim, [*held])
 
@@ -332,7 +264,7 @@ class World:
         self.at(at, lambda: self._tick(sim, at))
 
     def _tick(self, sim: SimNode, at: float) -> None:
-        if sim.tick_at != at or self._is_paused(sim, lambda: self._tick(sim, at)):
+        if sim.tick_at != at or self.is_paused(sim, lambda: self._tick(sim, at)):
             return
         sim.tick_at = None
         due = sim.machine.deadline()
@@ -341,12 +273,26 @@ class World:
         else:
             self._schedule_tick(sim)
 
-    def _is_paused(self, sim: SimNode, again: Callable[[], None]) -> bool:
-        """Return whether a node is paused; if so, do `again` when it continues."""
-        if self.now >= sim.paused_until:
+    def is_paused(self, sim: SimNode, again: Callable[[], None]) -> bool:
+        """Return whether a node is paused or at work; if so, do `again` when it is not."""
+        if self.now < sim.paused_until:
+            self.at(sim.paused_until, again)
+            return True
+        if sim.takes_next or not (self.now < sim.works_until or sim.inbox):
             return False
-        self.at(sim.paused_until, again)
+        sim.inbox.append(again)
+        if len(sim.inbox) == 1:
+            self.at(sim.works_until, partial(self._take_next, sim))
         return True
+
+    def _take_next(self, sim: SimNode) -> None:
+        """Have a node do what has come while it was at work, one after the other."""
+        while sim.inbox and self.now >= sim.works_until:
+            sim.takes_next = True
+            sim.inbox.popleft()()
+            sim.takes_next = False
+        if sim.inbox:
+            self.at(sim.works_until, partial(self._take_next, sim))
 
     # ------------------------------------------------------------------ programs
 
@@ -358,7 +304,7 @@ class World:
         """Run a node's program until it has to wait."""
         if not sim.alive or sim.program is None or turn != sim.turn:
             return
-        if self._is_paused(sim, lambda: self._advance(sim, turn)):
+        if self.is_paused(sim, lambda: self._advance(sim, turn)):
             return
         sim.turn += 1
         value: Any = None
@@ -379,13 +325,13 @@ class World:
                     return
                 case Start(asked):
                     value = next(sim.tickets)
-                    self.handle(sim, Asked(value, asked))
+                    self.handle_now(sim, Asked(value, asked))
                     continue
                 case Wait(ticket):
                     sim.waits_for = ticket
                 case _:
                     sim.waits_for = next(sim.tickets)
-                    self.handle(sim, Asked(sim.waits_for, request))
+                    self.handle_now(sim, Asked(sim.waits_for, request))
             if sim.waits_for not in sim.outcomes:
                 if sim.stopped:
                     sim.program.close()

@@ -18,7 +18,7 @@ def test_each_fault_is_injected_and_nothing_is_lost(name):
 
 
 def test_a_fault_with_a_rank_and_a_step_hits_that_process_then(monkeypatch):
-    scenario, injected = Scenario(5, fault_schedule=[fault_of("kill-server-1@3")]), []
+    scenario, injected = Scenario(4, fault_schedule=[fault_of("kill-server-1@3")]), []
     right = scenario.faults.kill
 
     def kill(node, role):

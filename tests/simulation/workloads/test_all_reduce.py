@@ -69,19 +69,6 @@ def done_before_it_is_taken():
 
 
 @contextmanager
-def sink_survives_its_sum():
-    """What comes late lands in a tensor that has a new owner."""
-    right = Ring._end
-
-    def end(self, number, out, error=None):
-        self._sums[number].sinks.clear()
-        right(self, number, out, error)
-
-    with patch.object(Ring, "_end", end):
-        yield
-
-
-@contextmanager
 def partial_sum_passed_on_as_whole():
     """The worker before the last takes its sum for the whole one."""
     right = Sum.ends_here
@@ -118,7 +105,6 @@ def death_is_not_noticed():
     [
         piece_added_twice,
         done_before_it_is_taken,
-        sink_survives_its_sum,
         partial_sum_passed_on_as_whole,
         nothing_is_asked_for_again,
         death_is_not_noticed,

@@ -213,14 +213,16 @@ class _Plan:
     def _move(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
         """A shard to move from one server to another, split to size if necessary."""
         mean = sum(loads.values()) / max(len(loads), 1)
+        shards = [each for each in self._of(table) if each.syncing == NONE]
         for giver in sorted(loads, key=lambda rank: (-loads[rank], rank)):
+            held = [each for each in shards if giver in each.in_sync]
             for taker in sorted(loads, key=lambda rank: (loads[rank], rank)):
                 if loads[giver] - loads[taker] <= max(1, UNEVEN * mean):
                     break
                 if self._barred(table, taker):
                     continue
                 amount = max(1, int(min(loads[giver] - mean, mean - loads[taker])))
-                options = [each for each in self._of(table) if self._may(each, giver, taker)]
+                options = [each for each in held if self._may(each, giver, taker)]
                 if not options:
                     continue
                 fitting = [each for each in options if self._size(each) <= amount]
@@ -256,8 +258,8 @@ class _Plan:
         return [self._hosts[each] for each in draft.members].count(self._hosts[rank]) > 1
 
     def _may(self, draft: _Draft, giver: int, taker: int) -> bool:
-        """Whether the shard may move without having replicas on fewer hosts."""
-        if draft.syncing != NONE or giver not in draft.in_sync or taker in draft.in_sync:
+        """Whether a shard of the giver's may move without having replicas on fewer hosts."""
+        if taker in draft.in_sync:
             return False
         others = {self._hosts[rank] for rank in draft.in_sync if rank != giver}
         return self._hosts[taker] not in others or self._hosts[giver] in others

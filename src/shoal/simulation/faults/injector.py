@@ -16,7 +16,9 @@ import msgspec
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Request
 from shoal.protocol.views import NodeId
-from shoal.simulation.cluster import HANG_S, SILENCE_S, SimulatedCluster
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.faults.environment import ENVIRONMENT, EnvironmentFaults
+from shoal.simulation.faults.pauses import DEAD_S, Pauses
 from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
@@ -40,8 +42,9 @@ FAULTS = (
     "join",
     "join server",
     "leave server",
-    "refuse memory",
-    "fill disk",
+    "exit scheduler",
+    "exit worker",
+    *ENVIRONMENT,
 )
 LASTING = (
     "stop worker for long",
@@ -50,6 +53,7 @@ LASTING = (
     "hang server",
     "kill server",
 )
+EXITS = 0.3  # chance of each effect to be the one before which a process ends
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
 MOVES = (
     "join server",
@@ -57,15 +61,11 @@ MOVES = (
     "break in mid-payload",
     "refuse memory",
 )  # of a restless seed: rows move
-STOPS_APART_S = 9.0  # after this time sole replicas are given up
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
 UNNOTICED_S = 1.5  # the death of a worker is noticed later
 WITH_A_SERVER = 0.3  # share of the crashes of workers after which a server crashes
 PHASE_WAIT_S = 2.0  # how long a fault waits for its phase
-DEAD_S = 3.2  # a member that is separated for this long is declared dead
-BUSY_S = 3.8  # at most: a loop that makes no turn for longer is hung
-HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared dead
 
 
 class PendingFault(msgspec.Struct):
@@ -92,14 +92,18 @@ class FaultInjector:
         self._aside = Random(str(random.getstate()))  # a separate generator: draws shift no other
         self._relentless = Random(str(self._aside.getstate()))
         self._replicated = False
-        self._stopped_at = -STOPS_APART_S  # the last long stop of a server
         self._bereft_at = 0.0  # rows may move with a worker's death after this time
         self._pending: list[PendingFault] = []
         self._at_persist = ""  # "before" or "after": the scheduler is to crash there
         self._in_payload = False  # a worker is to crash half-way through a payload
         self._breaks_payload = False  # a connection is to break half-way through a payload
         self._in_advance = False  # a worker is to crash between two sends of an advance
+        self._exits: NodeId = ""  # a process that is to end in the middle of an event
         self._deaths = ServerDeaths(world, cluster, random, self.count)
+        self._environment = EnvironmentFaults(
+            world, cluster, self._aside, self.count, self._restart_scheduler
+        )
+        self._pauses = Pauses(world, self._aside, self._relentless, self.count, self._may_lose)
         self._advanced: tuple[NodeId, int] | None = None  # worker and request of the last advance
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
@@ -140,10 +144,9 @@ class FaultInjector:
         self.healed = True
         self._pending.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
-        self._breaks_payload = False
+        self._breaks_payload, self._exits = False, ""
         self._deaths.heal()
-        self._cluster.out_of_memory.clear()
-        self._world.nodes[SCHEDULER].disk.full_until = 0.0
+        self._environment.heal()
         self._world.network.heal()
 
     def look(self) -> None:
@@ -185,7 +188,7 @@ class FaultInjector:
             case "crash scheduler" if self._world.nodes[SCHEDULER].alive:
                 self.count(what)
                 self._world.crash(SCHEDULER, tell=random.random() < 0.5)
-                self._later(self._cluster.restart_scheduler)
+                self._restart_scheduler()
             case "crash scheduler before persist" | "crash scheduler after persist":
                 self._at_persist = what.split()[2]
             case "partition":
@@ -209,19 +212,21 @@ class FaultInjector:
                     network.partition(frozenset([random.choice(lost)]), until + DEAD_S)
                     self.count(what)
             case "stop worker" | "stop server" | "stop scheduler":
-                self._stop(what, [name for name in names if name.startswith(what.split()[1])])
+                self._pauses.stop(what, _of(what, names))
             case "busy worker" | "busy server":
-                self._be_busy(what, [name for name in names if name.startswith(what.split()[1])])
+                self._pauses.be_busy(what, _of(what, names))
             case _ if what in LASTING and what != "kill server":
-                self._stop_for_long(what, [n for n in names if n.startswith(what.split()[1])])
+                self._pauses.stop_for_long(what, _of(what, names))
             case "kill server" if self._replicated:
                 self._deaths.kill_another(True, random.choice(ABOUT_TO))
             case "join" | "join server":
                 add = self._cluster.add_worker if what == "join" else self._cluster.add_server
                 if add() is not None:
                     self.count(what)
-            case "refuse memory" | "fill disk":
-                self._refuse(what, names, until)
+            case _ if what in ENVIRONMENT:
+                self._environment.inject(what, names, until)
+            case "exit scheduler" | "exit worker":
+                self._exit(what, _of(what, names))
             case "leave server":
                 here = self._cluster.servers
                 servers = [n for n in names if n in here and here[n].session.incarnation]
@@ -229,47 +234,18 @@ class FaultInjector:
                     self.count(what)
                     self._cluster.send_away(random.choice(servers))
 
-    def _refuse(self, what: str, names: list[NodeId], until: float) -> None:
-        """Refuse servers memory for shards, or the scheduler room on its disk."""
-        if what == "fill disk":
-            self._world.nodes[SCHEDULER].disk.full_until = until + self._random.random()
-            self.count(what)
-            return
-        servers = [name for name in names if name in self._cluster.servers]
-        for server in self._random.sample(servers, min(len(servers), 2)):
-            self._cluster.out_of_memory[server] = until + 2 * self._random.random()
-            self.count(what)
+    def _exit(self, what: str, names: list[NodeId]) -> None:
+        """End a process in the middle of its next event, as an error does that it has not expected.
 
-    def _stop(self, what: str, names: list[NodeId]) -> None:
-        """Stop a node for a short time, or for so long that it may be declared dead."""
-        seconds = 0.1 + self._aside.random() * 1.2
-        if self._aside.random() < 0.5 and not what.endswith("worker"):
-            seconds += DEAD_S
-        if names:
-            self.count(what + (" for long" if seconds > DEAD_S else ""))
-            self._world.pause(self._aside.choice(names), self._world.now + seconds)
-
-    def _be_busy(self, what: str, names: list[NodeId]) -> None:
-        """Have a node's loop make no turn, for a short time or for longer than silence."""
-        least = DEAD_S if self._aside.random() < 0.5 else 0.1
-        if names:
-            seconds = least + (BUSY_S - least) * self._aside.random()
-            self.count("busy for longer than silence" if seconds > SILENCE_S else what)
-            self._world.pause(self._aside.choice(names), self._world.now + seconds, busy=True)
-
-    def _stop_for_long(self, what: str, names: list[NodeId]) -> None:
-        """Stop a node for so long that it is declared dead, and continues after that."""
-        random, now = self._relentless, self._world.now
-        of_server, hangs = what.split()[1] == "server", what == "hang server"
-        if of_server and now < self._stopped_at + STOPS_APART_S:
-            return
-        if what == "stop worker for long":
+        Its connections are closed at once, and it is started again.
+        """
+        if what == "exit worker":
             names = [name for name in names if self._may_lose(name)]
         if names:
-            self.count(what)
-            self._stopped_at = max(self._stopped_at, now * of_server)
-            seconds = HUNG_S + random.random() if hangs else DEAD_S + 3 * random.random()
-            self._world.pause(random.choice(names), now + seconds, busy=hangs)
+            self._exits = self._aside.choice(names)
+
+    def _restart_scheduler(self) -> None:
+        self._later(self._cluster.restart_scheduler)
 
     def _may_lose(self, worker: NodeId) -> bool:
         """Return whether a worker's group can continue without it."""
@@ -307,6 +283,10 @@ class FaultInjector:
         The scheduler crashes just before or after a record is durable, a worker half-way through
         its advance, a server before it sends a given message.
         """
+        if sim.node == self._exits and self._aside.random() < EXITS:
+            return self._ends(sim.node)
+        if self._environment.fails_to_sync(sim, effect):
+            return True
         if isinstance(effect, Send):
             moves = isinstance(effect.message, Joined | Leave)
             if moves and "server" in sim.node + effect.to and self._cluster.at_work():
@@ -320,7 +300,20 @@ class FaultInjector:
             sim.disk.write(effect)
         self.count(f"crash scheduler {self._at_persist} persist")
         self._at_persist = ""
-        self._later(self._cluster.restart_scheduler)
+        self._restart_scheduler()
+        return True
+
+    def _ends(self, node: NodeId) -> bool:
+        """Have a process end now."""
+        self._exits = ""
+        if node != SCHEDULER and not self._may_lose(node):
+            return False
+        if node == SCHEDULER:
+            self._restart_scheduler()
+        else:
+            self._cluster.will_crash(node)
+            self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self.count(f"exit {'scheduler' if node == SCHEDULER else 'worker'}")
         return True
 
     def _as_rows_move(self) -> None:
@@ -394,3 +387,8 @@ class FaultInjector:
         self.counts[name] += 1
         self._world.coverage[name] += 1
         self._world.note_line(f"FAULT {name}")
+
+
+def _of(what: str, names: list[NodeId]) -> list[NodeId]:
+    """Return the nodes of the role that a fault names."""
+    return [name for name in names if name.startswith(what.split()[1])]

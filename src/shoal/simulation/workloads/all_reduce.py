@@ -77,12 +77,13 @@ class RingScenario:
             yield Sleep(random.choice([0.0, 0.0, 0.02, 0.4]) * random.random())
             tensor = self.values(rank, number)
             outcome = yield Reduce(tensor.view(np.uint8).data, _add, _halve)
+            if outcome.error is None:
+                self.summed[number, node] = tensor.copy()
+            tensor.fill(-size)  # belongs to the caller again
+            self._given_back.append(tensor)
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return
-            self.summed[number, node] = tensor.copy()
-            tensor.fill(-size)  # belongs to the caller again
-            self._given_back.append(tensor)
         yield EnterBarrier("end")
         yield FinishWork()
 

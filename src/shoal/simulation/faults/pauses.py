@@ -1,0 +1,68 @@
+"""Faults that stop a process, or only its loop, for a short time or until it is declared dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from shoal.protocol.views import NodeId
+from shoal.simulation.cluster import HANG_S, SILENCE_S
+from shoal.simulation.world import World
+
+STOPS_APART_S = 9.0  # after this time sole replicas are given up
+DEAD_S = 3.2  # a member that is separated for this long is declared dead
+BUSY_S = 3.8  # at most: a loop that makes no turn for longer is hung
+HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared dead
+
+
+class Pauses:
+    """Stops nodes, and lets them continue.
+
+    may_lose:  whether a worker's group can continue without it
+    """
+
+    def __init__(
+        self,
+        world: World,
+        aside: Random,
+        relentless: Random,
+        count: Callable[[str], None],
+        may_lose: Callable[[NodeId], bool],
+    ) -> None:
+        self._world = world
+        self._aside = aside
+        self._relentless = relentless
+        self._count = count
+        self._may_lose = may_lose
+        self._stopped_at = -STOPS_APART_S  # the last long stop of a server
+
+    def stop(self, what: str, names: list[NodeId]) -> None:
+        """Stop a node for a short time, or for so long that it may be declared dead."""
+        seconds = 0.1 + self._aside.random() * 1.2
+        if self._aside.random() < 0.5 and not what.endswith("worker"):
+            seconds += DEAD_S
+        if names:
+            self._count(what + (" for long" if seconds > DEAD_S else ""))
+            self._world.pause(self._aside.choice(names), self._world.now + seconds)
+
+    def be_busy(self, what: str, names: list[NodeId]) -> None:
+        """Have a node's loop make no turn, for a short time or for longer than silence."""
+        least = DEAD_S if self._aside.random() < 0.5 else 0.1
+        if names:
+            seconds = least + (BUSY_S - least) * self._aside.random()
+            self._count("busy for longer than silence" if seconds > SILENCE_S else what)
+            self._world.pause(self._aside.choice(names), self._world.now + seconds, busy=True)
+
+    def stop_for_long(self, what: str, names: list[NodeId]) -> None:
+        """Stop a node for so long that it is declared dead, and continues after that."""
+        random, now = self._relentless, self._world.now
+        of_server, hangs = what.split()[1] == "server", what == "hang server"
+        if of_server and now < self._stopped_at + STOPS_APART_S:
+            return
+        if what == "stop worker for long":
+            names = [name for name in names if self._may_lose(name)]
+        if names:
+            self._count(what)
+            self._stopped_at = max(self._stopped_at, now * of_server)
+            seconds = HUNG_S + random.random() if hangs else DEAD_S + 3 * random.random()
+            self._world.pause(random.choice(names), now + seconds, busy=hangs)

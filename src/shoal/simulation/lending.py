@@ -1,0 +1,66 @@
+"""Buffers in flight: they belong to their sender until they are sent, as those of real sockets do.
+
+A message reads its buffers when it arrives, which is as late as a transport may. So what changes a
+buffer that it has lent changes what arrives.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.protocol.machine import Buffers, CopyOnWriteGuard
+from shoal.protocol.views import NodeId
+
+
+class Envelope(msgspec.Struct, eq=False):
+    """A message in flight.
+
+    breaks:  how often the connection had broken when the message was sent
+    """
+
+    source: NodeId
+    target: NodeId
+    frame: bytes
+    buffers: Buffers
+    nbytes: int
+    breaks: int
+
+    def detach(self) -> None:
+        """Copy the buffers, which belong to the sender again."""
+        self.buffers = (memoryview(self.payload()),)
+
+    def payload(self) -> bytes:
+        return b"".join(self.buffers)
+
+
+class Lending:
+    """The messages in flight whose buffers are lent."""
+
+    def __init__(self) -> None:
+        self._lent: dict[NodeId, list[Envelope]] = {}  # by source
+
+    def lend(self, envelope: Envelope, guard: CopyOnWriteGuard | None) -> None:
+        """Lend the buffers of a message until it has arrived, or their guard recalls them."""
+        if not envelope.nbytes:
+            return
+        if guard is not None:
+            guard.keep(envelope.detach)
+        else:
+            self._lent.setdefault(envelope.source, []).append(envelope)
+
+    def arrived(self, envelope: Envelope) -> None:
+        """A message has been read as a whole, or is lost."""
+        lent = self._lent.get(envelope.source, [])
+        if envelope in lent:
+            lent.remove(envelope)
+
+    def detach(self, source: NodeId, target: NodeId) -> None:
+        """Copy the buffers of a node's messages to another one."""
+        for envelope in [each for each in self._lent.get(source, ()) if each.target == target]:
+            envelope.detach()
+            self.arrived(envelope)
+
+    def died(self, source: NodeId) -> None:
+        """A process has ended: its kernel sends what it has of messages that are not sent."""
+        for envelope in self._lent.pop(source, ()):
+            envelope.detach()

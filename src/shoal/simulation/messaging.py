@@ -1,0 +1,180 @@
+"""How messages travel between simulated nodes: connections, the network, payloads in two parts."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from shoal.protocol.machine import Discard, Event, PeerLost, Received, Send, Sink
+from shoal.protocol.messages import Message
+from shoal.protocol.messages.describing import describe
+from shoal.protocol.views import NodeId
+from shoal.simulation.connections import Connections
+from shoal.simulation.lending import Envelope, Lending
+from shoal.simulation.network import Network
+from shoal.simulation.node import SimNode
+from shoal.transport.wire import encode, message_of
+
+RESET_S = 0.001  # until the peer of a dead connection's other end hears of it
+
+
+class Host(Protocol):
+    """What messages need of the world."""
+
+    now: float
+    nodes: dict[NodeId, SimNode]
+    events: int
+    coverage: Counter[str]
+    network: Network
+    drop: Callable[[NodeId, NodeId, Message], bool]
+    cut_short: Callable[[NodeId, NodeId, Message], bool]
+
+    def at(self, when: float, action: Callable[[], object]) -> None: ...
+    def handle(self, sim: SimNode, event: Event) -> None: ...
+    def handle_now(self, sim: SimNode, event: Event) -> None: ...
+    def is_paused(self, sim: SimNode, again: Callable[[], None]) -> bool: ...
+    def crash(self, node: NodeId) -> None: ...
+    def note_line(self, line: str) -> None: ...
+
+
+class Messaging:
+    """Sends messages and delivers them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._connections = Connections()
+        self._lending = Lending()
+        self._half_read: dict[tuple[NodeId, NodeId], deque[Envelope]] = {}  # behind a payload
+
+    # ------------------------------------------------------------------ connections
+
+    def died(self, node: NodeId, tell: bool) -> None:
+        """A node has died; its peers hear of it now, or once they send to a restarted one."""
+        streams = self._host.network.options.streams
+        self._connections.died(node, tell or not streams)
+        self._lending.died(node)
+
+    def hang(self, node: NodeId, until: float) -> None:
+        """Have no attempt to connect with a node answered until then."""
+        self._connections.hang(node, until)
+
+    def broke(self, one: NodeId, other: NodeId) -> None:
+        """A connection has broken: the messages in flight are lost, the next one reconnects."""
+        self._connections.broke(one, other)
+        self._host.network.reconnected(one, other)
+        for link in ((one, other), (other, one)):
+            self._half_read.pop(link, None)
+
+    def detach(self, source: NodeId, target: NodeId) -> None:
+        """Copy the buffers of a node's messages to another one that have not arrived."""
+        self._lending.detach(source, target)
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, sim: SimNode, effect: Send) -> None:
+        host, source, target, message = self._host, sim.node, effect.to, effect.message
+        nodes: Mapping[NodeId, SimNode] = host.nodes
+        line = f"{source} -> {target}  {describe(message)}"
+        leaves = None
+        if target in nodes and nodes[target].alive:
+            if self._connections.half_open(source, target):
+                self._hit(["half-open"], message)
+                host.note_line(f"{line}   LOST")
+                reset = partial(host.handle, sim, PeerLost(target))
+                host.at(host.now + RESET_S, reset)
+                return
+            takes_s = host.network.connects_s()
+            leaves = self._connections.reach(source, sim.machine, target, host.now, takes_s)
+        if leaves is None:
+            if self._connections.hangs(source, target, host.now):
+                self._hit(["connect that hangs"], message)
+            host.coverage["unreachable"] += 1
+            host.note_line(f"{line}   UNREACHABLE")
+            return
+        nbytes = sum(buffer.nbytes for buffer in effect.buffers)
+        frame = encode(message, nbytes)
+        if host.drop(source, target, message):
+            host.note_line(f"{line}   LOST")
+            return
+        arrivals, faults = host.network.send(leaves, source, target, len(frame) + nbytes)
+        self._hit(faults, message)
+        host.note_line(line if arrivals else f"{line}   LOST")
+        breaks = self._connections.breaks(source, target)
+        envelope = Envelope(source, target, frame, effect.buffers, nbytes, breaks)
+        if arrivals:
+            self._lending.lend(envelope, effect.guard)
+        for at in arrivals:
+            host.at(at, partial(self._arrive, envelope))
+
+    def _arrive(self, envelope: Envelope) -> None:
+        host, source, nbytes = self._host, envelope.source, envelope.nbytes
+        sim = host.nodes.get(envelope.target)
+        if sim is None or not sim.alive or sim.stopped or self._is_cut(envelope):
+            return
+        behind = self._half_read.get((source, envelope.target))
+        if behind is not None:  # on a stream no message overtakes a payload
+            behind.append(envelope)
+            return
+        if host.is_paused(sim, partial(self._arrive, envelope)):
+            return
+        message = message_of(envelope.frame)
+        if not nbytes:
+            host.handle(sim, Received(source, message))
+            return
+        arrival = sim.machine.arriving(source, message, nbytes)
+        if isinstance(arrival, Discard):
+            host.handle(sim, Received(source, message))
+            return
+        first = nbytes * (1 + host.events % 7) // 8  # it may end within a fragment or a part
+        if host.network.options.streams:
+            self._half_read[source, envelope.target] = deque()
+        self._pour(sim, envelope, message, arrival, 0, first)
+        rest, faults = host.network.second_part()
+        self._hit(faults, message)
+        host.at(host.now + rest, partial(self._finish, sim, envelope, message, arrival, first))
+        if host.cut_short(source, envelope.target, message):
+            host.crash(source)
+
+    def _finish(
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, first: int
+    ) -> None:
+        host, source = self._host, envelope.source
+        if not sim.alive or sim.stopped or self._is_cut(envelope):
+            return
+        if host.is_paused(sim, partial(self._finish, sim, envelope, message, sink, first)):
+            return
+        behind = self._half_read.pop((source, envelope.target), ())
+        sender = host.nodes.get(source)
+        if sender is not None and not sender.alive:
+            host.coverage["sender crashed in mid-payload"] += 1
+            host.handle(sim, PeerLost(source))
+            return
+        self._pour(sim, envelope, message, sink, first, envelope.nbytes)
+        self._lending.arrived(envelope)
+        if not sink.by_view or sink.revoked:
+            host.handle_now(sim, Received(source, message, sink))
+        for each in behind:
+            host.at(host.now, partial(self._arrive, each))
+
+    def _pour(
+        self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
+    ) -> None:
+        """Copy bytes of a payload into its sink, unless the sink is revoked."""
+        edge = 0
+        for view in list(sink.views):
+            first, last = max(start, edge), min(stop, edge + view.nbytes)
+            if first < last and not sink.revoked:
+                view[first - edge : last - edge] = envelope.payload()[first:last]
+                if sink.by_view and last == edge + view.nbytes:
+                    sink.landed += 1
+                    self._host.handle_now(sim, Received(envelope.source, message, sink))
+            edge += view.nbytes
+
+    def _hit(self, faults: list[str], message: Message) -> None:
+        self._host.coverage.update(f"{fault} of {type(message).__name__}" for fault in faults)
+
+    def _is_cut(self, envelope: Envelope) -> bool:
+        """Return whether the connection broke while a message was in flight."""
+        return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)

@@ -70,11 +70,10 @@ class Executor:
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             self.forget(log, below)
-        for load in admitted.loads:
-            problem = load.problem() if load.keys is not None else ""
-            if problem:
-                self._answer(admitted, "refused", out, problem)
-                return
+        problem = self._staging.problem(admitted) if admitted.footprint.keyed else ""
+        if problem:
+            self._answer(admitted, "refused", out, problem)
+            return
         try:
             self._do(admitted, out)
         except AccessFailed as error:

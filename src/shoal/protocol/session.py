@@ -77,6 +77,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
         group: worker group; "" is the first group.
         group_size: workers that make an attached group complete.
         namespace: prefix of the worker's table names.
+        memory: bytes that a server has for its tables; 0 if there is no limit.
     """
 
     join_timeout_s: float = 60.0
@@ -89,6 +90,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     group: str = ""
     group_size: int = 1
     namespace: str = ""
+    memory: int = 0
 
 
 HELD_UP_S = 0.5  # lateness of a machine's own timer: its process was not running
@@ -120,7 +122,8 @@ class Session:
         self.ended = False
         self.group = self.options.group
         size = self.options.group_size if self.group else 0
-        self._join = Join(me, role, address, host, rank, process, self.group, size)
+        memory = self.options.memory
+        self._join = Join(me, role, address, host, rank, process, self.group, size, 0, memory)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf

@@ -88,7 +88,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [

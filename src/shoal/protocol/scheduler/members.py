@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from shoal.protocol.machine import Effects, EventTrace, Send
 from shoal.protocol.messages import Busy, Join, ProcessHeartbeat, Waiting
@@ -29,6 +30,7 @@ class Members:
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
+        self._servers = options.servers
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
     def close_up(self) -> None:
@@ -50,6 +52,7 @@ class Members:
             process=asked.process,
             group=asked.group,
             group_size=asked.group_size,
+            memory=asked.memory,
         )
         self.next_incarnation += 1
         self.by_id[node] = member
@@ -104,6 +107,11 @@ class Members:
 
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.by_id.items() if member.role == "server"]
+
+    def memory(self) -> float:
+        """Bytes that all servers together have for tables; infinite while that is not known."""
+        limits = [self.by_id[node].memory for node in self.servers()]
+        return sum(limits) if len(limits) >= self._servers and all(limits) else inf
 
     # ------------------------------------------------------------------ silence
 

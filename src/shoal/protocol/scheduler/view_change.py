@@ -221,7 +221,8 @@ class ViewChange:
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
         """Have a table in a later view, or refuse it."""
         try:
-            self._tables.declare(spec, self._options.servers, sender)
+            memory = self._members.memory()
+            self._tables.declare(spec, self._options.servers, sender, memory)
         except ShoalError as error:
             out.append(Send(sender.id, NotDeclared(spec.name, error.message)))
             return

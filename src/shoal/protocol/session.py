@@ -37,6 +37,7 @@ from shoal.protocol.messages import (
     Heartbeat,
     HeartbeatSeen,
     Join,
+    JoinAsServer,
     Joined,
     Lease,
     Leased,
@@ -122,8 +123,9 @@ class Session:
         self.ended = False
         self.group = self.options.group
         size = self.options.group_size if self.group else 0
+        asked = me, role, address, host, rank, process, self.group, size
         memory = self.options.memory
-        self._join = Join(me, role, address, host, rank, process, self.group, size, 0, memory)
+        self._join = JoinAsServer(*asked, memory=memory) if memory else Join(*asked)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf

@@ -32,7 +32,6 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         process: process id on its host; 0 if no parent can report its end.
         group: worker group, which shares clocks, leases and barriers; "" is the first group.
         group_size: workers that make an attached group complete.
-        memory: bytes that a server has for its tables; 0 if it has not said so.
     """
 
     id: NodeId
@@ -47,7 +46,6 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     process: int = 0
     group: str = ""
     group_size: int = 0
-    memory: int = 0
 
     @property
     def name(self) -> str:

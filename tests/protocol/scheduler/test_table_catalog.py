@@ -8,6 +8,7 @@ from shoal.protocol.messages import (
     Declare,
     Freeze,
     Join,
+    JoinAsServer,
     NewView,
     NotDeclared,
     OpenShards,
@@ -58,7 +59,7 @@ def test_a_table_that_all_servers_together_cannot_hold_is_not_cut_for_them(rigs)
     rig = rigs.SchedulerRig(servers=2, workers=1)
     for rank in range(2):
         node = f"server-{rank}"
-        rig.receive(node, Join(node, "server", "", "", memory=1 << 30))
+        rig.receive(node, JoinAsServer(node, "server", "", "", memory=1 << 30))
     rig.receive("worker-0", Join("worker-0", "worker", "", ""))
     rig.promise()
     rig.receive("worker-0", Declare(3, rigs.table(rows=10**12, fragment_rows=0)))

@@ -53,6 +53,7 @@ from shoal.protocol.messages.membership import (
     Heartbeat,
     HeartbeatSeen,
     Join,
+    JoinAsServer,
     Joined,
     Lease,
     Leased,
@@ -96,8 +97,8 @@ __all__ = [
     "BarrierArrival", "BarrierReleased", "Body", "Busy", "Challenge", "Code", "Computing",
     "DeathReport", "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish",
     "Finished", "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello",
-    "Join", "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed", "Message",
-    "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge",
+    "Join", "JoinAsServer", "Joined", "Lease", "Leased", "Leave", "LeaveRefused", "Malformed",
+    "Message", "MissingPieces", "NewView", "NotDeclared", "NotJoined", "NotLeased", "Nudge",
     "OpenShards", "Part", "Piece", "Probe", "ProcessHeartbeat", "RefuseView", "ReplicaHistory",
     "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests", "ShardsOpened", "StateChunk",
     "StatusReply", "StatusRequest", "SumAck", "Synced",
@@ -106,7 +107,7 @@ __all__ = [
 
 Message = (
     Challenge | Hello | Welcome | Denied
-    | Join | Joined | NotJoined | Heartbeat | HeartbeatSeen | ProcessHeartbeat | Busy
+    | Join | JoinAsServer | Joined | NotJoined | Heartbeat | HeartbeatSeen | ProcessHeartbeat | Busy
     | Drain | Drained | Freeze | Frozen | NewView | RefuseView | ViewRefused
     | Synced | Leave | LeaveRefused | WaitTimes | OpenShards | ShardsOpened
     | StatusRequest | StatusReply | DeathReport | DeathReportSeen

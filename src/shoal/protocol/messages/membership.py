@@ -19,7 +19,6 @@ class Join(Body, frozen=True, array_like=True, tag=True):
 
     Attributes:
         incarnation: the one that was granted already, if the first view has not come; else 0.
-        memory: bytes that a server has for its tables; 0 if there is no limit.
     """
 
     node: NodeId
@@ -31,6 +30,15 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     group: str = ""  # of a worker
     group_size: int = 0
     incarnation: int = 0
+
+
+class JoinAsServer(Join, frozen=True, array_like=True, tag=True):
+    """The same, of a server with a limit of memory.
+
+    Attributes:
+        memory: bytes that it has for tables.
+    """
+
     memory: int = 0
 
 

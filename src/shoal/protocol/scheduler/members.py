@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, EventTrace, Send
-from shoal.protocol.messages import Busy, Join, ProcessHeartbeat, Waiting
+from shoal.protocol.messages import Busy, Join, JoinAsServer, ProcessHeartbeat, Waiting
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up
@@ -31,6 +31,7 @@ class Members:
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
         self._servers = options.servers
+        self._memory: dict[NodeId, int] = {}  # of servers that have joined this scheduler
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
     def close_up(self) -> None:
@@ -52,15 +53,17 @@ class Members:
             process=asked.process,
             group=asked.group,
             group_size=asked.group_size,
-            memory=asked.memory,
         )
         self.next_incarnation += 1
         self.by_id[node] = member
+        if isinstance(asked, JoinAsServer):
+            self._memory[node] = asked.memory
         return member
 
     def remove(self, node: NodeId) -> Member | None:
         """Remove a member that is dead or has left."""
         self.detector.forget(node)
+        self._memory.pop(node, None)
         return self.by_id.pop(node, None)
 
     def finish(self, node: NodeId) -> None:
@@ -110,7 +113,7 @@ class Members:
 
     def memory(self) -> float:
         """Bytes that all servers together have for tables; infinite while that is not known."""
-        limits = [self.by_id[node].memory for node in self.servers()]
+        limits = [self._memory.get(node, 0) for node in self.servers()]
         return sum(limits) if len(limits) >= self._servers and all(limits) else inf
 
     # ------------------------------------------------------------------ silence

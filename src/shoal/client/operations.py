@@ -83,7 +83,8 @@ class Operations:
         Raises:
             UnknownName: no such access method, or the method has no such option.
             InvalidValue: an option out of its range, or rows that the access method cannot use.
-            Refused: a table of that name exists with another specification.
+            Refused: a table of that name exists with another specification, or the servers do not
+                have the memory for it.
 
         Example:
             >>> import shoal

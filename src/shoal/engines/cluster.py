@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.base import DENSE, Task
+from shoal.engines.host_memory import table_memory
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
 from shoal.storage.run_folder import RunFolder
@@ -28,6 +29,7 @@ def start_cluster(
     imports: Sequence[str] = (),
     script: Sequence[str] = (),
     out: str = "",
+    memory: str = "",
     **policy: Any,
 ) -> str:
     """Start a scheduler and servers; returns the scheduler's address.
@@ -35,6 +37,7 @@ def start_cluster(
     token:   of the cluster, which `engine.token` is then; one is made where servers listen over TCP
     script:  the user's, with its arguments: servers import it for methods that they do not know
     out:     folder for the run's folder with checkpoints
+    memory:  of each server, for its tables
     policy:  more fields of `SchedulerRole`
     """
     address = listen or engine.address("scheduler")
@@ -45,7 +48,12 @@ def start_cluster(
         listen=address, servers=servers, workers=workers, token=token, **policy
     )
     server = ServerRole(
-        listen=server_listen, token=token, imports=tuple(imports), script=tuple(script), out=out
+        listen=server_listen,
+        token=token,
+        memory=memory,
+        imports=tuple(imports),
+        script=tuple(script),
+        out=out,
     )
     for task in cluster_tasks(engine, scheduler, server):
         engine.start(task)
@@ -60,6 +68,8 @@ def cluster_tasks(
 ) -> list[Task]:
     """The tasks of a scheduler and of its servers, each of which gets a rank of its own."""
     ranks = range(scheduler.servers)
+    if not server.memory:
+        server = msgspec.structs.replace(server, memory=str(table_memory(scheduler.servers)))
     servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
     if scheduler.replicas > 1:  # it may be started again
         state = str(engine.sockets / "scheduler.state")
@@ -102,6 +112,7 @@ def run_tasks(
     told: dict[str, Any] = {name: getattr(run, name) for name in ("workers", "servers", "replicas")}
     server = ServerRole(
         listen="" if run.transport == "unix" else "tcp://127.0.0.1:0",
+        memory=run.memory,
         save=str(engine.folder.shards.resolve()) if save else "",
         init=init,
         imports=tuple(imports),

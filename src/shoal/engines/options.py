@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from shoal.errors import InvalidValue
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.tables.sizes import bytes_of
 
 
 def option(section: str, text: str, env: str = "", **bounds: Any) -> Meta:
@@ -30,6 +31,7 @@ def option(section: str, text: str, env: str = "", **bounds: Any) -> Meta:
 Workers = Annotated[int, option("Cluster", "worker processes", ge=1, le=1024)]
 Servers = Annotated[int, option("Cluster", "server processes; 0 if workers only use allreduce", ge=0, le=1024)]
 Replicas = Annotated[int, option("Cluster", "servers that have a copy of each row; one fewer of them may fail at once", ge=1, le=1024)]
+Memory = Annotated[str, option("Cluster", "memory that each server has for its tables, such as 4GiB or 500M; three quarters of this host's, shared by the servers that are started here together, if not given")]
 Token = Annotated[str, option("Network", "shared secret of the cluster", env="SHOAL_TOKEN")]
 Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated")]
 SlowWorkers = Annotated[Literal["wait", "drop", "backup"], option("Fault tolerance", "when the others wait for a worker more than half of the time: wait; drop the worker; or drop it, have the others do its batches and start it again (backup)")]
@@ -49,6 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: Workers = 2
     servers: Servers = 1
     replicas: Replicas = 1
+    memory: Memory = ""
     transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
     sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
     title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
@@ -56,6 +59,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.servers)
+        check_memory(self.memory)
 
 
 class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +139,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     interface: Annotated[str, option("Network", "network interface to listen on")] = ""
     rank: Rank = -1
     host_label: Annotated[str, option("Fault tolerance", "name of what fails as a whole, such as a host or a rack: replicas are placed apart; this host's name if not given")] = ""
+    memory: Memory = ""
     imports: Imports = ()
     out: Annotated[str, option("Output", "folder for the run's folder with checkpoints, shared by all servers")] = ""
     checkpoint_every: CheckpointEvery = 0
@@ -151,6 +156,9 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     init: str = ""
     checkpoints: str = ""
     passed: int = 0
+
+    def __post_init__(self) -> None:
+        check_memory(self.memory)
 
 
 class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,6 +188,21 @@ def check_replicas(replicas: int, servers: int) -> None:
         raise InvalidValue(
             f"--replicas {replicas} needs at least {replicas} servers (got {servers})"
         )
+
+
+def check_memory(memory: str) -> None:
+    """A size, or nothing for a measured one.
+
+    >>> check_memory("4 gigs")
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: --memory: a size is a number of bytes such as 4GiB or 500M, not '4 gigs'
+    """
+    if memory:
+        try:
+            bytes_of(memory)
+        except InvalidValue as error:
+            raise InvalidValue(f"--memory: {error.message}") from None
 
 
 def need_servers(servers: int) -> None:

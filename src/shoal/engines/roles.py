@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import factories, registry
+from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt
 from shoal.node.disk import Disk
@@ -37,6 +38,7 @@ from shoal.storage.files import make_folder
 from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.sizes import bytes_of
 from shoal.transport import Identity
 
 if TYPE_CHECKING:
@@ -146,9 +148,10 @@ def run_server(**given: Any) -> None:
 
     from shoal.protocol.checkpoint_clocks import CheckpointClocks
     from shoal.protocol.server.machine import ServerMachine
+    from shoal.protocol.server.opening import MemoryOptions
     from shoal.protocol.server.shard_store import OpenStore
     from shoal.storage.shards import SavedShards, save_shards
-    from shoal.tables.opening import open_shard
+    from shoal.tables.opening import bytes_needed, open_shard
 
     role = msgspec.convert(given, ServerRole)
     configure_log()
@@ -159,7 +162,8 @@ def run_server(**given: Any) -> None:
         registry.when_unknown(lambda: factories.load_definitions(role.script))
     torch.set_num_threads(role.threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
-    options = SessionOptions(join_timeout_s=role.init_timeout_s)
+    memory = bytes_of(role.memory) if role.memory else table_memory()
+    options = SessionOptions(join_timeout_s=role.init_timeout_s, memory=memory)
     host = role.host_label or socket.gethostname()
     session = Session(name, "server", "", host, role.rank, options, process=os.getpid())
     log = _event_log(
@@ -175,6 +179,7 @@ def run_server(**given: Any) -> None:
         opened,
         checkpoint_clocks=clocks,
         checkpoint_folder=lambda: str(_checkpoint_folder(role, session) or ""),
+        memory=MemoryOptions(memory, bytes_needed),
     )
     writer = _checkpoint_writer(role, session, machine.checkpointer.begin_anew)
     node = Node(

@@ -81,6 +81,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
         group: worker group; "" is the first group.
         group_size: workers that make an attached group complete.
         namespace: prefix of the worker's table names.
+        memory: bytes that a server has for its tables; 0 if there is no limit.
     """
 
     join_timeout_s: float = 60.0
@@ -93,6 +94,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     group: str = ""
     group_size: int = 1
     namespace: str = ""
+    memory: int = 0
 
 
 HELD_UP_S = 0.5  # lateness of a machine's own timer: its process was not running
@@ -124,7 +126,8 @@ class Session:
         self.ended = False
         self.group = self.options.group
         size = self.options.group_size if self.group else 0
-        self._join = Join(me, role, address, host, rank, process, self.group, size)
+        more = self.group, size, 0, self.options.memory
+        self._join = Join(me, role, address, host, rank, process, *more)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
@@ -298,10 +301,8 @@ class Session:
         if self.ended:
             return inf
         limit = self._join_by if self.view is None else self._given_up_at
-        at = min(limit, self._again_at, self._questions.wakes_at())
-        if "finish" in self._questions:
-            at = min(at, self._heard_at + self.options.farewell_s)
-        return at
+        ends = self._heard_at + self.options.farewell_s if "finish" in self._questions else inf
+        return min(limit, self._again_at, self._questions.wakes_at(), ends)
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
@@ -339,9 +340,7 @@ class Session:
             case LeaveRefused(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
-            case HeartbeatSeen():
-                pass
-            case _:
+            case _ if not isinstance(message, HeartbeatSeen):
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
 

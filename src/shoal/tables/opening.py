@@ -1,4 +1,4 @@
-"""Opens the shard of a table's kind, and checks specifications.
+"""Opens the shard of a table's kind, says what it takes, and checks specifications.
 
 Sparse tables are compiled: numba is imported only where there is one (half a second).
 """
@@ -11,6 +11,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.methods import method_of
+from shoal.tables.sizes import BOUNDED_KEY_BYTES, INDEX_BYTES, dense_bytes, rows_held
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -41,6 +42,23 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Cu
         return SparseShard(spec, held)
     except (MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise InvalidValue(f"table {spec.name!r} does not fit a server's memory: {error}") from None
+
+
+def bytes_needed(spec: TableSpec, held: KeyRange) -> int:
+    """What is known of the memory that a shard takes, before it is opened.
+
+    Of a bounded table that is less than its `nbytes` once it is open, by the optimizer state, which
+    only the compiled method knows: its memory is not touched before rows come. Of a sparse table
+    without a bound it is what no rows take, and of a custom table nothing is known.
+
+    Raises:
+        UnknownName, InvalidValue: as `open_shard`.
+    """
+    if spec.kind == "dense":
+        return dense_bytes(spec, held, len(method_of(spec).slots()))
+    if spec.max_rows:
+        return rows_held(spec, held) * (spec.row_bytes + BOUNDED_KEY_BYTES)
+    return INDEX_BYTES if spec.sparse else 0
 
 
 def checked(spec: TableSpec) -> TableSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -63,10 +63,24 @@ def in_large_pages(nbytes: int) -> np.ndarray:
 class Shard(ABC):
     """What shards of all kinds have in common.
 
-    syncing:  the rows are still coming from another replica
+    syncing:        the rows are still coming from another replica
+    new_row_bytes:  what a new row takes at most; 0 where pushes create none, or no more in the end
     """
 
     syncing = False
+    new_row_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes at most, with its staging memory; 0 if that is unknown."""
+        return 0
+
+    def new_keys(self, pushes: Sequence[Any]) -> int:
+        """How many rows these pushes would create together."""
+        return 0
+
+    def only_read(self, staged: Any) -> None:  # noqa: B027
+        """Have a pull create no rows for keys that are not here."""
 
     @property
     def evicted(self) -> int:

@@ -29,6 +29,7 @@ EXAMPLES: list[m.Message] = [
     m.Welcome("node-a", b"", True),
     m.Denied("wrong token"),
     m.Join("node-a", "server", "unix:///tmp/x/server.sock", "host-a", 2, 1 << 22),
+    m.Join("node-a", "server", "", "host-a", memory=4 << 30),
     m.Joined(7, 0, "run-20260101-120000"),
     m.NotJoined("the run is complete"),
     m.NotJoined("too many", True),

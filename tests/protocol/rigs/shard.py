@@ -37,6 +37,8 @@ class FakeShard:
     kept:    the workers' incarnations that it was last told to keep
     """
 
+    new_row_bytes = 0
+
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec, self.held = spec, held
         self.rows = array("q", [0] * len(held))

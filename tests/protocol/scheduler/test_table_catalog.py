@@ -53,6 +53,31 @@ def test_a_table_keeps_the_fragments_that_it_had_in_the_run_that_is_continued(ri
     assert [spec.fragment_rows for spec in rig.view.tables] == [size, 20]
 
 
+def test_a_table_that_all_servers_together_cannot_hold_is_not_cut_for_them(rigs):
+    """A table of 10**12 rows has 65,000 fragments; servers are asked for what could fit."""
+    rig = rigs.SchedulerRig(servers=2, workers=1)
+    for rank in range(2):
+        node = f"server-{rank}"
+        rig.receive(node, Join(node, "server", "", "", memory=1 << 30))
+    rig.receive("worker-0", Join("worker-0", "worker", "", ""))
+    rig.promise()
+    rig.receive("worker-0", Declare(3, rigs.table(rows=10**12, fragment_rows=0)))
+    told = rig.told(NotDeclared)["worker-0"]
+    assert told.reason.startswith("table 'w' has rows of 7.3 TiB, and the servers of this run")
+    assert "together have 2.0 GiB for tables; give servers more with --memory" in told.reason
+    assert not rig.told(OpenShards)
+    rig.receive("worker-0", Declare(3, rigs.table(rows=1000, fragment_rows=0)))
+    rig.promise()
+    assert [spec.name for spec in rig.view.tables] == ["w"]
+
+
+def test_of_servers_that_have_said_nothing_any_table_is_asked(rigs):
+    rig = joined(rigs)
+    rig.receive("worker-0", Declare(3, rigs.table(rows=10**12, fragment_rows=10**9)))
+    assert not rig.told(NotDeclared)
+    assert rig.told(OpenShards)
+
+
 @pytest.fixture
 def rig(rigs):
     """Two servers and two replicas."""

@@ -19,6 +19,7 @@ class Join(Body, frozen=True, array_like=True, tag=True):
 
     Attributes:
         incarnation: the one that was granted already, if the first view has not come; else 0.
+        memory: bytes that a server has for tables; 0 if there is no limit.
     """
 
     node: NodeId
@@ -30,6 +31,7 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     group: str = ""  # of a worker
     group_size: int = 0
     incarnation: int = 0
+    memory: int = 0
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):

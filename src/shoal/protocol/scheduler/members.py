@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from shoal.protocol.machine import Effects, EventTrace, Send
 from shoal.protocol.messages import Busy, Join, ProcessHeartbeat, Waiting
@@ -29,6 +30,8 @@ class Members:
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
+        self._servers = options.servers
+        self._memory: dict[NodeId, int] = {}  # of servers that have joined this scheduler
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
     def close_up(self) -> None:
@@ -53,11 +56,13 @@ class Members:
         )
         self.next_incarnation += 1
         self.by_id[node] = member
+        self._memory[node] = asked.memory
         return member
 
     def remove(self, node: NodeId) -> Member | None:
         """Remove a member that is dead or has left."""
         self.detector.forget(node)
+        self._memory.pop(node, None)
         return self.by_id.pop(node, None)
 
     def finish(self, node: NodeId) -> None:
@@ -104,6 +109,11 @@ class Members:
 
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.by_id.items() if member.role == "server"]
+
+    def memory(self) -> float:
+        """Bytes that all servers together have for tables; infinite while that is not known."""
+        limits = [self._memory.get(node, 0) for node in self.servers()]
+        return sum(limits) if len(limits) >= self._servers and all(limits) else inf
 
     # ------------------------------------------------------------------ silence
 

@@ -14,6 +14,7 @@ from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened, Waiti
 from shoal.protocol.namespaces import owner
 from shoal.protocol.scheduler.rebalance import Barred, Opened
 from shoal.protocol.views import Member, NodeId, View
+from shoal.tables.sizes import size
 from shoal.tables.spec import TableSpec, asp
 
 AGAIN_S = 1.0  # between questions to a server that is opening shards
@@ -42,12 +43,15 @@ class TableCatalog:
         self.specs = (*tables, *(spec for spec in self.specs if spec.name not in names))
         self._asked_by = {name: by for name, by in self._asked_by.items() if name not in names}
 
-    def declare(self, spec: TableSpec, servers: int, sender: Member) -> None:
+    def declare(self, spec: TableSpec, servers: int, sender: Member, memory: float = inf) -> None:
         """Add a table that a worker has declared, unless it is there already.
 
+        memory: bytes that servers have for tables; each of them will say whether its part fits,
+            but a table that all of them together have no memory for is not cut for them first.
+
         Raises:
-            Refused: another table has its name, the run has no servers, or the table would go by
-                another group's clocks.
+            Refused: another table has its name, the run has no servers, the table would go by
+                another group's clocks, or it needs more memory than there is.
             InvalidValue: it cannot be cut.
         """
         if not servers:
@@ -56,9 +60,15 @@ class TableCatalog:
             )
         known = next((table for table in self.specs if table.name == spec.name), None)
         if known is None:
+            if spec.nbytes > memory:
+                raise Refused(
+                    f"table {spec.name!r} has rows of {size(spec.nbytes)}, and the servers of this "
+                    f"run together have {size(memory)} for tables; give servers more with "
+                    "--memory, or add servers"
+                )
             owned = _owned(spec, sender.group)
-            size = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
-            cut = msgspec.structs.replace(owned, fragment_rows=size).cut(servers)
+            fragment_rows = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
+            cut = msgspec.structs.replace(owned, fragment_rows=fragment_rows).cut(servers)
             self.specs = (*self.specs, cut)
         elif not known.is_cut_of(spec):
             raise Refused(f"table {spec.name!r} exists with another specification")

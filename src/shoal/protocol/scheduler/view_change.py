@@ -227,7 +227,7 @@ class ViewChange:
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
         """Have a table in a later view, or refuse it."""
         try:
-            self._tables.declare(spec, self._options.servers, sender)
+            self._tables.declare(spec, self._options.servers, sender, self._members.memory())
         except ShoalError as error:
             out.append(Send(sender.id, NotDeclared(spec.name, error.message)))
             return

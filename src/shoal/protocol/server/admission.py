@@ -44,6 +44,7 @@ class Footprint(msgspec.Struct, eq=False):
     immediate:  whether its pushes wait for no clock
     prompt:     whether its pulls wait for no clock
     calls:      whether it names a custom table
+    keyed:      whether a part of it names keys
     """
 
     pushes: tuple[Named, ...]
@@ -54,6 +55,7 @@ class Footprint(msgspec.Struct, eq=False):
     immediate: bool
     prompt: bool
     calls: bool
+    keyed: bool
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -264,6 +266,7 @@ class Admission:
                 all(at in asp for at, _, _ in pushes),
                 all(at in asp for at, _, _ in pulls),
                 any(self._specs[at].kind == "custom" for at, _, _ in pulls),
+                any(keys >= 0 for _, _, keys in (*pushes, *pulls)),
             )
         return found
 

@@ -70,10 +70,9 @@ class Executor:
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             self.forget(log, below)
-        for load in admitted.loads:
-            if problem := load.problem() if load.keys is not None else "":
-                self._answer(admitted, "refused", out, problem)
-                return
+        if problem := self._staging.problem(admitted) if admitted.footprint.keyed else "":
+            self._answer(admitted, "refused", out, problem)
+            return
         try:
             self._do(admitted, out)
         except AccessFailed as error:

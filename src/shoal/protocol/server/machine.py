@@ -52,7 +52,7 @@ from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.opening import ShardOpening
+from shoal.protocol.server.opening import MemoryOptions, ShardOpening, TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.server.replication.replicas import Replicas
@@ -79,6 +79,7 @@ class ServerMachine:
         checkpoint_clocks: CheckpointClocks | None = None,
         unread_bytes: int = UNREAD_BYTES,
         checkpoint_folder: Callable[[], str] = lambda: "",
+        memory: MemoryOptions = MemoryOptions(),  # noqa: B008 - frozen
     ) -> None:
         """
         checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
@@ -90,14 +91,15 @@ class ServerMachine:
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         self.clocks = Clocks()
         self.admission = Admission()
-        self._opening = ShardOpening(session, open_shard)
+        table_memory = TableMemory(memory)
+        self._opening = ShardOpening(session, open_shard, table_memory)
         self._replicas = Replicas(self._opening.take)
         replicas = self._replicas.replicas
         chains = Chains(replicas, replication, self._time)
         self.checkpointer = Checkpointer(
             checkpoint_clocks or CheckpointClocks(), self.clocks, chains
         )
-        self.staging = RequestStaging(self.admission, replicas, self.checkpointer)
+        self.staging = RequestStaging(self.admission, replicas, self.checkpointer, table_memory)
         self.wait_queue = WaitQueue(
             replicas, self.clocks, self._workers, chains, self.checkpointer, unread_bytes
         )
@@ -111,6 +113,7 @@ class ServerMachine:
             self.checkpointer,
             self.wait_queue,
         )
+        table_memory.watch(replicas, self.executor.rounds)
         self.replication = Replication(
             session,
             self.admission,
@@ -119,6 +122,7 @@ class ServerMachine:
             self.checkpointer,
             self.executor,
             self._time,
+            table_memory,
         )
         self._thaw = Thaw(session, self.admission, self._time)
         self._request_handler = RequestHandler(

@@ -63,14 +63,23 @@ Loads = list[Staged]  # one per push part, then one per keyed pull part
 
 
 class ShardStore(Protocol):
-    """The rows of a shard on one server, and the staging memory of its pushes."""
+    """The rows of a shard on one server, and the staging memory of its pushes.
+
+    nbytes:         what it takes at most, with its staging memory; 0 if that is unknown
+    new_row_bytes:  what a new row takes at most; 0 where rows do not become more without a bound
+    """
 
     spec: TableSpec
     held: KeyRange
+    new_row_bytes: int
 
+    @property
+    def nbytes(self) -> int: ...
     @property
     def evicted(self) -> int: ...
 
+    def new_keys(self, pushes: Sequence[Any]) -> int: ...
+    def only_read(self, staged: Any) -> None: ...
     def __len__(self) -> int: ...
     def stage(self, rows: KeyRange, keys: int) -> Any: ...
     def stage_keys(self, rows: KeyRange, keys: int) -> Any: ...
@@ -122,4 +131,5 @@ class RowStore(MovableStore, Protocol):
     def read(self, rows: KeyRange) -> memoryview: ...
 
 
+BytesNeeded = Callable[[TableSpec, KeyRange], int]
 OpenStore = Callable[[TableSpec, KeyRange], ShardStore]

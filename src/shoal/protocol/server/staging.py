@@ -19,6 +19,7 @@ from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import Loads, Staged
@@ -47,12 +48,17 @@ class RequestStaging:
     """
 
     def __init__(
-        self, admission: Admission, replicas: Mapping[int, Replica], checkpointer: Checkpointer
+        self,
+        admission: Admission,
+        replicas: Mapping[int, Replica],
+        checkpointer: Checkpointer,
+        memory: TableMemory,
     ) -> None:
         self.guard = CopyOnWriteGuard()
         self._admission = admission
         self._replicas = replicas
         self._checkpointer = checkpointer
+        self._memory = memory
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         """Return where a payload goes. Changes nothing: admission decides again once it is here."""
@@ -85,6 +91,14 @@ class RequestStaging:
             sender, request, footprint, loads, log, self._admission.view, streamed
         )
 
+    def problem(self, admitted: AdmittedRequest) -> str:
+        """Return why a request that names keys is refused; empty if it is not. Changes nothing."""
+        for load in admitted.loads:
+            problem = load.problem() if load.keys is not None else ""
+            if problem:
+                return problem
+        return self._memory.problem(admitted.footprint.pushes, admitted.loads)
+
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
         """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
@@ -95,7 +109,10 @@ class RequestStaging:
                 load = _pushed_to(number, rows, admitted.footprint, admitted.loads)
                 found.append(shard.read_keys(load))
             elif keys >= 0:
-                rows_of = shard.read_keys(next(keyed))
+                load = next(keyed)
+                if shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load]):
+                    shard.only_read(load)
+                rows_of = shard.read_keys(load)
                 if shard.spec.kind == "custom" and len(admitted.footprint.pulls) > 1:
                     found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
                 found.append(rows_of)

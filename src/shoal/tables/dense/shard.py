@@ -16,6 +16,7 @@ from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
+from shoal.tables.sizes import dense_bytes
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
 from shoal.tables.spec import ITEM_SIZES, TableSpec
 from shoal.tables.staging import (
@@ -77,6 +78,10 @@ class DenseShard(Shard):
 
     def __len__(self) -> int:
         return len(self.held)
+
+    @property
+    def nbytes(self) -> int:
+        return dense_bytes(self.spec, self.held, len(self.slots))
 
     # ------------------------------------------------------------------ replicas
 

@@ -15,21 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.keys import SLOTS, KeyRange
+from shoal.keys import KeyRange
+from shoal.tables.sizes import BOUNDED_KEY_BYTES, rows_held
 from shoal.tables.snapshots import StagedSnapshot
 from shoal.tables.sparse.eviction import BoundedIndex
-from shoal.tables.sparse.index import MISSING
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.records import scatter
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.sparse.staging import StagedKeys
-from shoal.tables.spec import TableSpec
 
 
 class BoundedShard(SparseShard):
     """At most its share of the table's rows, at the same places in each replica."""
 
     _index: BoundedIndex
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes with as many rows as it may have."""
+        return self._index.most * (self.stride * self.dtype.itemsize + BOUNDED_KEY_BYTES)
 
     def _new_index(self) -> BoundedIndex:
         return BoundedIndex(rows_held(self.spec, self.held), self.spec.evict)
@@ -75,19 +79,8 @@ class BoundedShard(SparseShard):
     # ------------------------------------------------------------------ reads
 
     def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
-        """Read present rows, and the initial rows of absent keys, which are not created."""
-        places = self._index.find(keys)
-        absent = np.flatnonzero(places == MISSING)
-        if not len(absent):
-            self.method.read(self.records, places, out, self.stride)
-            return
-        here = np.flatnonzero(places != MISSING)
-        new = self._new_records(keys[absent]).reshape(-1)
-        first = np.arange(len(absent), dtype=np.uint64)
-        for records, at, which in ((new, first, absent), (self.records, places[here], here)):
-            rows = np.empty((len(which), self.spec.width), self.dtype)
-            self.method.read(records, at, rows, self.stride)
-            out[which] = rows
+        """The same, without new rows."""
+        self._read_present(keys, out)
 
     # ------------------------------------------------------------------ replicas and disk
 
@@ -124,8 +117,3 @@ class BoundedShard(SparseShard):
     def _put(self, keys: np.ndarray, records: np.ndarray) -> None:
         for some in self._slices(len(keys)):
             super()._put(keys[some], records[some])
-
-
-def rows_held(spec: TableSpec, held: KeyRange) -> int:
-    """A shard's share of a table's `max_rows`."""
-    return max(1, -(-spec.max_rows * len(held) // SLOTS))

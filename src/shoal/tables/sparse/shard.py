@@ -14,73 +14,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import AccessFailed
 from shoal.keys import KeyRange
-from shoal.tables.initial import stream_of
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
 from shoal.tables.sparse.distinct import distinct, within
-from shoal.tables.sparse.eviction import BoundedIndex
-from shoal.tables.sparse.index import MISSING, Growing, KeyIndex
-from shoal.tables.sparse.init import KINDS, create
+from shoal.tables.sparse.index import MISSING
 from shoal.tables.sparse.jit import U
-from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
+from shoal.tables.sparse.rows import SparseRows
 from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys
 from shoal.tables.spec import TableSpec
-from shoal.tables.staging import ALIGN, Shard, Staging
+from shoal.tables.staging import ALIGN, Staging
 from shoal.tables.touched import Touched
 
 
-class SparseShard(Shard):
+class SparseShard(SparseRows):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
     Attributes:
-        records: flat; a row and its state are `stride` elements.
-        keys: of the records.
         updates: number of pushes applied: the step of a schedule.
         syncing: whether rows are still being received; those that are not here are not changed.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
-        self.spec = spec
-        self.held = held
-        self.method = row_method_of(spec)
-        self.dtype = np.dtype(spec.dtype)
+        super().__init__(spec, held)
         self.updates = 0
-        self._state = self.method.state(spec.width).astype(self.dtype)
-        self.stride = spec.width + len(self._state)
-        self._index = self._new_index()
-        self._records = Growing(self.dtype, self.stride)
         self._staging = Staging()
         self._touched = Touched()
         self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # read with the latest change
         self._load_loops()
-
-    def _new_index(self) -> KeyIndex | BoundedIndex:
-        return KeyIndex()
 
     def _load_loops(self) -> None:
         """Compile the loops, or load them from disk, so that no request waits for that."""
         none, rows = np.empty(0, np.uint64), np.empty((0, self.spec.width), self.dtype)
         self.method.apply(self.records, none, rows, self.stride, 0, None)
         self.method.read(self.records, none, rows, self.stride)
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._index)
-
-    @property
-    def records(self) -> np.ndarray:
-        return self._records.array
-
-    @property
-    def keys(self) -> np.ndarray:
-        return self._index.keys
-
-    @property
-    def evicted(self) -> int:
-        """Number of evicted rows."""
-        return self._index.evicted
 
     # ------------------------------------------------------------------ arrival
 
@@ -189,7 +156,8 @@ class SparseShard(Shard):
             self._fresh = None
         else:
             out = np.empty((len(staged.keys), self.spec.width), self.dtype)
-            self._read(staged.keys, out)
+            read = self._read_present if staged.only_read else self._read
+            read(staged.keys, out)
         staged.kept = False
         self.release(staged)
         view: memoryview = out.reshape(-1).view(np.uint8).data
@@ -333,64 +301,3 @@ class SparseShard(Shard):
             yield here, places[here]
         else:
             yield slice(None), self._places(staged.keys)
-
-    def _places(self, keys: np.ndarray) -> np.ndarray:
-        """The places of the keys' records; absent ones are created.
-
-        Raises:
-            AccessFailed: there is no memory for them; no row has changed.
-        """
-        try:
-            return self._places_of_created(keys) if self.method.creates else self._found(keys)
-        except MemoryError as error:
-            raise AccessFailed(
-                f"table {self.spec.name!r}: no memory for more rows than {len(self)} ({error}); "
-                "set max_rows, or add servers"
-            ) from None
-
-    def _found(self, keys: np.ndarray) -> np.ndarray:
-        created = np.empty(len(keys), np.uint64)
-        self._reserve(len(keys))  # or fails before any change
-        places, added = self._index.find_or_add(keys, created)
-        if added:
-            new = created[:added]
-            self._write_new(self.records, places[new], keys[new])
-        return places
-
-    def _places_of_created(self, keys: np.ndarray) -> np.ndarray:
-        """The same for a method that may raise: new rows are created before they get places."""
-        missing = np.flatnonzero(self._index.find(keys) == MISSING)
-        fresh = self._new_records(keys[missing])
-        created = np.empty(len(keys), np.uint64)
-        self._reserve(len(keys))
-        places, added = self._index.find_or_add(keys, created)
-        new = created[:added].astype(np.int64)
-        scatter(self.records, places[new], fresh[np.searchsorted(missing, new)], U(self.stride))
-        return places
-
-    def _reserve(self, more: int) -> None:
-        self._records.reserve(min(len(self) + more, self._index.most))
-
-    def _new_records(self, keys: np.ndarray) -> np.ndarray:
-        """The initial records of these keys, (n, stride)."""
-        fresh = np.empty((len(keys), self.stride), self.dtype)
-        self._write_new(fresh.reshape(-1), np.arange(len(keys), dtype=np.uint64), keys)
-        if self.method.creates:
-            self.method.create(fresh, self.spec.width, keys, self.spec.init.seed)
-        return fresh
-
-    def _write_new(self, memory: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
-        """Write initial records: the table's Init, and the method's initial state."""
-        init = self.spec.init
-        create(
-            memory,
-            places,
-            keys,
-            self._state,
-            U(self.spec.width),
-            KINDS[init.kind],
-            np.float64(init.a),
-            np.float64(init.b),
-            stream_of(init.seed, 0),
-            stream_of(init.seed, 1),
-        )

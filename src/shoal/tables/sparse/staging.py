@@ -17,17 +17,30 @@ class StagedKeys:
         keys: (n,) uint64, in any order.
         values: (n, width) of the table's dtype; (0, width) for a pull.
         kept: whether a pull reads the same keys after the push is applied.
+        only_read: whether a pull creates no rows.
         retained: whether the memory is also sent to other servers.
         places: (n,) uint64, the place of each key, if it is sent to other servers.
         told: whether the places come from the head of the chain.
     """
 
-    __slots__ = ("kept", "keys", "memory", "places", "retained", "rows", "told", "values", "views")
+    __slots__ = (
+        "kept",
+        "keys",
+        "memory",
+        "only_read",
+        "places",
+        "retained",
+        "rows",
+        "told",
+        "values",
+        "views",
+    )
 
     def __init__(self, rows: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.rows = rows
         self.memory: np.ndarray | None = memory
         self.kept = False
+        self.only_read = False
         self.retained = False
         self.keys = memory[: 8 * keys].view(np.uint64)
         self.values = values

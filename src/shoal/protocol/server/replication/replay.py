@@ -7,6 +7,7 @@ from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Replicate, StateChunk
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import NOT_BEGUN, Replica
 from shoal.protocol.server.replication.chain import Chains, Stage
 from shoal.protocol.server.replication.operations import Change, Operation
@@ -18,10 +19,13 @@ from shoal.protocol.server.shard_store import Loads, Staged
 class Replayer:
     """Has the executor apply the operations that come down the chains."""
 
-    def __init__(self, admission: Admission, chains: Chains, executor: Executor) -> None:
+    def __init__(
+        self, admission: Admission, chains: Chains, executor: Executor, memory: TableMemory
+    ) -> None:
         self._admission = admission
         self._chains = chains
         self._executor = executor
+        self._memory = memory
 
     def stage(self, message: Replicate | StateChunk) -> Stage:
         """Return a function that makes staging memory for the parts of a message."""
@@ -54,6 +58,7 @@ class Replayer:
                 changes.append(self._accept(message, Change(replica, part, lr, staged, version)))
             else:
                 changes.append(Change(replica, part, lr, staged, version))
+        self._memory.grow(changes)
         self._chains.reach(message)
         operation = Operation(
             message.what,

@@ -15,6 +15,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.server.replication.replay import Replayer
@@ -45,6 +46,7 @@ class Replication:
         checkpointer: Checkpointer,
         executor: Executor,
         time: EventTime,
+        memory: TableMemory,
     ) -> None:
         self._session = session
         self._admission = admission
@@ -53,7 +55,7 @@ class Replication:
         self._executor = executor
         self._time = time
         self.replicas = chains.replicas
-        self._replayer = Replayer(admission, chains, executor)
+        self._replayer = Replayer(admission, chains, executor, memory)
         self._takeover = Takeover(admission, chains.replicas, clocks, chains, executor)
         self._drainer = Drainer(admission, chains, self._takeover)
         self.state_transfer = StateTransfer(admission, executor.rounds, chains)

@@ -170,6 +170,8 @@ class Scenario:
         unheard_s = self.cluster.heartbeats.unheard_s(node)
         if unheard_s < SILENCE_S - LOOK_S and how.startswith("not heard") and "broke" not in how:
             raise violated("busy", f"{node} is {how}, {unheard_s:.1f} s after its process was")
+        if "broke" in how and node not in self.world.closed:
+            raise violated("broken", f"{node} is {how}, which was only replaced")
         self.world.coverage["declared hung"] += how.startswith("hung")
         if node in self.cluster.servers:
             if sim.alive:

@@ -49,6 +49,8 @@ from shoal.simulation.trace import Trace
 class World:
     """A network, a clock and a disk for all machines of a cluster.
 
+    closed:  nodes of which a connection was closed: they have died, or it broke
+
     Hooks for checkers:
 
     on_note:   called with (node, note)
@@ -74,6 +76,7 @@ class World:
         self.nodes: dict[NodeId, SimNode] = {}
         self.events = 0
         self.coverage: Counter[str] = Counter()
+        self.closed: set[NodeId] = set()
         self.trace = Trace(keep_lines)
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
         self.on_save: Callable[[Save], None] = lambda save: None
@@ -119,6 +122,7 @@ class World:
             return
         sim.alive = False
         self.note_line(f"crash {node}")
+        self.closed.add(node)
         if sim.program is not None:
             sim.program.close()
         self._messaging.died(node, tell)
@@ -156,6 +160,8 @@ class World:
         closed:  whether a host has closed it, else its path was silent and it is replaced
         """
         self._messaging.broke(one, other)
+        if closed:
+            self.closed |= {one, other}
         self.note_line(f"connection of {one} and {other} {'breaks' if closed else 'is replaced'}")
         for node, peer in ((one, other), (other, one)):
             if node in self.nodes:

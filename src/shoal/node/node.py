@@ -15,11 +15,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from shoal.errors import (
-    BadLength,
     HandshakeFailed,
     HandshakeRefused,
-    InvariantBroken,
-    PeerFault,
     ShoalError,
     WireError,
 )
@@ -32,6 +29,7 @@ from shoal.node.peer_errors import PeerErrors
 from shoal.node.poller import Poller
 from shoal.node.slow_readers import SlowReaders
 from shoal.node.strangers import Strangers
+from shoal.node.vetting import arrival_of, vet
 from shoal.protocol.machine import (
     Arrival,
     Asked,
@@ -304,18 +302,13 @@ class Node:
             self._meet(connection)
 
     def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
-        try:
-            return self.machine.arriving(sender, message, nbytes)
-        except (InvariantBroken, BadLength):
-            raise
-        except Exception as error:
-            what = f"{type(message).__name__} with {nbytes} bytes"
-            raise PeerFault(f"{what}: {type(error).__name__}: {error}") from error
+        return arrival_of(self.machine, sender, message, nbytes)
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         if not self.stopped:
-            self.perform(self.machine.handle(Received(sender, message, payload), monotonic()))
+            received = Received(sender, message, payload)
+            vet(self.machine, received)
+            self.perform(self.machine.handle(received, monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
         peer = self._peers.get(sender)

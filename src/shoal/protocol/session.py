@@ -47,6 +47,7 @@ from shoal.protocol.messages import (
     NotJoined,
     NotLeased,
 )
+from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.namespaces import qualified, seen_from
 from shoal.protocol.questions import Questions
 from shoal.protocol.requests import (
@@ -163,6 +164,11 @@ class Session:
     def announce(self, address: str) -> None:
         """Set the address where this member listens, before it joins."""
         self._join = msgspec.structs.replace(self._join, address=address)
+
+    def problem_of(self, sender: NodeId, message: Message) -> str:
+        """Why no member sends a message to this one; empty if one may. Changes nothing."""
+        problem = misplaced(message, sender, self.role_of(sender))
+        return problem or (message.view.problem() if isinstance(message, NewView) else "")
 
     # ------------------------------------------------------------------ questions
 

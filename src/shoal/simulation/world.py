@@ -16,6 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from shoal.errors import InvariantBroken
 from shoal.protocol.machine import (
     Append,
     Asked,
@@ -262,14 +263,14 @@ class World:
         """Return whether the connection broke while a message was in flight."""
         return envelope.breaks != self._connections.breaks(envelope.source, envelope.target)
 
-    # ------------------------------------------------------------------ machines
-
     def handle(self, sim: SimNode, event: Event) -> None:
         """Have a node handle an event, now or when it continues."""
         if not sim.alive or sim.stopped or self._is_paused(sim, lambda: self.handle(sim, event)):
             return
         self.events += 1
         sim.turns += 1
+        if isinstance(event, Received) and (problem := sim.machine.problem_of(event)):
+            raise InvariantBroken(f"{event} is not lawful: {problem}")  # and all members here are
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()
             self.on_event(sim)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.limits import PARTS_MAX, Name, Number, Seconds, Text
 from shoal.protocol.messages.base import Body
 from shoal.protocol.views import View
 
@@ -22,9 +26,9 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
         seconds: how long it has waited.
     """
 
-    who: str
-    what: str
-    reason: str
+    who: Text
+    what: Text
+    reason: Text
     seconds: float
 
 
@@ -38,21 +42,21 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
             scheduler.
     """
 
-    name: str
-    waits: tuple[Waiting, ...]
+    name: Name
+    waits: Annotated[tuple[Waiting, ...], Meta(max_length=PARTS_MAX)]
     view: View | None = None
-    slow: tuple[tuple[str, float], ...] = ()
-    over_s: float = 0.0
+    slow: Annotated[tuple[tuple[Name, float], ...], Meta(max_length=PARTS_MAX)] = ()
+    over_s: Seconds = 0.0
 
 
 class DeathReport(Body, frozen=True, array_like=True, tag=True):
     """A process has exited, as its parent observed: it is dead without waiting for a time-out."""
 
-    host: str
-    process: int
+    host: Name
+    process: Number
 
 
 class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
     """The scheduler has received the report of that process."""
 
-    process: int
+    process: Number

@@ -128,6 +128,17 @@ class ServerMachine:
             return self.replication.arriving(sender, message, nbytes)
         return self.staging.arriving(sender, message, nbytes)
 
+    def problem_of(self, received: Received) -> str:
+        message = received.message
+        if isinstance(message, Request):  # admission decides about it, and refuses with a reason
+            return ""
+        problem = self.session.problem_of(received.sender, message)
+        if not problem and isinstance(message, Replicate | ReplicateAck | StateChunk):
+            return self.replication.problem_of(received.sender, message, received.payload)
+        if not problem and isinstance(message, OpenShards):
+            return self._opening.problem_of(message)
+        return problem
+
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         self._time.set(now)

@@ -91,6 +91,9 @@ class WorkerMachine:
             return Discard("nobody waits for it")
         return answered[1].receive(nbytes)
 
+    def problem_of(self, received: Received) -> str:
+        return self.session.problem_of(received.sender, received.message)
+
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         if isinstance(event, Received):
@@ -365,8 +368,6 @@ class WorkerMachine:
             for each in self._in_flight.sub_requests.values()
         )
         return not waits and not self.session.questions()
-
-    # ------------------------------------------------------------------ views, end
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
         first = view.member(self.session.me)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from math import inf
 
 import msgspec
@@ -163,14 +164,15 @@ class Incoming:
 
     def take(
         self, message: Replicate | StateChunk, loads: Loads
-    ) -> list[tuple[Replicate | StateChunk, Loads]]:
-        """Take a message; return the messages that are due now, in order."""
+    ) -> Iterator[tuple[Replicate | StateChunk, Loads]]:
+        """Take a message; yield the next one while it is here and the one before was counted."""
         self.early[message.number] = message, loads
-        due = []
         while self.expected in self.early:
-            due.append(self.early.pop(self.expected))
-            self.expected += 1
-        return due
+            yield self.early.pop(self.expected)
+
+    def count(self) -> None:
+        """Count the message that was yielded: the next one is expected."""
+        self.expected += 1
 
     def say(self, ack: ReplicateAck) -> None:
         """Record the last acknowledgement."""

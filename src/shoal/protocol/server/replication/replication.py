@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.protocol.consistency import Clocks
+from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Sink
 from shoal.protocol.messages import (
     Drain,
@@ -48,6 +49,7 @@ class Replication:
     ) -> None:
         self._session = session
         self._admission = admission
+        self._clocks = clocks
         self.chains = chains
         self._checkpointer = checkpointer
         self._executor = executor
@@ -62,10 +64,34 @@ class Replication:
 
     # ------------------------------------------------------------------ messages
 
+    def problem_of(
+        self,
+        sender: NodeId,
+        message: Replicate | ReplicateAck | StateChunk,
+        payload: Sink | None,
+    ) -> str:
+        """Return why no server of this view sends a message; empty if one may. Changes nothing."""
+        if self._admission.frozen or message.view != self._session.view_id:
+            return ""  # it is declined
+        if self._session.role_of(sender) != "server":
+            return "its sender is no server of this view"
+        if isinstance(message, ReplicateAck):
+            return ""
+        if message.number > self.chains.expected(sender) + EARLY_MAX:
+            return f"number {message.number}, where {self.chains.expected(sender)} is the next"
+        if isinstance(message, Replicate) and message.group not in self._clocks.groups():
+            return f"no worker group {message.group!r}"
+        problem = self.chains.problem_of(sender, message)
+        if problem or payload is None or payload.revoked:
+            return problem
+        return next(filter(None, (load.problem() for load in payload.context)), "")
+
     def arriving(self, sender: NodeId, message: Replicate | StateChunk, nbytes: int) -> Arrival:
         """Return where the payload of another server's message goes."""
         if self._admission.frozen:
             return Discard("frozen")
+        if message.view != self._session.view_id or self.problem_of(sender, message, None):
+            return Discard("not of this view, or not to be taken")
         return self.chains.arriving(sender, message, nbytes, self._replayer.stage(message))
 
     def received(
@@ -86,9 +112,10 @@ class Replication:
                 self._executor.look(out)
             return
         stage = self._replayer.stage(message)
-        due = self.chains.received(sender, message, payload, stage, out)
-        for each, replicas, loads in due:
+        chunks = False
+        for each, replicas, loads in self.chains.received(sender, message, payload, stage, out):
             if isinstance(each, StateChunk):
+                chunks = True
                 self.state_transfer.install(each, replicas[0], loads, out)
             elif each.what == "check":
                 self._scrubber.compare(each, replicas, loads, out)
@@ -97,7 +124,7 @@ class Replication:
                 if self._checkpointer.active:
                     self._checkpointer.reached(out)
         self.chains.answer(out)
-        if any(isinstance(each, StateChunk) for each, _, _ in due):
+        if chunks:
             self.say_synced(out)
         self._executor.look(out)
 

@@ -27,7 +27,8 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Inside protocol/: what all roles share, then the roles, which do not import each other.
 PROTOCOL_LEVELS = [
-    {"views", "limits"},
+    {"limits"},
+    {"views"},
     {"messages", "consistency", "namespaces"},
     {"machine", "requests", "checkpoint_clocks"},
     {"questions"},
@@ -36,7 +37,7 @@ PROTOCOL_LEVELS = [
 ]
 PROTOCOL_LEVEL = {room: level for level, rooms in enumerate(PROTOCOL_LEVELS) for room in rooms}
 ROLES = {"worker", "server", "scheduler"}
-FILES_IN_A_FOLDER, PROTOCOL_ARROWS = 16, 40
+FILES_IN_A_FOLDER, PROTOCOL_ARROWS = 16, 43
 MODULES = sorted(ROOT.rglob("*.py"))
 FORBIDDEN = {"time", "random", "socket", "threading", "asyncio", "os"}
 

@@ -30,8 +30,8 @@
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
-    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadContent, BadSharedMemory,
-    │   │   PeerFault
+    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
+    │   ├── BadContent, PeerFault
     │   └── AddressInUse, AddressInvalid
     └── InvariantBroken            Shoal's fault: a state machine contradicted itself
 

@@ -227,14 +227,13 @@ class Ring:
     def problem_of(self, sender: NodeId, message: Message) -> str:
         """Why no worker of this ring sends a message; "" if one may. Changes nothing."""
         if isinstance(message, WorkerLeft) and message.ring == self._name:
-            here = message.name in [member.name for member in self._members]
-            return "" if here else f"no worker {message.name!r} is in this ring"
+            here = [member.name for member in self._members]
+            return "" if message.name in here else f"no worker {message.name!r} is in this ring"
         if isinstance(message, Piece) and message.ring == self._name:
-            ahead = message.number - self._asked
-            return f"{ahead} sums ahead of this worker" if ahead > AHEAD_MOST else ""
+            return "it is too far ahead" * (message.number > self._asked + AHEAD_MOST)
         if isinstance(message, MissingPieces):
             twice = any(len({*each}) != len(each) for each in (message.partial, message.whole))
-            return "it misses a piece twice" if twice else ""
+            return "it misses a piece twice" * twice
         return ""
 
     def handle(self, event: Received, now: float, out: Effects) -> None:

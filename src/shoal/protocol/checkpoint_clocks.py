@@ -16,6 +16,7 @@ from shoal.protocol.messages import Frozen
 from shoal.protocol.views import FOREVER, View
 
 AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
+AT_ONCE = 16  # checkpoint clocks that a server takes, when a clock passes more of them
 KEPT = 16  # checkpoint clocks in a view: the latest
 PAUSE_MOST = 8  # times the interval, between two attempts to name a clock
 
@@ -51,6 +52,13 @@ class CheckpointClocks:
             return 0
         regular = clock // self._every * self._every if self._every else 0
         return max(regular, *(each for each in self._named if each <= clock), 0)
+
+    def skip_to(self, clock: int) -> int:
+        """Return the clock after which at most `AT_ONCE` checkpoint clocks are at or below `clock`.
+
+        A worker that says that it has finished a million clocks at once has done no work between.
+        """
+        return max(0, clock - self._every * AT_ONCE) if self._every else 0
 
     def following(self, clock: int) -> int:
         """Return the first known checkpoint clock after `clock`, or FOREVER."""

@@ -43,6 +43,8 @@ class Sample(msgspec.Struct):
 class StagedSnapshot:
     """Staging memory for a snapshot: tensors of these dtypes and shapes, in order of its views."""
 
+    keys = ()  # what it has is in its tensors
+
     def __init__(
         self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
     ) -> None:

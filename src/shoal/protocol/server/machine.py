@@ -56,6 +56,7 @@ from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import RequestHandler, declined
+from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.thaw import Thaw
@@ -90,12 +91,14 @@ class ServerMachine:
         self.checkpointer = Checkpointer(
             checkpoint_clocks or CheckpointClocks(), self.clocks, chains
         )
-        self.staging = RequestStaging(self.admission, replicas, self.checkpointer)
+        rounds = Rounds()
+        self.staging = RequestStaging(self.admission, replicas, self.checkpointer, rounds)
         self.wait_queue = WaitQueue(
             replicas, self.clocks, self._workers, chains, self.checkpointer, unread_bytes
         )
         self.executor = Executor(
             session,
+            rounds,
             self.admission,
             self.staging,
             replicas,
@@ -132,9 +135,9 @@ class ServerMachine:
         message = received.message
         if isinstance(message, Request):  # admission decides about it, and refuses with a reason
             return ""
-        problem = self.session.problem_of(received.sender, message)
-        if not problem and isinstance(message, Replicate | ReplicateAck | StateChunk):
+        if isinstance(message, Replicate | ReplicateAck | StateChunk):
             return self.replication.problem_of(received.sender, message, received.payload)
+        problem = self.session.problem_of(received.sender, message)
         if not problem and isinstance(message, OpenShards):
             return self._opening.problem_of(message)
         return problem

@@ -111,10 +111,10 @@ class Replica(msgspec.Struct, eq=False):
             return f"rows [{part.start}:{part.stop}) of table {spec.name!r}, where {rows} are here"
         if (spec.kind == "custom") != call:
             return f"table {spec.name!r} is {spec.kind}"
-        if spec.hashed:
-            least, most = 0, KEYS_TOLD_MAX if told else KEYS_MAX
-        else:
+        if spec.kind == "dense":
             least, most = -1, part.stop - part.start
+        else:
+            least, most = 0, KEYS_TOLD_MAX if told else KEYS_MAX
         if least <= part.keys <= most:
             return ""
         return f"{part.keys} keys of table {spec.name!r} in [{part.start}:{part.stop})"

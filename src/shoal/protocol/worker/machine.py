@@ -87,9 +87,7 @@ class WorkerMachine:
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         answered = self._answered(sender, message) if isinstance(message, Reply) else None
-        if answered is None or answered[1].server_part.nbytes_out not in (nbytes, -1):
-            return Discard("nobody waits for it")
-        return answered[1].receive(nbytes)
+        return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
 
     def problem_of(self, received: Received) -> str:
         return self.session.problem_of(received.sender, received.message)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
@@ -360,7 +361,10 @@ class DenseShard(Shard):
     def read_keys(self, staged: StagedRows) -> memoryview:
         """A copy of the rows at `staged.keys`."""
         assert staged.keys is not None
-        rows = self.rows[staged.keys - self.held.start]
+        try:
+            rows = self.rows[staged.keys - self.held.start]
+        except RuntimeError as error:  # torch's for memory that it does not get
+            raise AccessFailed(f"table {self.spec.name!r}: no memory to answer: {error}") from None
         staged.kept = False
         self.release(staged)
         return rows.view(-1).view(torch.uint8).numpy().data

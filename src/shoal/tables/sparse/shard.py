@@ -25,7 +25,7 @@ from shoal.tables.sparse.init import KINDS, create
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import gather, scatter
-from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys
+from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys, room_for
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Shard, Staging
 from shoal.tables.touched import Touched
@@ -113,7 +113,7 @@ class SparseShard(Shard):
         """Apply a push; with `kept` keys, read them for the pull while they are in the cache."""
         self._fresh = out = None
         if staged.kept and self.method.at_once and not self.spec.max_rows:
-            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
+            out = room_for(self.spec, len(staged.keys), self.dtype)
         try:
             for some, places in self._placed(staged):
                 self._change(places, staged.values[some], lr, None if out is None else out[some])
@@ -188,7 +188,7 @@ class SparseShard(Shard):
             out = self._fresh[1]
             self._fresh = None
         else:
-            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
+            out = room_for(self.spec, len(staged.keys), self.dtype)
             self._read(staged.keys, out)
         staged.kept = False
         self.release(staged)

@@ -54,6 +54,7 @@ class Chains:
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of the servers, by rank
+        self._servers: dict[NodeId, None] = {}
         self._silent: dict[NodeId, float] = {}  # no connection yet: next attempt at
         self._links: dict[NodeId, Link] = {}
         self._incoming: dict[NodeId, Incoming] = {}
@@ -67,6 +68,7 @@ class Chains:
         """Adopt the chains of a view, and send what is not done to the next server of each."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
+        self._servers = dict.fromkeys(self._ids.values())
         self._links.clear()
         self._incoming.clear()
         self._held.clear()
@@ -255,9 +257,12 @@ class Chains:
         found = self._found(sender, message)
         if found is None:
             return Discard("not from the server before this one in this view")
-        incoming = self._incoming.get(sender)
-        if incoming is not None and message.number < incoming.expected:
+        expected = self.expected(sender)
+        if message.number < expected:
             return Discard("seen")
+        problem = problem_of(message, found, expected)
+        if problem:
+            return Discard(problem)  # and then it is refused
         try:
             loads = [
                 stage(replica, KeyRange(part.start, part.stop), part.keys)
@@ -292,9 +297,9 @@ class Chains:
             payload = arrival
         for each, loads in incoming.take(message, payload.context):
             found = self._found(sender, each) or []
-            if skipped(each, found):  # it came early; it will come again, and be refused
+            if each is not message and skipped(each, found):
+                incoming.await_again()  # it came early; then it will be refused
                 return
-            incoming.count()
             yield each, found, loads
 
     def expected(self, sender: NodeId) -> int:
@@ -302,10 +307,13 @@ class Chains:
         incoming = self._incoming.get(sender)
         return incoming.expected if incoming is not None else 0
 
-    def problem_of(self, sender: NodeId, message: Replicate | StateChunk) -> str:
-        """Return why a message cannot be of the server before this one in this view."""
-        is_next = message.number == self.expected(sender)
-        return problem_of(message, self._found(sender, message), is_next)
+    def problem_of(self, sender: NodeId, message: Replicate | ReplicateAck | StateChunk) -> str:
+        """Return why no server of this view sends a message; empty if one may."""
+        if sender not in self._servers:
+            return "its sender is no server of this view"
+        if isinstance(message, ReplicateAck):
+            return ""
+        return problem_of(message, self._found(sender, message), self.expected(sender))
 
     def reach(self, message: Replicate) -> None:
         """Record the head's clock, which came with a message."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.messages import Replicate, StateChunk
 from shoal.protocol.server.replica import NOT_BEGUN, Replica
 
 
 def problem_of(
-    message: Replicate | StateChunk, found: Sequence[Replica] | None, is_next: bool
+    message: Replicate | StateChunk, found: Sequence[Replica] | None, expected: int
 ) -> str:
     """Return why no server of this view sends a message; empty if one may.
 
     found: the replicas that it changes, one for each part; None if its sender changes no such rows
-    is_next: whether it is the next one of its sender, so that its versions can be compared
+    expected: the number of the next message of its sender
     """
     if found is None:
         return "it changes rows of which its sender is not the server before this one"
+    if message.number > expected + EARLY_MAX:
+        return f"number {message.number}, where {expected} is the next"
     if isinstance(message, StateChunk):
         [replica] = found
         return replica.problem_of(message.part, replica.shard.spec.kind == "custom", True)
@@ -32,9 +35,9 @@ def problem_of(
         problem = replica.problem_of(part, message.what == "call", told)
         if problem:
             return problem
-        if message.what == "check" and (part.keys >= 0) != replica.shard.spec.hashed:
+        if message.what == "check" and (part.keys >= 0) == (replica.shard.spec.kind == "dense"):
             return f"a check of {part.keys} keys of table {replica.shard.spec.name!r}"
-    return skipped(message, found) if is_next else ""
+    return skipped(message, found) if message.number == expected else ""
 
 
 def skipped(message: Replicate | StateChunk, found: Sequence[Replica]) -> str:

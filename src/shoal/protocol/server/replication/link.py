@@ -165,14 +165,16 @@ class Incoming:
     def take(
         self, message: Replicate | StateChunk, loads: Loads
     ) -> Iterator[tuple[Replicate | StateChunk, Loads]]:
-        """Take a message; yield the next one while it is here and the one before was counted."""
+        """Take a message; yield the messages that are due now, in order."""
         self.early[message.number] = message, loads
         while self.expected in self.early:
-            yield self.early.pop(self.expected)
+            due = self.early.pop(self.expected)
+            self.expected += 1
+            yield due
 
-    def count(self) -> None:
-        """Count the message that was yielded: the next one is expected."""
-        self.expected += 1
+    def await_again(self) -> None:
+        """The message that was yielded cannot be taken; it is expected again."""
+        self.expected -= 1
 
     def say(self, ack: ReplicateAck) -> None:
         """Record the last acknowledgement."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Sink
 from shoal.protocol.messages import (
     Drain,
@@ -70,29 +69,31 @@ class Replication:
         message: Replicate | ReplicateAck | StateChunk,
         payload: Sink | None,
     ) -> str:
-        """Return why no server of this view sends a message; empty if one may. Changes nothing."""
+        """Return why no server of this view sends a message; empty if one may. Changes nothing.
+
+        The rest of a message with a payload was looked at before its payload was let in.
+        """
         if self._admission.frozen or message.view != self._session.view_id:
             return ""  # it is declined
-        if self._session.role_of(sender) != "server":
-            return "its sender is no server of this view"
-        if isinstance(message, ReplicateAck):
+        if payload is not None and not payload.revoked:
+            for load in payload.context:
+                if load.keys is not None and (problem := load.problem()):
+                    return str(problem)
             return ""
-        if message.number > self.chains.expected(sender) + EARLY_MAX:
-            return f"number {message.number}, where {self.chains.expected(sender)} is the next"
-        if isinstance(message, Replicate) and message.group not in self._clocks.groups():
+        if isinstance(message, Replicate) and not self._has(message.group):
             return f"no worker group {message.group!r}"
-        problem = self.chains.problem_of(sender, message)
-        if problem or payload is None or payload.revoked:
-            return problem
-        return next(filter(None, (load.problem() for load in payload.context)), "")
+        return self.chains.problem_of(sender, message)
 
     def arriving(self, sender: NodeId, message: Replicate | StateChunk, nbytes: int) -> Arrival:
         """Return where the payload of another server's message goes."""
         if self._admission.frozen:
             return Discard("frozen")
-        if message.view != self._session.view_id or self.problem_of(sender, message, None):
-            return Discard("not of this view, or not to be taken")
+        if isinstance(message, Replicate) and not self._has(message.group):
+            return Discard("of no group")
         return self.chains.arriving(sender, message, nbytes, self._replayer.stage(message))
+
+    def _has(self, group: str) -> bool:
+        return not group or group in self._clocks.groups()
 
     def received(
         self,

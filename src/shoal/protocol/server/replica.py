@@ -100,11 +100,12 @@ class Replica(msgspec.Struct, eq=False):
         self.shard.release(staged)
         return pieces
 
-    def problem_of(self, part: Part, call: bool = False, told: bool = False) -> str:
+    def problem_of(self, part: Part, call: bool, told: bool, least: int = 0) -> str:
         """Return why a message cannot carry a part; empty if it can. Nothing is allocated before.
 
         call: whether it is a call of a custom table's handler
         told: whether another replica sends it: the rows of a round, or its state
+        least: of keys; -1 if it may have none at all, as a round without pushes to a sparse table
         """
         spec, rows = self.shard.spec, self.rows
         if not rows.start <= part.start <= part.stop <= rows.stop:
@@ -114,7 +115,7 @@ class Replica(msgspec.Struct, eq=False):
         if spec.kind == "dense":
             least, most = -1, part.stop - part.start
         else:
-            least, most = 0, KEYS_TOLD_MAX if told else KEYS_MAX
+            most = KEYS_TOLD_MAX if told else KEYS_MAX
         if least <= part.keys <= most:
             return ""
         return f"{part.keys} keys of table {spec.name!r} in [{part.start}:{part.stop})"

@@ -32,7 +32,8 @@ def problem_of(
         return "it is of no round"
     for replica, part in zip(found, message.parts, strict=True):
         told = message.what in ("round", "check")
-        problem = replica.problem_of(part, message.what == "call", told)
+        least = -1 if message.what == "round" else 0
+        problem = replica.problem_of(part, message.what == "call", told, least)
         if problem:
             return problem
         if message.what == "check" and (part.keys >= 0) == (replica.shard.spec.kind == "dense"):

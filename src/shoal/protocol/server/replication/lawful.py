@@ -47,8 +47,10 @@ def skipped(message: Replicate | StateChunk, found: Sequence[Replica]) -> str:
         return ""
     here: dict[int, int] = {}
     for replica, version in zip(found, message.versions, strict=True):
+        if replica.version == NOT_BEGUN or version <= replica.version:
+            continue  # that part is left out
         known = here.get(replica.number, replica.version)
-        if known != NOT_BEGUN and version > known + 1:
+        if version != known + 1:
             return f"version {version} of {replica.rows} after version {known}"
-        here[replica.number] = max(known, version) if known != NOT_BEGUN else NOT_BEGUN
+        here[replica.number] = version
     return ""

@@ -69,8 +69,8 @@ class Calls:
                 values = np.frombuffer(rows_of, spec.dtype)
                 if len(counts) != len(which) or not add_up(counts, len(values)):
                     raise BadLength(
-                        f"table {spec.name!r}: a server's answer has {len(values)} values, to which "
-                        f"its lengths for {len(which)} keys do not add up"
+                        f"table {spec.name!r}: an answer of {len(values)} values, to which its "
+                        f"lengths for {len(which)} keys do not add up"
                     )
                 lens[which] = counts
                 found.append(values)

@@ -17,7 +17,7 @@ from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
-from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
 from shoal.tables.spec import ITEM_SIZES, TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -130,8 +130,13 @@ class DenseShard(Shard):
         return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
 
     def install(self, staged: StagedSnapshot) -> None:
-        """Set fragments to another replica's snapshot."""
+        """Set fragments to another replica's snapshot.
+
+        Raises:
+            AccessFailed: it is none; nothing is changed.
+        """
         counted, sent, *states = staged.tensors
+        refuse(self.spec.name, bool((counted < 0).any()), "a count below 0")
         rows, slots = self._piece(staged.rows)
         rows.copy_(sent)
         for slot, state in zip(slots.values(), states, strict=True):

@@ -17,8 +17,8 @@ from torch import Tensor
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange
 from shoal.tables.initial import stream_of
-from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
-from shoal.tables.sparse.distinct import distinct, within
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
+from shoal.tables.sparse.distinct import distinct, outside, within
 from shoal.tables.sparse.eviction import BoundedIndex
 from shoal.tables.sparse.index import MISSING, Growing, KeyIndex
 from shoal.tables.sparse.init import KINDS, create
@@ -262,9 +262,12 @@ class SparseShard(Shard):
         return [(torch.int64, (1,)), (torch.int64, (keys,)), (dtype, (keys, self.stride))]
 
     def install(self, staged: StagedSnapshot) -> None:
-        """Set records to another replica's snapshot."""
+        """Set records to another replica's snapshot; one that is none changes nothing."""
         updates, sent, records = (each.numpy() for each in staged.tensors[:3])
         keys = sent.view(np.uint64)
+        refuse(self.spec.name, updates[0] < 0, "a count below 0")
+        other = outside(keys, staged.rows.start, staged.rows.stop) >= 0
+        refuse(self.spec.name, other, "keys of other hash slots")
         self._records.reserve(len(self) + len(keys))
         places = self._places_to_learn(keys)
         self._touched.mark(places, len(self))

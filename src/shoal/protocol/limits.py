@@ -38,4 +38,4 @@ RankOrAny = Annotated[int, Meta(ge=-1, lt=1 << 16)]
 Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 Name = Annotated[str, Meta(max_length=1 << 10)]
-Text = Annotated[str, Meta(max_length=1 << 20)]  # a reason: it may name every worker
+Text = Annotated[str, Meta(max_length=1 << 22)]  # a reason: it may name every worker

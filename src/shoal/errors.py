@@ -30,7 +30,8 @@
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
-    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory, PeerFault
+    │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
+    │   ├── BadContent, PeerFault
     │   └── AddressInUse, AddressInvalid
     └── InvariantBroken            Shoal's fault: a state machine contradicted itself
 
@@ -254,8 +255,15 @@ class BadMessage(WireError):
     """A frame whose header is no known message."""
 
 
+class BadContent(WireError):
+    """A message that its receiver cannot take from its sender. It has changed nothing.
+
+    It names what is not there, or says what is not its sender's to say.
+    """
+
+
 class PeerFault(WireError):
-    """A peer's message could not be handled, and has changed nothing."""
+    """Looking at a peer's message raised an error that nobody expected. It has changed nothing."""
 
 
 class BadSharedMemory(WireError):

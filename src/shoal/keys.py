@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from shoal.errors import InvalidValue
 
@@ -32,8 +33,8 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
         (4, False)
     """
 
-    start: int
-    stop: int
+    start: Annotated[int, Meta(ge=0, le=1 << 62)]  # a decoder's limits; `len` has one as well
+    stop: Annotated[int, Meta(ge=0, le=1 << 62)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:

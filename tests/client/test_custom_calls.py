@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import InvalidValue, NotFinite, Refused
+from shoal.client.custom_calls import Calls
+from shoal.errors import BadLength, InvalidValue, NotFinite, Refused
+from shoal.protocol.views import Member, Placement, View
+from shoal.tables.custom.calls import answer_of
 from shoal.tables.spec import Access, TableSpec
 
 pytestmark = pytest.mark.real
@@ -84,3 +87,15 @@ def test_servers_forget_answers_that_no_client_holds(cluster):
         client.push("kv", torch.ones(1), [3]).wait()
     gc.collect()
     assert len(client._exchanges.calls._open) <= 1
+
+
+def test_an_answer_whose_lengths_do_not_add_up_is_refused():
+    spec = TableSpec("t", kind="custom", access=Access("lists"))
+    view = View(1, 1, (Member("s", "server", 0, 1),), (), (spec,), ((Placement(spec.keys, (0,)),),))
+    calls = Calls(lambda: view, lambda: 1)
+    exchange, finish = calls.pull(spec, torch.tensor([1, 2]), 0)
+    for lens in ([1 << 62] * 4, [1 << 62, 1 << 62], [-1, 2], [1], [3, 0]):
+        answer = answer_of(np.array(lens), memoryview(np.ones(1, np.float32)).cast("B"))
+        exchange.pulls[0].out.take(memoryview(answer))
+        with pytest.raises(BadLength, match="do not add up"):
+            finish()

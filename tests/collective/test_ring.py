@@ -6,7 +6,7 @@ import pytest
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Joined, MissingPieces, NewView, Piece
+from shoal.protocol.messages import SCHEDULER, Joined, MissingPieces, NewView, Piece, WorkerLeft
 from shoal.protocol.requests import Cancel, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -92,3 +92,14 @@ def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
     sink = machine.arriving("w-1", piece, values.nbytes // 2)
     machine.handle(Asked(2, Cancel(1)), 1.1)
     assert sink.revoked
+
+
+def test_messages_that_no_neighbour_sends_are_refused(machine):
+    ring = machine.ring._name
+    for message, says in (
+        (WorkerLeft(ring, "worker-7", 0), "no worker"),
+        (MissingPieces(ring, 0, (1, 1)), "twice"),
+        (Piece(ring, 1 << 40, 0, True, 4), "too far ahead"),
+    ):
+        assert says in machine.problem_of(Received("w-1", message))
+    assert machine.problem_of(Received("w-1", WorkerLeft(ring, "worker-1", 0))) == ""

@@ -38,6 +38,9 @@ class Peer:
     def arriving(self, sender, message, nbytes):
         return Sink([memoryview(bytearray(nbytes))])
 
+    def problem_of(self, received):
+        return ""
+
     def handle(self, event, now):
         if isinstance(event, Received):
             data = b"" if event.payload is None else bytes(event.payload.views[0])

@@ -24,6 +24,9 @@ class Scheduler:
     def address_of(self, node):
         return None
 
+    def problem_of(self, received):
+        return ""
+
     def role_of(self, node):
         return None
 

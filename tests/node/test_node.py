@@ -14,6 +14,7 @@ from shoal.protocol.machine import (
     Offload,
     Offloaded,
     PeerLost,
+    Received,
     Send,
 )
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
@@ -211,6 +212,54 @@ def test_a_message_that_cannot_be_handled_costs_its_sender_the_connection(tmp_pa
         assert "Nudge with 3 bytes: MemoryError" in told[0].getMessage()
         assert told[0].exc_info is not None
         friend.close()
+        peer.close()
+    finally:
+        node.close()
+
+
+class Choosy(Peer):
+    """Takes no nudge that says no, and has a bug that a nudge shows."""
+
+    def problem_of(self, received):
+        if received.message.reason == "bug":
+            raise KeyError("missing")
+        return "it says no" if received.message.reason == "no" else ""
+
+
+@pytest.mark.parametrize(("reason", "counted"), [("no", "BadContent"), ("bug", "PeerFault")])
+def test_a_message_is_looked_at_before_it_is_handled(tmp_path, reason, counted):
+    tmp_path.chmod(0o700)
+    node = Node(Choosy(), Identity("server-b", "server", token=TOKEN))
+    address = node.listen(f"unix://{tmp_path}/node")
+    try:
+        peer = call(address, FRIEND, node)
+        peer.send(Nudge("yes"), ())
+        until(lambda: node.machine.received, node)
+        peer.send(Nudge(reason), ())
+        until(lambda: "worker-a" not in node._peers, node)
+        assert node.counters[counted] == 1
+        assert len(node.machine.received) == 1
+        peer.close()
+    finally:
+        node.close()
+
+
+class Broken(Peer):
+    def handle(self, event, now):
+        if isinstance(event, Received):
+            raise KeyError("in the middle of a change")
+        return []
+
+
+def test_an_error_while_a_message_is_handled_stops_the_node(tmp_path):
+    tmp_path.chmod(0o700)
+    node = Node(Broken(), Identity("server-b", "server", token=TOKEN))
+    address = node.listen(f"unix://{tmp_path}/node")
+    try:
+        peer = call(address, FRIEND, node)
+        peer.send(Nudge("x"), ())
+        with pytest.raises(KeyError):
+            until(lambda: False, node, limit_s=5.0)
         peer.close()
     finally:
         node.close()

@@ -1,4 +1,4 @@
-"""Random and mutated frames against a live server and scheduler: no crash, no effect on tables.
+"""Random and mutated frames against live nodes and machines: no crash, no effect on tables.
 
 `python tests/real/test_fuzz.py 1000000` runs more of them and prints what happened.
 """
@@ -23,6 +23,8 @@ from shoal.tables.spec import Access, TableSpec
 from shoal.testing.messages import EXAMPLES
 from shoal.transport import Identity, transport_for
 from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
+from tests.tools import fuzz_machines
+from tests.tools import fuzz_sockets as authenticated
 
 pytestmark = pytest.mark.real
 
@@ -133,6 +135,21 @@ def test_malformed_frames_change_nothing(tmp_path):
     assert report["tables_unchanged"]
     assert report["alive"]
     assert "BadMagic" in report["counted"]
+
+
+def test_messages_that_no_member_sends_end_nothing(tmp_path):
+    report = authenticated.siege(tmp_path, 4000)
+    assert report["ended"] == report["net"] == []
+    assert max(report["growth_kib"].values()) < 30 << 10
+    assert report["steps_after"] > 0
+    assert {"BadContent", "BadMessage"} <= {*report["counted"]}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # a push of NaNs, in place
+def test_machines_raise_nothing_at_messages_that_no_member_sends():
+    report = fuzz_machines.fuzz(6000, seed=100)
+    assert report.problems == {}
+    assert report.counted["handled"] > 1000
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.errors import AccessFailed
 from shoal.keys import SLOTS, KeyRange, split_evenly
 from shoal.protocol.machine import Sink
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.sparse.bounded_shard import BoundedShard
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.spec import Access, TableSpec
 
@@ -203,3 +205,42 @@ def test_digests_of_replicas_agree_unless_a_row_differs(make, access):
     else:
         other.rows[7] += 1
     assert sum(mine != theirs for mine, theirs in digests(one, other)) == 1
+
+
+BOUNDED = TableSpec("b", 0, (WIDTH,), kind="sparse", access=Access("sum"), max_rows=8)
+
+
+def bounded():
+    return BoundedShard(BOUNDED.cut(1), KeyRange(0, SLOTS))
+
+
+@pytest.mark.parametrize(
+    ("make", "keys", "tensor", "value", "says"),
+    [
+        (lambda: dense(Access("sum")), -1, 0, -1, "a count below 0"),
+        (lambda: sparse(Access("sum")), 2, 0, -1, "a count below 0"),
+        (lambda: sparse(Access("sum"), KeyRange(0, 16)), 2, 1, 7, "keys of other hash slots"),
+        (bounded, 2, 1, 7, "keys that have come before"),
+        (bounded, 1, 3, -1, "counts out of their range"),
+        (bounded, 1, 4, 1 << 40, "counts out of their range"),
+    ],
+)
+def test_a_snapshot_of_another_server_is_looked_at(make, keys, tensor, value, says):
+    shard = make()
+    staged = shard.stage_snapshot(shard.held, keys)
+    for each in staged.tensors:
+        each.zero_()
+    staged.tensors[tensor].fill_(value)
+    with pytest.raises(AccessFailed, match=says):
+        shard.install(staged)
+
+
+def test_a_snapshot_with_more_rows_than_a_bounded_table_has_is_refused():
+    shard = bounded()
+    staged = shard.stage_snapshot(shard.held, 9)
+    for each in staged.tensors:
+        each.zero_()
+    staged.tensors[1].copy_(torch.arange(9))
+    with pytest.raises(AccessFailed, match="more than 8 rows"):
+        shard.install(staged)
+    assert len(shard) == 0

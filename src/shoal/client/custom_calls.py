@@ -13,11 +13,11 @@ from torch import Tensor
 
 from shoal.client.sparse_exchanges import keys_of
 from shoal.client.values import Lens, check_values
-from shoal.errors import InvalidValue, NotFinite
+from shoal.errors import BadLength, InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Answer, Exchange, PullOp
 from shoal.protocol.views import View
-from shoal.tables.custom.calls import Call, Pairs, What, elements, read_answer
+from shoal.tables.custom.calls import Call, Pairs, What, add_up, elements, read_answer
 from shoal.tables.sparse.distinct import within
 from shoal.tables.spec import TableSpec
 
@@ -65,8 +65,15 @@ class Calls:
         def finish() -> tuple[Tensor, Tensor]:
             lens, found = np.zeros(len(chosen), np.int64), []
             for which, answer in parts:
-                lens[which], rows_of = read_answer(answer.data)
-                found.append(np.frombuffer(rows_of, spec.dtype))
+                counts, rows_of = read_answer(answer.data)
+                values = np.frombuffer(rows_of, spec.dtype)
+                if len(counts) != len(which) or not add_up(counts, len(values)):
+                    raise BadLength(
+                        f"table {spec.name!r}: an answer of {len(values)} values, to which its "
+                        f"lengths for {len(which)} keys do not add up"
+                    )
+                lens[which] = counts
+                found.append(values)
             rows = np.empty(int(lens.sum()), spec.dtype)
             for (which, _), values in zip(parts, found, strict=True):
                 rows[elements(lens, which)] = values

@@ -23,6 +23,7 @@ from zlib import crc32
 
 from shoal.collective.sums import PROBE_S, Sum, cut
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
+from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import (
     Arrival,
     Detach,
@@ -35,7 +36,7 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import MissingPieces, Piece, SumAck, WorkerLeft
+from shoal.protocol.messages import Message, MissingPieces, Piece, SumAck, WorkerLeft
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
@@ -45,7 +46,7 @@ PARTS = 8  # per piece: each part is added while it is in the cache
 GATHERED_BYTES = 64 << 10  # tensors are gathered up to this size, over all workers
 TOLD_EVERY = 8  # gathered allreduces per acknowledgement
 PROBE_MAX_S = 4.0
-LISTED = 4096  # missing pieces named in a message
+AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one not
 
 
 class Ring:
@@ -215,14 +216,25 @@ class Ring:
             return Discard(f"{nbytes} bytes for a piece of {view.nbytes}")
         if message.whole:
             if message.piece in one.sinks:  # two copies must not be written to one place
-                one.sinks[message.piece].revoke()
-            sink = one.sinks[message.piece] = Sink([view], message)
-            return sink
+                one.sinks.pop(message.piece).revoke()
+            return one.sinks.setdefault(message.piece, Sink([view], message))
         most = self._part_bytes
         scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
         memory = memoryview(scratch)
         sizes = [min(most, nbytes - at) for at in range(0, nbytes, most)]
         return Sink([memory[:size] for size in sizes], scratch, True, True)
+
+    def problem_of(self, sender: NodeId, message: Message) -> str:
+        """Why no worker of this ring sends a message; "" if one may. Changes nothing."""
+        if isinstance(message, WorkerLeft) and message.ring == self._name:
+            here = [member.name for member in self._members]
+            return "" if message.name in here else f"no worker {message.name!r} is in this ring"
+        if isinstance(message, Piece) and message.ring == self._name:
+            return "it is too far ahead" * (message.number > self._asked + AHEAD_MOST)
+        if isinstance(message, MissingPieces):
+            twice = any(len({*each}) != len(each) for each in (message.partial, message.whole))
+            return "it misses a piece twice" * twice
+        return ""
 
     def handle(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
@@ -341,8 +353,6 @@ class Ring:
             if not one.comes_home(piece):
                 self._send(number, one, piece, True, out)
 
-    # ------------------------------------------------------------------ sending
-
     def _send(self, number: int, one: Sum, piece: int, whole: bool, out: Effects) -> None:
         neighbour = self._neighbours()[1].id
         if neighbour in self._met:
@@ -351,7 +361,7 @@ class Ring:
             out.append(Send(neighbour, message, (view,)))
 
     def _lacking(self, number: int, one: Sum, out: Effects) -> None:
-        partial, whole = tuple(one.partial)[:LISTED], tuple(one.whole)[:LISTED]
+        partial, whole = tuple(one.partial)[:LISTED_MAX], tuple(one.whole)[:LISTED_MAX]
         out.append(
             Send(self._neighbours()[0].id, MissingPieces(self._name, number, partial, whole))
         )

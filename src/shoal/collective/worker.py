@@ -35,6 +35,10 @@ class CollectiveWorker(WorkerMachine):
             return self.ring.arriving(sender, message, nbytes)
         return super().arriving(sender, message, nbytes)
 
+    def problem_of(self, received: Received) -> str:
+        problem = super().problem_of(received)
+        return problem or self.ring.problem_of(received.sender, received.message)
+
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         if isinstance(event, Received) and isinstance(event.message, RINGS):

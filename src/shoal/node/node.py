@@ -15,11 +15,9 @@ from collections.abc import Callable
 from time import monotonic
 
 from shoal.errors import (
-    BadLength,
+    BadContent,
     HandshakeFailed,
     HandshakeRefused,
-    InvariantBroken,
-    PeerFault,
     ShoalError,
     WireError,
 )
@@ -28,7 +26,7 @@ from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.paths import Paths
-from shoal.node.peer_errors import PeerErrors
+from shoal.node.peer_errors import PeerErrors, peer_fault
 from shoal.node.poller import Poller
 from shoal.node.slow_readers import SlowReaders
 from shoal.node.strangers import Strangers
@@ -111,8 +109,6 @@ class Node:
         self._heartbeats: HeartbeatThread | None = None
         self._poller.register(self._wake, select.EPOLLIN)
         self._closed = False
-
-    # ------------------------------------------------------------------ the public side
 
     def listen(self, address: str) -> str:
         """Listen for peers; returns the address that they use."""
@@ -307,23 +303,27 @@ class Node:
         """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
         try:
             return self.machine.arriving(sender, message, nbytes)
-        except (InvariantBroken, BadLength):
-            raise
         except Exception as error:
-            what = f"{type(message).__name__} with {nbytes} bytes"
-            raise PeerFault(f"{what}: {type(error).__name__}: {error}") from error
+            raise peer_fault(message, nbytes, error) from error
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
-        if not self.stopped:
-            self.perform(self.machine.handle(Received(sender, message, payload), monotonic()))
+        """Pass a message on, if the machine can take it. What fails from then on is our fault."""
+        if self.stopped:
+            return
+        received = Received(sender, message, payload)
+        try:
+            problem = self.machine.problem_of(received)
+        except Exception as error:
+            raise peer_fault(message, 0, error) from error
+        if problem:
+            raise BadContent(f"{type(message).__name__}: {problem}")
+        self.perform(self.machine.handle(received, monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
         peer = self._peers.get(sender)
         self._errors.count(error, peer)
         if peer is not None:
             peer.send(Malformed(str(error)[:500]), ())
-
-    # ------------------------------------------------------------------ effects
 
     def perform(self, effects: Effects) -> None:
         """Perform the machine's effects, in order."""

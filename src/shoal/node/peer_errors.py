@@ -6,7 +6,8 @@ import logging
 from collections import Counter
 from time import monotonic
 
-from shoal.errors import PeerFault
+from shoal.errors import BadLength, InvariantBroken, PeerFault
+from shoal.protocol.messages import Message
 from shoal.transport import Connection
 
 log = logging.getLogger("shoal.node")
@@ -34,3 +35,11 @@ class PeerErrors:
                 log.error("%s x%d from %s: %s", kind, seen, who, error, exc_info=error.__cause__)
         elif seen & (seen - 1) == 0:
             log.warning("%s x%d from %s: %s", kind, seen, who, error)
+
+
+def peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
+    """What a look at a message, announced with so many bytes, has raised and nobody expected."""
+    if isinstance(error, InvariantBroken | BadLength):
+        raise error
+    what = f"{type(message).__name__}" + (f" with {nbytes} bytes" if nbytes else "")
+    return PeerFault(f"{what}: {type(error).__name__}: {error}")

@@ -1,6 +1,16 @@
-"""Limits that workers keep to and servers enforce."""
+"""Limits that members keep to and enforce, and the types of message fields that have them.
+
+What a field's type says is checked when a message is decoded, before memory is taken for it: a
+message that breaks a limit is a `BadMessage`. What depends on a receiver's state (which rows are
+here, who is who) is looked at by the receiver's `problem_of`.
+"""
 
 from __future__ import annotations
+
+from sys import float_info
+from typing import Annotated
+
+from msgspec import Meta
 
 IN_FLIGHT = 256  # requests that one worker may have in flight
 # Between the sequence numbers of its oldest request and the youngest: a server remembers so many
@@ -9,3 +19,23 @@ IN_FLIGHT = 256  # requests that one worker may have in flight
 WINDOW = 1 << 14
 UNREAD_BYTES = 64 << 20  # of answers that a worker has not read, before its pulls wait
 KEYS_MAX = 1 << 22  # keys of a sparse table in one part of a request
+KEYS_TOLD_MAX = 1 << 30  # the same between servers: of a round of many workers, of a handler
+PARTS_MAX = 1 << 16  # parts of a message to one server: shards of all of its tables
+REPEATS_MAX = 8  # times that a request's pushes may name a shard's rows, and its pulls
+# Pushes of one worker that a server keeps until their rounds close; one push may exceed it alone.
+WAITING_BYTES = 4 << 30
+ANSWER_BYTES = 4 << 30  # of a custom table's handler
+EARLY_MAX = 1 << 12  # operations of another server that came before their turn
+BARRIERS_MAX = 1 << 10  # barriers of a worker group in which somebody waits
+RELEASED_MAX = 1 << 12  # barriers whose last generation the scheduler remembers
+LISTED_MAX = 1 << 12  # pieces of a sum that a message names
+NUMBER_MAX = 1 << 62  # also the clock of a worker that has ended
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]  # a count, a clock, a sequence number, a version
+NumberOrNone = Annotated[int, Meta(ge=-1, le=NUMBER_MAX)]  # -1 for none
+Rank = Annotated[int, Meta(ge=0, lt=1 << 16)]
+RankOrAny = Annotated[int, Meta(ge=-1, lt=1 << 16)]
+Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
+Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
+Name = Annotated[str, Meta(max_length=1 << 10)]
+Text = Annotated[str, Meta(max_length=1 << 22)]  # a reason: it may name every worker

@@ -2,6 +2,10 @@
 
 The shells (`node.node`, `simulation.world`) call `arriving` when a header has arrived and its
 payload has not, `handle` for every event, and `handle(Ticked())` when `deadline()` has passed.
+
+Before `handle(Received(...))` they call `problem_of`, which changes nothing. So what goes wrong in
+`arriving` and `problem_of` is the peer's fault and costs it its connection; what goes wrong in
+`handle` is ours, and stops the machine.
 """
 
 from __future__ import annotations
@@ -304,6 +308,7 @@ class Machine(Protocol):
     """The contract of every role's state machine; see the module's docstring."""
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival: ...
+    def problem_of(self, received: Received) -> str: ...
     def handle(self, event: Event, now: float) -> Effects: ...
     def deadline(self) -> float | None: ...
     def check(self) -> None: ...

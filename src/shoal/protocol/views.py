@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, tiles
+from shoal.protocol.limits import NUMBER_MAX, PARTS_MAX, Name, Number, Rank, Text
 from shoal.tables.spec import TableSpec
 
 NodeId = str
-ViewId = tuple[int, int]
+ViewId = tuple[Number, Number]
 Role = Literal["scheduler", "server", "worker"]
 
-FOREVER = 1 << 62  # the clock of a worker that will push no more
+FOREVER = NUMBER_MAX  # the clock of a worker that will push no more
 NO_VIEW: ViewId = (0, 0)
 
 
@@ -34,18 +36,18 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         group_size: workers that make an attached group complete.
     """
 
-    id: NodeId
+    id: Name
     role: Role
-    rank: int
-    incarnation: int
-    address: str = ""
-    host: str = ""
-    first_clock: int = 0
-    last_clock: int = FOREVER
-    done_clock: int = FOREVER
-    process: int = 0
-    group: str = ""
-    group_size: int = 0
+    rank: Rank
+    incarnation: Number
+    address: Name = ""
+    host: Name = ""
+    first_clock: Number = 0
+    last_clock: Number = FOREVER
+    done_clock: Number = FOREVER
+    process: Number = 0
+    group: Name = ""
+    group_size: Number = 0
 
     @property
     def name(self) -> str:
@@ -79,8 +81,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rows: KeyRange
-    chain: tuple[int, ...]
-    syncing_since: int = 0
+    chain: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=1 << 10)]
+    syncing_since: Number = 0
 
     @property
     def in_sync(self) -> tuple[int, ...]:
@@ -98,6 +100,10 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
         return self.chain[-2] if self.syncing_since else self.chain[-1]
 
 
+Members = Annotated[tuple[Member, ...], Meta(max_length=PARTS_MAX)]
+Placements = Annotated[tuple[Placement, ...], Meta(max_length=PARTS_MAX)]
+
+
 class View(msgspec.Struct, frozen=True, array_like=True):
     """A numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
 
@@ -111,15 +117,15 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         checkpoint_clocks: the latest clocks that have a checkpoint, if views name them.
     """
 
-    term: int
-    number: int
-    servers: tuple[Member, ...]
-    workers: tuple[Member, ...]
-    tables: tuple[TableSpec, ...] = ()
-    placements: tuple[tuple[Placement, ...], ...] = ()
-    departed: tuple[Member, ...] = ()
-    reason: str = ""
-    checkpoint_clocks: tuple[int, ...] = ()
+    term: Number
+    number: Number
+    servers: Members
+    workers: Members
+    tables: Annotated[tuple[TableSpec, ...], Meta(max_length=PARTS_MAX)] = ()
+    placements: Annotated[tuple[Placements, ...], Meta(max_length=PARTS_MAX)] = ()
+    departed: Members = ()
+    reason: Text = ""
+    checkpoint_clocks: Annotated[tuple[Number, ...], Meta(max_length=1 << 10)] = ()
 
     @property
     def id(self) -> ViewId:
@@ -145,6 +151,35 @@ class View(msgspec.Struct, frozen=True, array_like=True):
             for spec, placements in zip(self.tables, self.placements, strict=True)
             if spec.name == table
         )
+
+    def problem(self) -> str:
+        """Why no scheduler has made this view; empty if one may have."""
+        here = {member.rank for member in self.servers}
+        members = (*self.servers, *self.workers)
+        if len(here) != len(self.servers) or len({m.id for m in members}) != len(members):
+            return "members with one name or rank"
+        if any(m.role != "server" for m in self.servers):
+            return "servers of another role"
+        if any(m.role != "worker" for m in (*self.workers, *self.departed)):
+            return "workers of another role"
+        if len(self.placements) != len(self.tables):
+            return f"placements of {len(self.placements)} tables, where it has {len(self.tables)}"
+        if len({spec.name for spec in self.tables}) != len(self.tables):
+            return "tables with one name"
+        return next(filter(None, map(self._misplaced, self.tables, self.placements)), "")
+
+    def _misplaced(self, spec: TableSpec, placements: Placements) -> str:
+        here = {member.rank for member in self.servers}
+        if not tiles([each.rows for each in placements], spec.keys.stop) or not spec.fragment_rows:
+            return f"shards that are not all of table {spec.name!r}"
+        for each in placements:
+            if each.rows.start % spec.fragment_rows:
+                return f"a shard of table {spec.name!r} that begins within a fragment"
+            if not here.issuperset(each.chain) or len({*each.chain}) != len(each.chain):
+                return f"a chain {each.chain} of servers that it does not have, or twice"
+            if each.syncing_since and len(each.chain) < 2:
+                return f"a syncing replica of table {spec.name!r} without another"
+        return ""
 
     def named(self, table: str) -> int | None:
         """The number of the table of that name."""

@@ -16,6 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from shoal.errors import InvariantBroken
 from shoal.protocol.machine import (
     Append,
     Asked,
@@ -29,6 +30,7 @@ from shoal.protocol.machine import (
     Offload,
     PeerLost,
     Persist,
+    Received,
     Resolve,
     Save,
     Send,
@@ -199,6 +201,8 @@ class World:
             return
         self.events += 1
         sim.turns += 1
+        if isinstance(event, Received) and (problem := sim.machine.problem_of(event)):
+            raise InvariantBroken(f"{event} is not lawful: {problem}")  # and all members here are
         sim.works_until = max(sim.works_until, self.now) + self.event_s()
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.errors import AccessFailed
 from shoal.keys import KeyRange
 from shoal.tables.staging import aligned, data_of
 
@@ -43,6 +44,8 @@ class Sample(msgspec.Struct):
 class StagedSnapshot:
     """Staging memory for a snapshot: tensors of these dtypes and shapes, in order of its views."""
 
+    keys = ()  # what it has is in its tensors
+
     def __init__(
         self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
     ) -> None:
@@ -54,6 +57,16 @@ class StagedSnapshot:
 
     def problem(self) -> str:
         return ""
+
+
+def refuse(table: str, wrong: bool, what: str) -> None:
+    """Refuse a snapshot that another replica has sent, if something in it is wrong.
+
+    Raises:
+        AccessFailed: it is.
+    """
+    if wrong:
+        raise AccessFailed(f"table {table!r}: another server has sent no snapshot of it: {what}")
 
 
 BY_PLACE = ("keys", "records")  # the tensors of `changes` that have some rows only

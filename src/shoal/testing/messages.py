@@ -8,7 +8,7 @@ from shoal.protocol.views import FOREVER, Member, Placement, View
 from shoal.tables.spec import Access, Init, TableSpec, ssp
 
 _SERVER = Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
-_WORKER = Member("node-b", "worker", 1, (1 << 63) - 1, first_clock=3, last_clock=9)
+_WORKER = Member("node-b", "worker", 1, 1 << 62, first_clock=3, last_clock=9)
 _SPEC = TableSpec(
     "weights éß漢",
     rows=10,

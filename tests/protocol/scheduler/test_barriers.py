@@ -2,7 +2,8 @@
 
 import pytest
 
-from shoal.protocol.machine import PeerLost
+from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
+from shoal.protocol.machine import PeerLost, Received
 from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Waiting
 
 
@@ -45,3 +46,18 @@ def test_a_barrier_does_not_wait_for_dead_or_finished_workers(rigs):
     rig.handle(PeerLost("worker-2"))
     rig.at(2.0)
     assert rig.told(BarrierReleased) == {"worker-0": BarrierReleased("epoch", 0)}
+
+
+def test_barriers_in_which_somebody_waits_are_bounded(cluster):
+    for generation in range(BARRIERS_MAX):
+        cluster.receive("worker-0", BarrierArrival(2, "epoch", generation, ("workers",)))
+    one_more = Received("worker-0", BarrierArrival(2, "other", 0, ("workers",)))
+    assert "other barriers" in cluster.machine.problem_of(one_more)
+    known = Received("worker-1", BarrierArrival(3, "epoch", 7, ("workers",)))
+    assert cluster.machine.problem_of(known) == ""
+
+
+def test_names_of_released_barriers_are_forgotten_in_time(cluster):
+    for number in range(RELEASED_MAX + 5):
+        cluster.receive("worker-0", BarrierArrival(2, f"step {number}", 0, ()))
+    assert len(cluster.machine._barriers.released) == RELEASED_MAX

@@ -82,12 +82,12 @@ NUMBER, SERVERS, INCARNATION, RANK = 1, 2, 3, 2
         ([TERM], "one", "Expected `int`"),
         ([TERM], -1, "out of its range"),
         ([TERM], (1 << 64) - 1, "out of its range"),
-        ([VIEW, NUMBER], (1 << 63) - 1, "out of its range"),
+        ([VIEW, NUMBER], (1 << 63) - 1, "Expected `int` <= "),
         ([NEXT], 2, "incarnation was not granted"),
         ([NEXT], (1 << 64) - 1, "incarnation was not granted"),
-        ([MEMBERS, 0, RANK], -1, "out of its range"),
+        ([MEMBERS, 0, RANK], -1, "Expected `int` >= 0"),
         ([MEMBERS, 0, INCARNATION], 0, "incarnation was not granted"),
-        ([VIEW, SERVERS], [], "on no server"),
+        ([VIEW, SERVERS], [], "servers that it does not have"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(started, rigs, path, leaf, words):

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from shoal.protocol.machine import PeerLost
+from shoal.protocol.machine import PeerLost, Received
 from shoal.protocol.messages import (
     Abort,
     BarrierArrival,
@@ -16,8 +16,12 @@ from shoal.protocol.messages import (
     Joined,
     Lease,
     Leased,
+    Leave,
     NewView,
     NotJoined,
+    Synced,
+    ViewRefused,
+    WaitTimes,
 )
 from shoal.protocol.scheduler.membership import next_view
 from shoal.protocol.views import FOREVER, Member
@@ -162,3 +166,16 @@ def test_a_run_ends_without_waiting_for_an_incomplete_group(attached):
             attached.promise()
     assert attached.machine.ended
     assert attached.told(End)["guest-1"] == End()
+
+
+@pytest.mark.parametrize(
+    "message", [ViewRefused((1, 1), (1, 1)), Leave(2), Synced(2, ((0, 0, 1),)), WaitTimes(2, ())]
+)
+def test_what_servers_say_is_not_taken_from_a_worker(started, message):
+    assert "server nodes alone" in started.machine.problem_of(Received("worker-0", message))
+
+
+def test_a_promise_with_a_view_that_no_scheduler_has_made_is_refused(started):
+    view = replace(started.view, servers=())
+    promise = Frozen((1, 2), (), adopted=replace(view, tables=(), placements=((),)))
+    assert "placements of 1" in started.machine.problem_of(Received("server-0", promise))

@@ -12,6 +12,7 @@ from shoal.protocol.messages import (
     Waiting,
     WaitTimes,
 )
+from shoal.protocol.scheduler.stragglers import REPORTS
 
 
 @pytest.fixture
@@ -110,3 +111,14 @@ def test_status_has_each_workers_share_of_the_window(make):
     assert because.slow == (("worker-1", 0.5), ("worker-0", 0.0))
     assert because.over_s == 4.0
     assert because.view == rig.view
+
+
+def test_reports_are_bounded_and_of_workers_that_there_are(make):
+    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    for number in range(3 * REPORTS):
+        rig.now += 0.001
+        rig.receive("server-0", WaitTimes(1, ((2, 0.0), (1000 + number, 9.0))))
+    reports = rig.machine._stragglers._reports
+    assert list(reports) == [(1, 2)]
+    assert len(reports[1, 2]) < REPORTS

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from shoal.keys import KeyRange
 from shoal.protocol.messages import (
     DeathReport,
     Declare,
@@ -170,3 +171,14 @@ def test_rows_are_repaired_elsewhere_where_one_server_cannot_take_them(short):
     views.consider(short.now, effects := [])
     assert {each.to for each in effects if isinstance(each.message, OpenShards)} >= {"server-3"}
     assert not views._openings._lists["server-2"].shards
+
+
+def test_shards_that_a_server_was_not_asked_for_are_not_taken_in(started, rigs):
+    started.receive("worker-0", Declare(2, rigs.table(bsp())))
+    [asked] = started.sent(OpenShards)
+    answer = ShardsOpened(
+        1, asked.number, (("v", (KeyRange(0, 9),)),), (("u", KeyRange(0, 1), "no memory"),)
+    )
+    started.receive("server-0", answer)
+    openings = started.machine._views._openings
+    assert (openings.opened, openings.barred) == (frozenset(), frozenset())

@@ -1,15 +1,18 @@
 """What a worker may send, and after what: gates, what is followed, window, credits."""
 
 from shoal.keys import KeyRange
-from shoal.protocol.limits import IN_FLIGHT
-from shoal.protocol.machine import Ticked
+from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT
+from shoal.protocol.machine import Discard, Sink, Ticked
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
+    Answer,
     Exchange,
     PullOp,
     PushOp,
 )
 from shoal.protocol.worker import in_flight
+from shoal.protocol.worker.in_flight import SubRequestPart
+from shoal.protocol.worker.routing import ServerPart
 from shoal.tables.spec import bsp, ssp
 
 
@@ -170,3 +173,15 @@ def test_a_push_does_not_overtake_a_push_of_an_earlier_clock(rigs, push):
     assert worker.ask(3, Exchange(small)) == []  # there would be some
     worker.answer(0, 0, "applied")
     assert [each.seq for each in worker.sent(Request)] == [1, 2]
+
+
+def test_an_answer_that_does_not_fit_into_memory_is_discarded(monkeypatch):
+    part = SubRequestPart(ServerPart("s", (), (), (), [], 0, -1, (Answer(),)))
+    assert isinstance(part.receive(16), Sink)
+    assert isinstance(part.receive(ANSWER_BYTES + 1), Discard)
+
+    def none(part, nbytes):
+        raise MemoryError
+
+    monkeypatch.setattr(ServerPart, "destination", none)
+    assert "no memory for 16 bytes" in part.receive(16).reason

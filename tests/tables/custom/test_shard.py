@@ -305,3 +305,12 @@ def test_a_handler_without_save_or_replication_is_not_marked_as_saving():
     for name, factory in (("forgetful", Forgetful), ("alone", Alone)):
         handler(name, factory)
         assert not checked(TableSpec("kv", kind="custom", access=Access(name))).saves
+
+
+def test_a_snapshot_that_is_none_is_a_failure_of_the_handler():
+    shard = CustomShard(TableSpec("t", kind="custom", access=Access("lists")), KeyRange(0, 4096))
+    for words in (0, 1, 3):
+        staged = shard.stage_snapshot(shard.held, words)
+        staged.words[:] = (1 << 64) - 1
+        with pytest.raises(AccessFailed, match="failed in load"):
+            shard.install(staged)

@@ -33,6 +33,9 @@ class CheckpointQuery:
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         return Discard("nothing is asked that comes with a payload")
 
+    def problem_of(self, received: Received) -> str:
+        return ""
+
     def handle(self, event: Event, now: float) -> Effects:
         self._until = min(self._until, now + self._limit_s)
         message = event.message if isinstance(event, Received) else None

@@ -45,6 +45,9 @@ class StatusQuery:
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         return Discard("nothing is asked that comes with a payload")
 
+    def problem_of(self, received: Received) -> str:
+        return ""
+
     def handle(self, event: Event, now: float) -> Effects:
         if self._until is None:
             self._until = now + self._limit_s

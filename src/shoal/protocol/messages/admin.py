@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from shoal.protocol.limits import PARTS_MAX, Name, Number, Seconds, Text
 from shoal.protocol.messages.base import Body
 from shoal.protocol.views import View
 
@@ -22,9 +26,9 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
         seconds: how long it has waited.
     """
 
-    who: str
-    what: str
-    reason: str
+    who: Text
+    what: Text
+    reason: Text
     seconds: float
 
 
@@ -38,24 +42,24 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
             scheduler.
     """
 
-    name: str
-    waits: tuple[Waiting, ...]
+    name: Name
+    waits: Annotated[tuple[Waiting, ...], Meta(max_length=PARTS_MAX)]
     view: View | None = None
-    slow: tuple[tuple[str, float], ...] = ()
-    over_s: float = 0.0
+    slow: Annotated[tuple[tuple[Name, float], ...], Meta(max_length=PARTS_MAX)] = ()
+    over_s: Seconds = 0.0
 
 
 class DeathReport(Body, frozen=True, array_like=True, tag=True):
     """A process has exited, as its parent observed: it is dead without waiting for a time-out."""
 
-    host: str
-    process: int
+    host: Name
+    process: Number
 
 
 class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
     """The scheduler has received the report of that process."""
 
-    process: int
+    process: Number
 
 
 class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
@@ -66,8 +70,8 @@ class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
         clock: of the sender, if it is a worker: the checkpoint has its pushes of earlier clocks.
     """
 
-    number: int
-    clock: int = 0
+    number: Number
+    clock: Number = 0
 
 
 class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
@@ -80,14 +84,14 @@ class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
         folders: (host, folder of checkpoints) of the servers.
     """
 
-    number: int
-    clock: int
-    saved_as: int
+    number: Number
+    clock: Number
+    saved_as: Number
     folders: tuple[tuple[str, str], ...]
 
 
 class CheckpointRefused(Body, frozen=True, array_like=True, tag=True):
     """There will be no checkpoint, with the reason."""
 
-    number: int
+    number: Number
     reason: str

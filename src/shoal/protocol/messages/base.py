@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from shoal.protocol.limits import PARTS_MAX, Number
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,7 +31,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
             SAME, in a pull, for the keys that the same request pushes to the table.
     """
 
-    table: int
-    start: int
-    stop: int
-    keys: int = -1
+    table: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    start: Number
+    stop: Number
+    keys: Annotated[int, Meta(ge=SAME, le=1 << 40)] = -1
+
+
+Parts = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
+from shoal.protocol.limits import LISTED_MAX, Name, Number, NumberOrNone
 from shoal.protocol.messages.base import Body
+
+Pieces = Annotated[tuple[Number, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Piece(Body, frozen=True, array_like=True, tag=True):
@@ -16,32 +23,32 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
         total: bytes of the tensor.
     """
 
-    ring: int
-    number: int
-    piece: int
+    ring: Number
+    number: Number
+    piece: Number
     whole: bool
-    total: int
+    total: Number
 
 
 class MissingPieces(Body, frozen=True, array_like=True, tag=True):
     """These pieces have not arrived: send those that exist again. Without pieces, a greeting."""
 
-    ring: int
-    number: int
-    partial: tuple[int, ...] = ()
-    whole: tuple[int, ...] = ()
+    ring: Number
+    number: Number
+    partial: Pieces = ()
+    whole: Pieces = ()
 
 
 class SumAck(Body, frozen=True, array_like=True, tag=True):
     """All pieces of the allreduces up to this one have arrived from the receiver."""
 
-    ring: int
-    number: int
+    ring: Number
+    number: NumberOrNone
 
 
 class WorkerLeft(Body, frozen=True, array_like=True, tag=True):
     """Worker `name` has finished: it takes part in no allreduce from number `asked` on."""
 
-    ring: int
-    name: str
-    asked: int
+    ring: Number
+    name: Name
+    asked: Number

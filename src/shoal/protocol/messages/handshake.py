@@ -54,4 +54,4 @@ class Denied(Body, frozen=True, array_like=True, tag=True):
 class Malformed(Body, frozen=True, array_like=True, tag=True):
     """A frame of the receiver's could not be decoded; nothing was changed."""
 
-    reason: str
+    reason: Reason

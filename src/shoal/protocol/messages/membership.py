@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shoal.keys import KeyRange
+from shoal.protocol.limits import (
+    NUMBER_MAX,
+    PARTS_MAX,
+    Name,
+    Number,
+    Rank,
+    RankOrAny,
+    Seconds,
+    Text,
+)
 from shoal.protocol.messages.base import Body
-from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
+from shoal.protocol.views import NO_VIEW, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
 Group = Literal["scheduler", "servers", "workers"]
+Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Ranges = Annotated[tuple[KeyRange, ...], Meta(max_length=PARTS_MAX)]
 
 
 class Join(Body, frozen=True, array_like=True, tag=True):
@@ -22,37 +35,37 @@ class Join(Body, frozen=True, array_like=True, tag=True):
         memory: bytes that a server has for tables; 0 if there is no limit.
     """
 
-    node: NodeId
+    node: Name
     role: Role
-    address: str
-    host: str
-    rank: int = -1  # requested; -1 for any
-    process: int = 0  # process id on that host
-    group: str = ""  # of a worker
-    group_size: int = 0
-    incarnation: int = 0
-    memory: int = 0
+    address: Name
+    host: Name
+    rank: RankOrAny = -1  # requested; -1 for any
+    process: Number = 0  # process id on that host
+    group: Name = ""  # of a worker
+    group_size: Number = 0
+    incarnation: Number = 0
+    memory: Number = 0
 
 
 class Joined(Body, frozen=True, array_like=True, tag=True):
     """The sender is admitted. `run` is the run's name."""
 
-    incarnation: int
-    rank: int
-    run: str = ""
+    incarnation: Number
+    rank: Rank
+    run: Name = ""
 
 
 class NotJoined(Body, frozen=True, array_like=True, tag=True):
     """The sender is not admitted. `full`: because all members have joined already."""
 
-    reason: str
+    reason: Text
     full: bool = False
 
 
 class Heartbeat(Body, frozen=True, array_like=True, tag=True):
     """The sender's machine lives, and has adopted `view`."""
 
-    incarnation: int
+    incarnation: Number
     view: ViewId
 
 
@@ -70,10 +83,10 @@ class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):
         in_user_code: whether that is a user's code, which may take any time.
     """
 
-    node: NodeId
-    incarnation: int
-    turns: int
-    at: str = ""
+    node: Name
+    incarnation: Number
+    turns: Number
+    at: Name = ""
     in_user_code: bool = False
 
 
@@ -85,8 +98,8 @@ class Busy(Body, frozen=True, array_like=True, tag=True):
         at: where its loop is.
     """
 
-    server: str
-    at: str
+    server: Name
+    at: Name
 
 
 class Drain(Body, frozen=True, array_like=True, tag=True):
@@ -122,10 +135,10 @@ class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
         waits: whether a push waits for its round to close, here or at another head.
     """
 
-    group: str = ""
-    open_round: int = 0
-    replayed: int = 0
-    closed: int = 0
+    group: Name = ""
+    open_round: Number = 0
+    replayed: Number = 0
+    closed: Number = 0
     waits: bool = False
 
 
@@ -141,8 +154,8 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     """
 
     view: ViewId
-    clocks: tuple[tuple[int, int], ...]
-    groups: tuple[GroupProgress, ...] = ()
+    clocks: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=PARTS_MAX)]
+    groups: Annotated[tuple[GroupProgress, ...], Meta(max_length=PARTS_MAX)] = ()
     drained: bool = False
     adopted: View | None = None
     folder: str = ""
@@ -162,9 +175,9 @@ class OpenShards(Body, frozen=True, array_like=True, tag=True):
         tables: with the rows of each shard.
     """
 
-    number: tuple[int, int]
+    number: ViewId
     view: ViewId
-    tables: tuple[tuple[TableSpec, tuple[KeyRange, ...]], ...]
+    tables: Annotated[tuple[tuple[TableSpec, Ranges], ...], Meta(max_length=PARTS_MAX)]
 
 
 class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
@@ -176,10 +189,10 @@ class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
         failed: (table, rows, reason).
     """
 
-    incarnation: int
-    number: tuple[int, int]
-    opened: tuple[tuple[str, tuple[KeyRange, ...]], ...] = ()
-    failed: tuple[tuple[str, KeyRange, str], ...] = ()
+    incarnation: Number
+    number: ViewId
+    opened: Annotated[tuple[tuple[Name, Ranges], ...], Meta(max_length=PARTS_MAX)] = ()
+    failed: Annotated[tuple[tuple[Name, KeyRange, Text], ...], Meta(max_length=PARTS_MAX)] = ()
 
 
 class RefuseView(Body, frozen=True, array_like=True, tag=True):
@@ -206,27 +219,27 @@ class ViewRefused(Body, frozen=True, array_like=True, tag=True):
 class Synced(Body, frozen=True, array_like=True, tag=True):
     """A syncing replica has all rows of these shards: (table, first row, since which view)."""
 
-    incarnation: int
-    placements: tuple[tuple[int, int, int], ...]
+    incarnation: Number
+    placements: Annotated[tuple[tuple[Number, Number, Number], ...], Meta(max_length=PARTS_MAX)]
 
 
 class WaitTimes(Body, frozen=True, array_like=True, tag=True):
     """How long requests have waited for workers at this server: (incarnation, seconds so far)."""
 
-    incarnation: int
-    seconds: tuple[tuple[int, float], ...]
+    incarnation: Number
+    seconds: Annotated[tuple[tuple[Number, Seconds], ...], Meta(max_length=PARTS_MAX)]
 
 
 class Leave(Body, frozen=True, array_like=True, tag=True):
     """This server leaves after its shards have migrated. Answered by End or LeaveRefused."""
 
-    incarnation: int
+    incarnation: Number
 
 
 class LeaveRefused(Body, frozen=True, array_like=True, tag=True):
     """The server cannot leave, with the reason."""
 
-    reason: str
+    reason: Text
 
 
 class NewView(Body, frozen=True, array_like=True, tag=True):
@@ -238,15 +251,15 @@ class NewView(Body, frozen=True, array_like=True, tag=True):
 class Declare(Body, frozen=True, array_like=True, tag=True):
     """Declare a table. Answered by a view that has it, or by NotDeclared."""
 
-    incarnation: int
+    incarnation: Number
     spec: TableSpec
 
 
 class NotDeclared(Body, frozen=True, array_like=True, tag=True):
     """The table cannot be declared, with the reason."""
 
-    table: str
-    reason: str
+    table: Name
+    reason: Text
 
 
 class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
@@ -255,17 +268,17 @@ class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
     It waits for the members of `groups`; of workers, for those of its own group.
     """
 
-    incarnation: int
-    name: str
-    generation: int
-    groups: tuple[Group, ...]
+    incarnation: Number
+    name: Name
+    generation: Number
+    groups: Annotated[tuple[Group, ...], Meta(max_length=8)]
 
 
 class BarrierReleased(Body, frozen=True, array_like=True, tag=True):
     """All members of the barrier have entered it."""
 
-    name: str
-    generation: int
+    name: Name
+    generation: Number
 
 
 class Lease(Body, frozen=True, array_like=True, tag=True):
@@ -277,33 +290,33 @@ class Lease(Body, frozen=True, array_like=True, tag=True):
         patient: wait for batches instead of getting an empty lease.
     """
 
-    incarnation: int
-    clock: int
-    epochs: int
-    batches: int
+    incarnation: Number
+    clock: Number
+    epochs: Positive
+    batches: Positive
     patient: bool = False
 
 
 class Leased(Body, frozen=True, array_like=True, tag=True):
     """Batches `[first, first + count)` of an epoch; count 0 for none now, `over` for no more."""
 
-    clock: int
-    epoch: int
-    first: int
-    count: int
+    clock: Number
+    epoch: Number
+    first: Number
+    count: Number
     over: bool
 
 
 class NotLeased(Body, frozen=True, array_like=True, tag=True):
     """The lease is refused, with the reason."""
 
-    reason: str
+    reason: Text
 
 
 class Finish(Body, frozen=True, array_like=True, tag=True):
     """This member has finished its work."""
 
-    incarnation: int
+    incarnation: Number
 
 
 class Finished(Body, frozen=True, array_like=True, tag=True):
@@ -319,11 +332,11 @@ class End(Body, frozen=True, array_like=True, tag=True):
             slow.
     """
 
-    error: str = ""
+    error: Text = ""
     kind: Literal["", "lost", "dropped"] = ""
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):
     """End the run with an error; from a worker of an attached group, that group only."""
 
-    reason: str
+    reason: Text

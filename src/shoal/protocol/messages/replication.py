@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from shoal.protocol.messages.base import Body, Part
+from shoal.protocol.limits import PARTS_MAX, Finite, Name, Number, NumberOrNone, Rank, Seconds
+from shoal.protocol.messages.base import Body, Part, Parts
 from shoal.protocol.views import ViewId
 
 What = Literal["push", "write", "round", "accept", "call", "check"]
+Origin = tuple[Number, Number, Number]
+ShardVersion = tuple[Number, Number, Number]
 
 
 class Replicate(Body, frozen=True, array_like=True, tag=True):
@@ -34,19 +38,19 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     """
 
     view: ViewId
-    number: int
-    path: tuple[int, ...]
-    clock: int
+    number: Number
+    path: Annotated[tuple[Rank, ...], Meta(max_length=1 << 10)]
+    clock: Number
     what: What = "round"
-    parts: tuple[Part, ...] = ()
-    versions: tuple[int, ...] = ()
-    rates: tuple[float | None, ...] = ()
-    origins: tuple[tuple[int, int, int], ...] = ()
-    round: int = -1
-    weight: float = 0.0
+    parts: Parts = ()
+    versions: Annotated[tuple[Number, ...], Meta(max_length=PARTS_MAX)] = ()
+    rates: Annotated[tuple[Finite | None, ...], Meta(max_length=PARTS_MAX)] = ()
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=PARTS_MAX)] = ()
+    round: NumberOrNone = -1
+    weight: Seconds = 0.0
     digest: int = 0
-    pushed: int = -1
-    group: str = ""
+    pushed: NumberOrNone = -1
+    group: Name = ""
 
 
 class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
@@ -60,16 +64,16 @@ class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
     """
 
     view: ViewId
-    number: int
-    done: tuple[tuple[int, int, int], ...]
+    number: Number
+    done: Annotated[tuple[ShardVersion, ...], Meta(max_length=PARTS_MAX)]
 
 
 class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
     """De-duplication state: the pushes of a worker's incarnation that are in some rows."""
 
-    incarnation: int
-    forget_below: int
-    pushes: tuple[tuple[int, tuple[Part, ...]], ...]
+    incarnation: Number
+    forget_below: Number
+    pushes: Annotated[tuple[tuple[Number, Parts], ...], Meta(max_length=PARTS_MAX)]
 
 
 class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
@@ -81,9 +85,9 @@ class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
         closed: first round that is not in the rows.
     """
 
-    seen: tuple[SeenRequests, ...]
-    weights: tuple[tuple[int, float], ...]
-    closed: int = 0
+    seen: Annotated[tuple[SeenRequests, ...], Meta(max_length=PARTS_MAX)]
+    weights: Annotated[tuple[tuple[Number, Seconds], ...], Meta(max_length=PARTS_MAX)]
+    closed: Number = 0
 
 
 class StateChunk(Body, frozen=True, array_like=True, tag=True):
@@ -99,12 +103,12 @@ class StateChunk(Body, frozen=True, array_like=True, tag=True):
     """
 
     view: ViewId
-    number: int
+    number: Number
     part: Part
-    version: int
-    since: int
-    at: int
-    after: int
+    version: Number
+    since: Number
+    at: Number
+    after: Number
     last: bool
     past: ReplicaHistory | None = None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from shoal.protocol.messages.base import Body, Part
+from msgspec import Meta
+
+from shoal.protocol.limits import WINDOW, Number, NumberOrNone, Text
+from shoal.protocol.messages.base import Body, Parts
 from shoal.protocol.views import ViewId
 
 
@@ -23,17 +26,17 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     """
 
     view: ViewId
-    incarnation: int
-    seq: int
-    forget_below: int
-    clock: int
-    pushes: tuple[Part, ...] = ()
-    advance: int = -1
-    pulls: tuple[Part, ...] = ()
+    incarnation: Number
+    seq: Number
+    forget_below: Number
+    clock: Number
+    pushes: Parts = ()
+    advance: NumberOrNone = -1
+    pulls: Parts = ()
     weight: float = 1.0
     lr: float | None = None
     assign: bool = False
-    follows: tuple[int, ...] = ()
+    follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
 
 
 Code = Literal[
@@ -55,29 +58,29 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     refused, round_closed   final, with `reason`
     """
 
-    incarnation: int
-    seq: int
+    incarnation: Number
+    seq: Number
     view: ViewId
     code: Code
-    reason: str = ""
-    clock_min: int = -1
+    reason: Text = ""
+    clock_min: NumberOrNone = -1
     round_weight: float = -1.0
-    payload: int = 0
+    payload: Number = 0
 
 
 class Probe(Body, frozen=True, array_like=True, tag=True):
     """Ask for the state of a request. If `urgent` the server nudges the workers it waits for."""
 
     view: ViewId
-    incarnation: int
-    seq: int
+    incarnation: Number
+    seq: Number
     urgent: bool = False
 
 
 class Nudge(Body, frozen=True, array_like=True, tag=True):
     """A request waits for the receiver, which should probe its outstanding requests."""
 
-    reason: str
+    reason: Text
 
 
 class Computing(Body, frozen=True, array_like=True, tag=True):
@@ -86,4 +89,4 @@ class Computing(Body, frozen=True, array_like=True, tag=True):
     A server passes it on to the workers of its group when all the slowest ones have said so.
     """
 
-    incarnation: int
+    incarnation: Number

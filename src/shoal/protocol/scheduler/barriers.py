@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Waiting
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Message, Waiting
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId
 
@@ -46,6 +47,17 @@ class Barriers:
         for at in [at for at in self._open if at[0] == group]:
             del self._open[at]
 
+    def problem_of(self, sender: NodeId, asked: Message) -> str:
+        """Why a member cannot enter a barrier; empty if it can, or asks for something else."""
+        member = self._members.by_id.get(sender)
+        if member is None or not isinstance(asked, BarrierArrival):
+            return ""
+        if (member.group, asked.name, asked.generation) in self._open:
+            return ""
+        of = member.group
+        open_ = sum(group == of for group, _, _ in self._open)
+        return f"somebody waits in {open_} other barriers" if open_ >= BARRIERS_MAX else ""
+
     def enter(self, member: Member, asked: BarrierArrival, now: float, out: Effects) -> None:
         """Enter a member, or repeat that the barrier is released."""
         group, name, generation = member.group, asked.name, asked.generation
@@ -61,7 +73,10 @@ class Barriers:
         for (group, name, generation), barrier in list(self._open.items()):
             if not self._absent(group, barrier):
                 del self._open[group, name, generation]
+                self.released.pop(released_as(group, name), None)
                 self.released[released_as(group, name)] = generation
+                if len(self.released) > RELEASED_MAX:  # nobody asks for the oldest any more
+                    del self.released[next(iter(self.released))]
                 self._persist(out)
                 out.append(Note("released", {"name": name, "generation": generation}))
                 released = BarrierReleased(name, generation)

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import msgspec
 
 from shoal.errors import DataCorrupt, InvalidValue, UsageError
-from shoal.keys import tiles
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
@@ -131,13 +130,5 @@ def _contradiction(record: JournalRecord) -> str:
         return "a number in it is out of its range"
     if not all(0 < m.incarnation < record.next_incarnation <= FOREVER for m in members):
         return "a member's incarnation was not granted"
-    for view in views:
-        ranks = {member.rank for member in view.servers}
-        if len(view.tables) != len(view.placements):
-            return f"view {view.id} has another number of tables than of placements"
-        for spec, placements in zip(view.tables, view.placements, strict=True):
-            if not tiles([each.rows for each in placements], spec.keys.stop):
-                return f"view {view.id} does not place all rows of table {spec.name!r}"
-            if not all(each.in_sync and ranks.issuperset(each.chain) for each in placements):
-                return f"view {view.id} places rows of table {spec.name!r} on no server"
-    return ""
+    problems = [(view, view.problem()) for view in views]
+    return next((f"view {view.id}: {problem}" for view, problem in problems if problem), "")

@@ -98,8 +98,7 @@ class SchedulerMachine:
         self._stragglers = Stragglers(options)
         self._shutdown = Shutdown(options.resend_s, options.linger_s)
         self._join_by = self._due = inf
-        self._begun = False
-        self._reason = record.reason
+        self._begun, self._reason = False, record.reason
         self._trace = EventTrace()
 
     @property
@@ -111,6 +110,10 @@ class SchedulerMachine:
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         return Discard("the scheduler takes no payloads")
+
+    def problem_of(self, received: Received) -> str:
+        said = received.sender, received.message
+        return self.members.problem_of(*said) or self._barriers.problem_of(*said)
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -148,8 +151,6 @@ class SchedulerMachine:
     def role_of(self, node: NodeId) -> Role | None:
         member = self.members.by_id.get(node)
         return member.role if member is not None else None
-
-    # ------------------------------------------------------------------ time
 
     def _begin(self, now: float, out: Effects) -> None:
         self._begun = True
@@ -248,7 +249,7 @@ class SchedulerMachine:
                 self._migration.has_synced(self.view, member, placements)
                 self._views.consider(now, out)
             case WaitTimes():
-                self._stragglers.heard(member, message, now)
+                self._stragglers.heard(member, message, self.members, now)
                 for slow, reason in self._stragglers.slow(self.members, now):
                     out.append(Note("dropped", {"name": slow.name, "reason": reason}))
                     out.append(Send(slow.id, End(reason, "dropped")))
@@ -338,8 +339,6 @@ class SchedulerMachine:
         if self.view is not None and self.view.member(sender) is not None:
             out.append(Send(sender, NewView(self.view)))
         self._views.consider(now, out)
-
-    # ------------------------------------------------------------------ barriers, end
 
     def _answer_leases(self, out: Effects) -> None:
         entries, answers = self.ledgers.answers(self.members)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, EventTrace, Send
-from shoal.protocol.messages import Busy, Join, ProcessHeartbeat, Waiting
+from shoal.protocol.messages import Busy, Frozen, Join, Message, ProcessHeartbeat, Waiting
+from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up
@@ -33,6 +34,14 @@ class Members:
         self._servers = options.servers
         self._memory: dict[NodeId, int] = {}  # of servers that have joined this scheduler
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
+
+    def problem_of(self, sender: NodeId, message: Message) -> str:
+        """Why no member sends a message to the scheduler; empty if one may. Changes nothing."""
+        member = self.by_id.get(sender)
+        problem = misplaced(message, sender, member.role if member is not None else None)
+        if not problem and isinstance(message, Frozen) and message.adopted is not None:
+            return message.adopted.problem()
+        return problem
 
     def close_up(self) -> None:
         """Before the first view: ranks from 0 on, without holes."""

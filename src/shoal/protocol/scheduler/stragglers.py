@@ -10,6 +10,7 @@ from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member
 
 STALLED_S = 2.0  # a server that is silent for this long may be what workers wait for
+REPORTS = 200  # of a server about a worker, at most
 Reports = list[tuple[float, float]]  # (time, seconds so far)
 
 
@@ -20,10 +21,15 @@ class Stragglers:
         self._options = options
         self._reports: dict[tuple[int, int], Reports] = {}  # by (server, worker)
 
-    def heard(self, server: Member, message: WaitTimes, now: float) -> None:
+    def heard(self, server: Member, message: WaitTimes, members: Members, now: float) -> None:
         """Add a server's report of seconds, which only grow; drop older reports than `slow_s`."""
+        workers = {member.incarnation for member in members.by_id.values()}
         for worker, seconds in message.seconds:
+            if worker not in workers:
+                continue
             reports = self._reports.setdefault((server.incarnation, worker), [])
+            if len(reports) > 1 and now < reports[-2][0] + self._options.slow_s / REPORTS:
+                reports.pop()
             reports.append((now, seconds))
             while len(reports) > 1 and reports[1][0] <= now - self._options.slow_s:
                 del reports[0]

@@ -160,10 +160,13 @@ class Openings:
         if asked is None or asked.number != message.number:
             return ()
         asked.heard = True
-        asked.opened |= {(table, rows) for table, ranges in message.opened for rows in ranges}
-        for table, _, reason in message.failed:
+        wanted = {(spec.name, rows) for spec, rows in asked.shards}
+        said = {(table, rows) for table, ranges in message.opened for rows in ranges}
+        asked.opened |= said & wanted
+        failed = tuple(each for each in message.failed if each[:2] in wanted)
+        for table, _, reason in failed:
             self._barred[table, server.id] = now + self._pause_s, reason
-        return message.failed
+        return failed
 
     def tick(self, view: View, now: float, out: Effects) -> bool:
         """Ask again; returns whether a server may be asked for what it could not open before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal
@@ -9,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.limits import KEYS_MAX, WINDOW
+from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX, WINDOW
 from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
 from shoal.protocol.server.replica import NONE, Cut, Replica
 from shoal.protocol.server.request_log import RequestLog
@@ -29,7 +31,7 @@ Verdict = Literal[
     "misfit",
 ]
 TAKEN = ("fresh", "again")
-FOOTPRINTS_KEPT = 256
+FOOTPRINT_PARTS_KEPT = 1 << 14  # of all footprints that are kept; one may have more
 
 Parts = tuple[Part, ...]
 Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
@@ -99,6 +101,7 @@ class Admission:
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
+        self._kept = 0  # their parts
 
     @property
     def closed(self) -> bool:
@@ -120,7 +123,7 @@ class Admission:
         self._owners.clear()
         self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
         for number, replica in replicas.items():
-            self.held[replica.table].append((replica.rows, number))
+            insort(self.held[replica.table], (replica.rows, number))
             head, tail = replica.previous == NONE, replica.tail == replica.rank
             asynchronous = tables[replica.table].consistency.name == "asp"
             self._ends[number] = Ends(head, head if asynchronous else tail)
@@ -213,7 +216,7 @@ class Admission:
                 return "too many"
             if _lacks(log, request.follows):
                 return "out_of_order"
-            if not 0 < request.weight < inf or not self._fits(request, log):
+            if not self._fits(request, log):
                 return "misfit"
         return "fresh"
 
@@ -229,6 +232,10 @@ class Admission:
 
     def _fits(self, request: Request, log: RequestLog) -> bool:
         """Return whether all that it names is here, and its worker's group may push to it."""
+        if not 0 < request.weight < inf or request.forget_below > request.seq:
+            return False
+        if request.lr is not None and not -inf < request.lr < inf:
+            return False
         footprint = self.footprint(request)
         return footprint is not None and footprint.groups <= {log.group}
 
@@ -253,8 +260,10 @@ class Admission:
             pulls = self._named(request.pulls, request.pushes)
             if pushes is None or pulls is None:
                 return None
-            if len(self._footprints) >= FOOTPRINTS_KEPT:
+            self._kept += 1 + len(pushes) + len(pulls)
+            if self._kept > FOOTPRINT_PARTS_KEPT:
                 self._footprints.clear()
+                self._kept = 1 + len(pushes) + len(pulls)
             groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
             asp = {at for at, spec in self._specs.items() if spec.consistency.name == "asp"}
             found = self._footprints[key] = Footprint(
@@ -291,27 +300,29 @@ class Admission:
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
         """Return the shards of a push's parts, or of a pull's, whose request pushes `pushed`."""
         named = []
+        left: dict[int, int] = {}  # rows or keys of a shard that may still be named
+        twins = _twins(pushed or (), parts) if any(part.keys == SAME for part in parts) else {}
         for part in parts:
-            counted = part if part.keys != SAME else _pushed_to(part, pushed or (), parts)
+            counted = part if part.keys != SAME else twins.get(_rows(part))
             if counted is None or not 0 <= part.table < len(self.held):
                 return None
             start, stop = part.start, part.stop
-            shard = next(
-                (
-                    number
-                    for held, number in self.held[part.table]
-                    if held.start <= start <= stop <= held.stop
-                ),
-                None,
-            )
-            if shard is None:
+            held = self.held[part.table]
+            at = bisect_right(held, start, key=_first_row) - 1
+            if at < 0 or not start <= stop <= held[at][0].stop:
                 return None
+            shard = held[at][1]
             ends = self._ends[shard]
             if not (ends.pushes if pushed is None else ends.pulls):
                 return None
             most = KEYS_MAX if self._hashed[part.table] else stop - start
             least = 0 if self._hashed[part.table] else -1
             if not least <= counted.keys <= most:
+                return None
+            # memory is taken for each part: a request may not name the same rows for ever
+            size = stop - start if counted.keys < 0 else counted.keys
+            left[shard] = left.get(shard, REPEATS_MAX * max(most, len(held[at][0]))) - size
+            if left[shard] < 0:
                 return None
             named.append((shard, KeyRange(start, stop), part.keys))
         return tuple(named)
@@ -325,12 +336,19 @@ def _lacks(log: RequestLog, follows: Sequence[int]) -> bool:
     return False
 
 
-def _pushed_to(pull: Part, pushed: Parts, pulled: Parts) -> Part | None:
-    """Return the one push to the same rows whose keys a pull of SAME names, or None."""
-    twins = [part for part in pulled if _rows(part) == _rows(pull)]
-    there = [part for part in pushed if _rows(part) == _rows(pull)]
-    alone = len(twins) == 1 and len(there) == 1 and there[0].keys >= 0
-    return there[0] if alone else None
+def _twins(pushed: Parts, pulled: Parts) -> dict[tuple[int, int, int], Part]:
+    """Return, by rows, the keyed pushes whose keys a pull of SAME names: the only ones to the rows,
+    which no other pull names."""
+    pushes, pulls = Counter(map(_rows, pushed)), Counter(map(_rows, pulled))
+    return {
+        _rows(part): part
+        for part in pushed
+        if part.keys >= 0 and pushes[_rows(part)] == pulls[_rows(part)] == 1
+    }
+
+
+def _first_row(held: tuple[KeyRange, int]) -> int:
+    return held[0].start
 
 
 def _rows(part: Part) -> tuple[int, int, int]:

@@ -114,7 +114,9 @@ class Checkpointer:
         if not self.active or replica.group or clock >= FOREVER:
             return
         number = replica.number
-        while (due := self._checkpoint_clocks.following(self._taken.get(number, 0))) <= clock:
+        skipped = self._checkpoint_clocks.skip_to(clock)
+        self._taken[number] = max(self._taken.get(number, 0), skipped)
+        while (due := self._checkpoint_clocks.following(self._taken[number])) <= clock:
             self._taken[number] = due
             if replica.tail == self._chains.rank and replica.closed <= due:
                 out.append(self._save(replica, due))

@@ -42,6 +42,7 @@ class Executor:
     def __init__(
         self,
         session: Session,
+        rounds: Rounds,
         admission: Admission,
         staging: RequestStaging,
         replicas: Mapping[int, Replica],
@@ -50,7 +51,7 @@ class Executor:
         checkpointer: Checkpointer,
         wait_queue: WaitQueue,
     ) -> None:
-        self.rounds = Rounds()
+        self.rounds = rounds
         self.copied = Rounds()
         self.wait_queue = wait_queue
         self._session = session
@@ -237,8 +238,6 @@ class Executor:
         admitted.log.record(request.seq, "waiting")
         self.wait_queue.add_pull(pull)
         out.append(Note("waiting", {"worker": request.incarnation}))
-
-    # ------------------------------------------------------------------ answers
 
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
         buffers = self._staging.read(admitted)

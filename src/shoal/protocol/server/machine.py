@@ -48,6 +48,7 @@ from shoal.protocol.messages import (
     ViewRefused,
 )
 from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
@@ -58,6 +59,7 @@ from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import RequestHandler, declined
+from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.thaw import Thaw
@@ -89,48 +91,31 @@ class ServerMachine:
         self._time = EventTime()
         self._trace = EventTrace()
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
-        self.clocks = Clocks()
-        self.admission = Admission()
-        table_memory = TableMemory(memory)
+        clocks = self.clocks = Clocks()
+        admission = self.admission = Admission()
+        rounds, table_memory = Rounds(), TableMemory(memory)
         self._opening = ShardOpening(session, open_shard, table_memory)
         self._replicas = Replicas(self._opening.take)
         replicas = self._replicas.replicas
+        table_memory.watch(replicas, rounds)
         chains = Chains(replicas, replication, self._time)
-        self.checkpointer = Checkpointer(
-            checkpoint_clocks or CheckpointClocks(), self.clocks, chains
+        checkpoint_clocks = checkpoint_clocks or CheckpointClocks()
+        checkpointer = self.checkpointer = Checkpointer(checkpoint_clocks, clocks, chains)
+        staging = self.staging = RequestStaging(
+            admission, replicas, checkpointer, table_memory, rounds
         )
-        self.staging = RequestStaging(self.admission, replicas, self.checkpointer, table_memory)
-        self.wait_queue = WaitQueue(
-            replicas, self.clocks, self._workers, chains, self.checkpointer, unread_bytes
+        wait_queue = self.wait_queue = WaitQueue(
+            replicas, clocks, self._workers, chains, checkpointer, unread_bytes
         )
-        self.executor = Executor(
-            session,
-            self.admission,
-            self.staging,
-            replicas,
-            self.clocks,
-            chains,
-            self.checkpointer,
-            self.wait_queue,
+        executor = self.executor = Executor(
+            session, rounds, admission, staging, replicas, clocks, chains, checkpointer, wait_queue
         )
-        table_memory.watch(replicas, self.executor.rounds)
         self.replication = Replication(
-            session,
-            self.admission,
-            self.clocks,
-            chains,
-            self.checkpointer,
-            self.executor,
-            self._time,
-            table_memory,
+            session, admission, clocks, chains, checkpointer, executor, self._time, table_memory
         )
-        self._thaw = Thaw(session, self.admission, self._time)
-        self._request_handler = RequestHandler(
-            session, self.admission, self.staging, self.executor, self._trace
-        )
-        self.waits = WaitReport(
-            session, self._workers, self.clocks, self.admission, self.wait_queue
-        )
+        self._thaw = Thaw(session, admission, self._time)
+        self._request_handler = RequestHandler(session, admission, staging, executor, self._trace)
+        self.waits = WaitReport(session, self._workers, clocks, admission, wait_queue)
 
     # ------------------------------------------------------------------ the contract
 
@@ -138,6 +123,17 @@ class ServerMachine:
         if isinstance(message, Replicate | StateChunk):
             return self.replication.arriving(sender, message, nbytes)
         return self.staging.arriving(sender, message, nbytes)
+
+    def problem_of(self, received: Received) -> str:
+        message = received.message
+        if isinstance(message, Request):  # admission decides about it, and refuses with a reason
+            return ""
+        if isinstance(message, Replicate | ReplicateAck | StateChunk):
+            return self.replication.problem_of(received.sender, message, received.payload)
+        problem = misplaced(message, received.sender, self.role_of(received.sender))
+        if not problem and isinstance(message, OpenShards):
+            return self._opening.problem_of(message)
+        return problem
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []

@@ -192,6 +192,14 @@ class ShardOpening:
         self._tickets = 0
         self._under_way: dict[int, int] = {}  # bytes of shards that are being opened, by ticket
 
+    def problem_of(self, message: OpenShards) -> str:
+        """Return why no scheduler asks for these shards; empty if it may."""
+        for spec, ranges in message.tables:
+            for rows in ranges:
+                if not spec.fragment_rows or not spec.keys.covers(rows) or not len(rows):
+                    return f"{rows} are no rows of table {spec.name!r}"
+        return ""
+
     def asked(self, message: OpenShards, out: Effects) -> None:
         """Open what is on a new list, smallest first, and say how far this server is."""
         if message.view > self._session.view_id:  # a shard may be taken by that view

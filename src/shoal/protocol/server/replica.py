@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from shoal.keys import KeyRange
+from shoal.protocol.limits import KEYS_MAX, KEYS_TOLD_MAX
 from shoal.protocol.messages import Part
 from shoal.protocol.server.shard_store import RowStore, Staged
 from shoal.protocol.views import FOREVER, Placement
@@ -98,6 +99,26 @@ class Replica(msgspec.Struct, eq=False):
         pieces = [self.shard.part_of(staged, rows) for rows in missing]
         self.shard.release(staged)
         return pieces
+
+    def problem_of(self, part: Part, call: bool, told: bool, least: int = 0) -> str:
+        """Return why a message cannot carry a part; empty if it can. Nothing is allocated before.
+
+        call: whether it is a call of a custom table's handler
+        told: whether another replica sends it: the rows of a round, or its state
+        least: of keys; -1 if it may have none at all, as a round without pushes to a sparse table
+        """
+        spec, rows = self.shard.spec, self.rows
+        if not rows.start <= part.start <= part.stop <= rows.stop:
+            return f"rows [{part.start}:{part.stop}) of table {spec.name!r}, where {rows} are here"
+        if (spec.kind == "custom") != call:
+            return f"table {spec.name!r} is {spec.kind}"
+        if spec.kind == "dense":
+            least, most = -1, part.stop - part.start
+        else:
+            most = KEYS_TOLD_MAX if told else KEYS_MAX
+        if least <= part.keys <= most:
+            return ""
+        return f"{part.keys} keys of table {spec.name!r} in [{part.start}:{part.stop})"
 
     @property
     def syncs(self) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from shoal.protocol.limits import WINDOW
+from shoal.protocol.limits import REPEATS_MAX, WINDOW
 from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
 from shoal.protocol.messages import Computing, Nudge, Probe, Request
 from shoal.protocol.messages.describing import describe
@@ -46,10 +44,13 @@ class RequestHandler:
             return None
         loads = admitted.loads if admitted is not None and not admitted.streamed else None
         if loads is None and footprint.nbytes:
-            self._executor.reply(out, sender, request, "missing")
+            reason = self._staging.refusal(sender, request, footprint)
+            self._executor.reply(out, sender, request, "refused" if reason else "missing", reason)
             return None
-        again = self._staging.take(sender, request, footprint)
-        return again if loads is None else msgspec.structs.replace(again, loads=loads)
+        if admitted is None or loads is None:
+            return self._staging.take(sender, request, footprint)
+        log, view = self._admission.logs[sender], self._admission.view
+        return AdmittedRequest(sender, request, footprint, loads, log, view, False)
 
     def end_stream(self, admitted: AdmittedRequest, payload: Sink, out: Effects) -> None:
         """Apply the last fragment of a streamed push."""
@@ -73,7 +74,8 @@ class RequestHandler:
             reason = (
                 f"{WINDOW} requests after the oldest one in flight"
                 if verdict == "too many"
-                else "it names rows or a table that this server does not hold, or has no weight"
+                else "it names rows or a table that this server does not hold, or some more "
+                f"than {REPEATS_MAX} times; or its weight or learning rate is no number above 0"
             )
             self._executor.reply(out, sender, request, "refused", reason)
 

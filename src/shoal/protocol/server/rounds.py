@@ -75,6 +75,16 @@ class Rounds:
         """Return the pushes of all open rounds."""
         return [entry for entries in self.open.values() for entry in entries]
 
+    def nbytes(self, worker: int) -> int:
+        """Return the bytes of a worker's pushes in all open rounds."""
+        return sum(
+            view.nbytes
+            for entry in self.entries()
+            if entry.log.incarnation == worker
+            for _, staged in entry.parts
+            for view in staged.views
+        )
+
     def waits(self, group: str) -> bool:
         """Return whether any push of a group waits in an open round."""
         return any(entries for (of, _), entries in self.open.items() if of == group)

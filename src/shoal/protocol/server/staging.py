@@ -14,7 +14,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.errors import AccessFailed, Refused
 from shoal.keys import KeyRange
+from shoal.protocol.limits import ANSWER_BYTES, WAITING_BYTES
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
@@ -22,8 +24,11 @@ from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.shard_store import Loads, Staged
+from shoal.protocol.server.rounds import Rounds
+from shoal.protocol.server.shard_store import Loads, RowStore, Staged
 from shoal.protocol.views import NodeId, ViewId
+
+COUNTED_BYTES = 64 << 10  # pushes from this size on, whose bytes are added up while they wait
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -41,6 +46,10 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
     streamed: bool
 
 
+class NoMemory(Refused):
+    """This server has no memory for a request."""
+
+
 class RequestStaging:
     """Receives requests into the staging memory of a server's shards.
 
@@ -53,12 +62,14 @@ class RequestStaging:
         replicas: Mapping[int, Replica],
         checkpointer: Checkpointer,
         memory: TableMemory,
+        rounds: Rounds,
     ) -> None:
         self.guard = CopyOnWriteGuard()
         self._admission = admission
         self._replicas = replicas
         self._checkpointer = checkpointer
         self._memory = memory
+        self._rounds = rounds
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         """Return where a payload goes. Changes nothing: admission decides again once it is here."""
@@ -70,23 +81,59 @@ class RequestStaging:
             return Discard(verdict)
         if nbytes != footprint.nbytes:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
-        admitted = self.take(sender, message, footprint)
+        if self._overdraws(message, footprint):
+            return Discard("too many pushes of this worker wait for rounds")
+        try:
+            admitted = self.take(sender, message, footprint)
+        except NoMemory as error:
+            return Discard(error.message)
         loads = admitted.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
         return Sink(views, admitted, admitted.streamed)
+
+    def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
+        """Return why a request whose payload was discarded is refused; empty if it may come again.
+
+        Memory is taken for it, as a trial.
+        """
+        if self._overdraws(request, footprint):
+            return (
+                f"more than {WAITING_BYTES} bytes of this worker's pushes wait for rounds to close"
+            )
+        try:
+            self.take(sender, request, footprint)
+        except NoMemory as error:
+            return error.message
+        return ""
+
+    def _overdraws(self, request: Request, footprint: Footprint) -> bool:
+        """Return whether a push would have this server keep too much for one worker."""
+        if footprint.immediate or footprint.nbytes < COUNTED_BYTES:
+            return False
+        waiting = self._rounds.nbytes(request.incarnation)
+        return waiting > 0 and waiting + footprint.nbytes > WAITING_BYTES
 
     def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
         loads: Loads = []
         log = self._admission.logs[sender]
         streamed = footprint.streams and self._may_stream(request, footprint, log)
-        for number, rows, keys in footprint.pushes:
-            shard = self._replicas[number].shard
-            loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
-        for number, rows, keys in footprint.pulls:
-            if keys >= 0:
-                loads.append(self._replicas[number].shard.stage_keys(rows, keys))
-            elif keys == SAME:
-                self._replicas[number].shard.keep_keys(_pushed_to(number, rows, footprint, loads))
+        shard: RowStore | None = None
+        try:
+            for number, rows, keys in footprint.pushes:
+                shard = self._replicas[number].shard
+                loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
+            for number, rows, keys in footprint.pulls:
+                shard = self._replicas[number].shard
+                if keys >= 0:
+                    loads.append(shard.stage_keys(rows, keys))
+                elif keys == SAME:
+                    shard.keep_keys(_pushed_to(number, rows, footprint, loads))
+        except MemoryError:
+            name = shard.spec.name if shard is not None else ""
+            raise NoMemory(
+                f"this server has no memory for {footprint.nbytes} bytes of a request to table "
+                f"{name!r}: send less at once"
+            ) from None
         return AdmittedRequest(
             sender, request, footprint, loads, log, self._admission.view, streamed
         )
@@ -113,6 +160,9 @@ class RequestStaging:
                 if shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load]):
                     shard.only_read(load)
                 rows_of = shard.read_keys(load)
+                if rows_of.nbytes > ANSWER_BYTES and shard.spec.kind == "custom":
+                    text = f"table {shard.spec.name!r}: an answer of {rows_of.nbytes} bytes"
+                    raise AccessFailed(f"{text}; at most {ANSWER_BYTES}")
                 if shard.spec.kind == "custom" and len(admitted.footprint.pulls) > 1:
                     found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
                 found.append(rows_of)

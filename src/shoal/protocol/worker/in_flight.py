@@ -14,8 +14,8 @@ from math import inf
 
 import msgspec
 
-from shoal.protocol.limits import IN_FLIGHT, WINDOW
-from shoal.protocol.machine import Sink
+from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT, WINDOW
+from shoal.protocol.machine import Arrival, Discard, Sink
 from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 from shoal.protocol.worker.routing import ServerPart, SubRequestPlan
@@ -37,10 +37,17 @@ class SubRequestPart(msgspec.Struct, eq=False):
     reason: str = "no answer"
     sink: Sink | None = None
 
-    def receive(self, nbytes: int) -> Sink:
+    def receive(self, nbytes: int) -> Arrival:
         """Where an answer of so many bytes goes; what came before it goes to scratch."""
+        wanted = self.server_part.nbytes_out
+        if wanted not in (nbytes, -1) or nbytes > max(wanted, ANSWER_BYTES):
+            return Discard("nobody waits for it")
+        try:
+            views = self.server_part.destination(nbytes)
+        except MemoryError:
+            return Discard(f"this worker has no memory for {nbytes} bytes")
         self.revoke()
-        self.sink = Sink(self.server_part.destination(nbytes))
+        self.sink = Sink(views)
         return self.sink
 
     def ask_at(self, at: float, wait_s: float | None = None) -> None:

@@ -40,6 +40,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import SCHEDULER, Busy, Computing, Message, Nudge, Reply
 from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, Role, View
@@ -87,9 +88,10 @@ class WorkerMachine:
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         answered = self._answered(sender, message) if isinstance(message, Reply) else None
-        if answered is None or answered[1].server_part.nbytes_out not in (nbytes, -1):
-            return Discard("nobody waits for it")
-        return answered[1].receive(nbytes)
+        return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
+
+    def problem_of(self, received: Received) -> str:
+        return misplaced(received.message, received.sender, self.role_of(received.sender))
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
@@ -365,8 +367,6 @@ class WorkerMachine:
             for each in self._in_flight.sub_requests.values()
         )
         return not waits and not self.session.questions()
-
-    # ------------------------------------------------------------------ views, end
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
         first = view.member(self.session.me)

@@ -14,11 +14,12 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
-from shoal.protocol.limits import KEYS_MAX
+from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX
 from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
 from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
+from shoal.protocol.worker.repeats import check_repeats
 from shoal.tables.spec import asp
 
 PLANS_KEPT = 256
@@ -262,6 +263,9 @@ class Router:
 
     def _plan(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool) -> Plan:
         ops: list[PushOp | PullOp] = [*pushes, *pulls]
+        if len(ops) > REPEATS_MAX:
+            for some in (pushes, pulls):
+                check_repeats(some, lambda table: self.view.tables[self._number(table)])
         if any(op.keys is not None for op in ops):
             return self._make_plan(pushes, pulls, everybody)
         key = (everybody, len(pushes), *((op.table, op.rows) for op in ops))

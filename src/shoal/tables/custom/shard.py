@@ -295,9 +295,9 @@ class CustomShard(Shard):
         Raises:
             AccessFailed: the handler failed to load it.
         """
-        data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
         fresh = made(self.spec)
         try:
+            data = staged.words[1:].view(np.uint8)[: int(staged.words[0])]
             sent = msgspec.msgpack.decode(data.tobytes(), type=Everything)
             saved = (np.frombuffer(each, kind).copy() for kind, each in sent.saved)
             call_user_code(fresh.load, Pairs(*saved))

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.sizes import dense_bytes
-from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
 from shoal.tables.spec import ITEM_SIZES, TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -134,8 +135,13 @@ class DenseShard(Shard):
         return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
 
     def install(self, staged: StagedSnapshot) -> None:
-        """Set fragments to another replica's snapshot."""
+        """Set fragments to another replica's snapshot.
+
+        Raises:
+            AccessFailed: it is none; nothing is changed.
+        """
         counted, sent, *states = staged.tensors
+        refuse(self.spec.name, bool((counted < 0).any()), "a count below 0")
         rows, slots = self._piece(staged.rows)
         rows.copy_(sent)
         for slot, state in zip(slots.values(), states, strict=True):
@@ -365,7 +371,10 @@ class DenseShard(Shard):
     def read_keys(self, staged: StagedRows) -> memoryview:
         """A copy of the rows at `staged.keys`."""
         assert staged.keys is not None
-        rows = self.rows[staged.keys - self.held.start]
+        try:
+            rows = self.rows[staged.keys - self.held.start]
+        except RuntimeError as error:  # torch's for memory that it does not get
+            raise AccessFailed(f"table {self.spec.name!r}: no memory to answer: {error}") from None
         staged.kept = False
         self.release(staged)
         return rows.view(-1).view(torch.uint8).numpy().data

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
+from shoal.tables.saved import USES_MOST
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, rows_held
-from shoal.tables.snapshots import StagedSnapshot
+from shoal.tables.snapshots import StagedSnapshot, refuse
 from shoal.tables.sparse.eviction import BoundedIndex
+from shoal.tables.sparse.index import MISSING
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.records import scatter
 from shoal.tables.sparse.shard import SparseShard
@@ -98,9 +100,15 @@ class BoundedShard(SparseShard):
         return places
 
     def install(self, staged: StagedSnapshot) -> None:
-        first = len(self)
-        super().install(staged)
+        first, keys = len(self), staged.tensors[1].numpy().view(np.uint64)
         (evicted, requests), uses = (each.numpy() for each in staged.tensors[3:])
+        counts = (staged.tensors[3] < 0).any() or (uses < 0).any() or (uses[:, 0] > USES_MOST).any()
+        refuse(self.spec.name, bool(counts), "counts out of their range")
+        again = len(np.unique(keys)) < len(keys) or (self._index.find(keys) != MISSING).any()
+        refuse(self.spec.name, bool(again), "keys that have come before")
+        most = rows_held(self.spec, self.held)
+        refuse(self.spec.name, first + len(keys) > most, f"more than {most} rows")
+        super().install(staged)
         self._index.remember(first, uses, int(evicted), int(requests))
 
     def _counts(self) -> dict[str, Tensor]:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
-from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32
-from shoal.tables.sparse.distinct import distinct, within
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
+from shoal.tables.sparse.distinct import distinct, outside, within
 from shoal.tables.sparse.index import MISSING
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.sparse.rows import SparseRows
-from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys
+from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys, room_for
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import ALIGN, Staging
 from shoal.tables.touched import Touched
@@ -80,7 +80,7 @@ class SparseShard(SparseRows):
         """Apply a push; with `kept` keys, read them for the pull while they are in the cache."""
         self._fresh = out = None
         if staged.kept and self.method.at_once and not self.spec.max_rows:
-            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
+            out = room_for(self.spec, len(staged.keys), self.dtype)
         try:
             for some, places in self._placed(staged):
                 self._change(places, staged.values[some], lr, None if out is None else out[some])
@@ -155,7 +155,7 @@ class SparseShard(SparseRows):
             out = self._fresh[1]
             self._fresh = None
         else:
-            out = np.empty((len(staged.keys), self.spec.width), self.dtype)
+            out = room_for(self.spec, len(staged.keys), self.dtype)
             read = self._read_present if staged.only_read else self._read
             read(staged.keys, out)
         staged.kept = False
@@ -230,9 +230,12 @@ class SparseShard(SparseRows):
         return [(torch.int64, (1,)), (torch.int64, (keys,)), (dtype, (keys, self.stride))]
 
     def install(self, staged: StagedSnapshot) -> None:
-        """Set records to another replica's snapshot."""
+        """Set records to another replica's snapshot; one that is none changes nothing."""
         updates, sent, records = (each.numpy() for each in staged.tensors[:3])
         keys = sent.view(np.uint64)
+        refuse(self.spec.name, updates[0] < 0, "a count below 0")
+        other = outside(keys, staged.rows.start, staged.rows.stop) >= 0
+        refuse(self.spec.name, other, "keys of other hash slots")
         self._records.reserve(len(self) + len(keys))
         places = self._places_to_learn(keys)
         self._touched.mark(places, len(self))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
+from shoal.errors import AccessFailed
 from shoal.keys import SLOTS, KeyRange
 from shoal.tables.sparse.distinct import outside
+from shoal.tables.spec import TableSpec
 
 
 class StagedKeys:
@@ -60,6 +64,21 @@ class StagedKeys:
             return ""
         first = outside(self.keys, self.rows.start, self.rows.stop)
         return "" if first < 0 else f"key {self.keys[first]} is not in the hash slots {self.rows}"
+
+
+def room_for(spec: TableSpec, keys: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Memory for the rows of an answer, taken before anything changes.
+
+    Raises:
+        AccessFailed: there is none.
+    """
+    try:
+        return np.empty((keys, spec.width), dtype)
+    except MemoryError:
+        raise AccessFailed(
+            f"table {spec.name!r}: this server has no memory for an answer of {keys} rows: pull "
+            "fewer at once"
+        ) from None
 
 
 Contribution = tuple[float, float | None, StagedKeys]  # weight, learning rate, push

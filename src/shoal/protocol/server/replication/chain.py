@@ -12,13 +12,15 @@ in that order; versions are acknowledged for each shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
-from shoal.protocol.messages import Replicate, ReplicateAck, StateChunk
-from shoal.protocol.server.replica import NONE, AppliedPart, Replica
+from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.replica import NONE, NOT_BEGUN, AppliedPart, Replica
+from shoal.protocol.server.replication.lawful import problem_of
 from shoal.protocol.server.replication.link import Incoming, Link, ReplicationOptions
 from shoal.protocol.server.replication.operations import (
     Change,
@@ -52,9 +54,11 @@ class Chains:
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of the servers, by rank
+        self._servers: dict[NodeId, None] = {}
         self._silent: dict[NodeId, float] = {}  # no connection yet: next attempt at
         self._links: dict[NodeId, Link] = {}
         self._incoming: dict[NodeId, Incoming] = {}
+        self._held: dict[int, list[Replica]] = {}  # by table, in the order of their rows
         self._log: dict[int, Operation] = {}
         self._next = 0
 
@@ -64,8 +68,12 @@ class Chains:
         """Adopt the chains of a view, and send what is not done to the next server of each."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
+        self._servers = dict.fromkeys(self._ids.values())
         self._links.clear()
         self._incoming.clear()
+        self._held.clear()
+        for replica in sorted(self.replicas.values(), key=_first_row):
+            self._held.setdefault(replica.table, []).append(replica)
         for operation in list(self._log.values()):
             operation.send_again([each for each in operation.changes if self._holds(each)])
             self._send(operation, out)
@@ -194,12 +202,11 @@ class Chains:
         if link is None:
             return False
         news = link.heard(message.number)
-        for table, start, version in message.done:
-            for replica in self.replicas.values():
-                if (replica.table, replica.rows.start) != (table, start):
-                    continue
-                if self._ids.get(replica.following) == sender:
-                    news = self._heard_of(replica, min(version, replica.version)) or news
+        told = {(table, start): version for table, start, version in message.done}
+        for replica in self.replicas.values() if told else ():
+            version = told.get((replica.table, replica.rows.start), NOT_BEGUN)
+            if version > NOT_BEGUN and self._ids.get(replica.following) == sender:
+                news = self._heard_of(replica, min(version, replica.version)) or news
         if news:
             link.go_on(self.time.now, out)
             self._forget()
@@ -250,15 +257,19 @@ class Chains:
         found = self._found(sender, message)
         if found is None:
             return Discard("not from the server before this one in this view")
-        incoming = self._incoming.get(sender)
-        if incoming is not None and message.number < incoming.expected:
+        expected = self.expected(sender)
+        if message.number < expected:
             return Discard("seen")
-        if isinstance(message, Replicate) and not _agrees(message):
-            return Discard("parts, versions and rates do not agree")
-        loads = [
-            stage(replica, KeyRange(part.start, part.stop), part.keys)
-            for replica, part in zip(found, message.parts, strict=True)
-        ]
+        problem = problem_of(message, found, expected)
+        if problem:
+            return Discard(problem)  # and then it is refused
+        try:
+            loads = [
+                stage(replica, KeyRange(part.start, part.stop), part.keys)
+                for replica, part in zip(found, message.parts, strict=True)
+            ]
+        except MemoryError:
+            return Discard("this server has no memory for it")  # it is resent
         views = [view for load in loads for view in load.views]
         sink = Sink(views, loads)
         return sink if sink.nbytes == nbytes else Discard("not as many bytes as its parts need")
@@ -270,24 +281,35 @@ class Chains:
         payload: Sink | None,
         stage: Stage,
         out: Effects,
-    ) -> list[tuple[Replicate | StateChunk, list[Replica], Loads]]:
-        """Return the messages that are due now, in order."""
+    ) -> Iterator[tuple[Replicate | StateChunk, list[Replica], Loads]]:
+        """Yield the messages that are due now, in order: each when the one before is applied."""
         if self._found(sender, message) is None:
-            return []
+            return
         self._silent.pop(sender, None)
         incoming = self._incoming.setdefault(sender, Incoming())
         if message.number < incoming.expected:
             out.append(Send(sender, self._ack(sender, incoming)))
-            return []
+            return
         if payload is None or payload.revoked:
             arrival = self.arriving(sender, message, 0, stage)
             if not isinstance(arrival, Sink):
-                return []  # its payload was discarded: it is resent
+                return  # its payload was discarded: it is resent
             payload = arrival
-        return [
-            (each, self._found(sender, each) or [], loads)
-            for each, loads in incoming.take(message, payload.context)
-        ]
+        for each, loads in incoming.take(message, payload.context):
+            yield each, self._found(sender, each) or [], loads
+
+    def expected(self, sender: NodeId) -> int:
+        """Return the number of the next message of the server before this one."""
+        incoming = self._incoming.get(sender)
+        return incoming.expected if incoming is not None else 0
+
+    def problem_of(self, sender: NodeId, message: Replicate | ReplicateAck | StateChunk) -> str:
+        """Return why no server of this view sends a message; empty if one may."""
+        if sender not in self._servers:
+            return "its sender is no server of this view"
+        if isinstance(message, ReplicateAck):
+            return ""
+        return problem_of(message, self._found(sender, message), self.expected(sender))
 
     def reach(self, message: Replicate) -> None:
         """Record the head's clock, which came with a message."""
@@ -304,20 +326,16 @@ class Chains:
             return None
         found = []
         for part in message.parts:
-            replica = next(
-                (
-                    replica
-                    for replica in self.replicas.values()
-                    if replica.table == part.table
-                    and replica.rows.start <= part.start
-                    and part.stop <= replica.rows.stop
-                ),
-                None,
-            )
+            replica = self._replica_of(part)
             if replica is None or self._ids.get(replica.previous) != sender:
                 return None
             found.append(replica)
         return found
+
+    def _replica_of(self, part: Part) -> Replica | None:
+        held = self._held.get(part.table, ())
+        at = bisect_right(held, part.start, key=_first_row) - 1
+        return held[at] if at >= 0 and part.stop <= held[at].rows.stop else None
 
     # ------------------------------------------------------------------ time
 
@@ -360,6 +378,5 @@ class Chains:
         return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""
 
 
-def _agrees(message: Replicate) -> bool:
-    """Return whether there is a version and a rate for each part."""
-    return len(message.parts) == len(message.versions) == len(message.rates)
+def _first_row(replica: Replica) -> int:
+    return replica.rows.start

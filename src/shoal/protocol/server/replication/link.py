@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from math import inf
 
 import msgspec
@@ -163,14 +164,13 @@ class Incoming:
 
     def take(
         self, message: Replicate | StateChunk, loads: Loads
-    ) -> list[tuple[Replicate | StateChunk, Loads]]:
-        """Take a message; return the messages that are due now, in order."""
+    ) -> Iterator[tuple[Replicate | StateChunk, Loads]]:
+        """Take a message; yield the messages that are due now, in order."""
         self.early[message.number] = message, loads
-        due = []
         while self.expected in self.early:
-            due.append(self.early.pop(self.expected))
+            due = self.early.pop(self.expected)
             self.expected += 1
-        return due
+            yield due
 
     def say(self, ack: ReplicateAck) -> None:
         """Record the last acknowledgement."""

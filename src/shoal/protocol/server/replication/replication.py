@@ -50,6 +50,7 @@ class Replication:
     ) -> None:
         self._session = session
         self._admission = admission
+        self._clocks = clocks
         self.chains = chains
         self._checkpointer = checkpointer
         self._executor = executor
@@ -64,11 +65,37 @@ class Replication:
 
     # ------------------------------------------------------------------ messages
 
+    def problem_of(
+        self,
+        sender: NodeId,
+        message: Replicate | ReplicateAck | StateChunk,
+        payload: Sink | None,
+    ) -> str:
+        """Return why no server of this view sends a message; empty if one may. Changes nothing.
+
+        The rest of a message with a payload was looked at before its payload was let in.
+        """
+        if self._admission.frozen or message.view != self._session.view_id:
+            return ""  # it is declined
+        if payload is not None and not payload.revoked:
+            for load in payload.context:
+                if load.keys is not None and (problem := load.problem()):
+                    return str(problem)
+            return ""
+        if isinstance(message, Replicate) and not self._has(message.group):
+            return f"no worker group {message.group!r}"
+        return self.chains.problem_of(sender, message)
+
     def arriving(self, sender: NodeId, message: Replicate | StateChunk, nbytes: int) -> Arrival:
         """Return where the payload of another server's message goes."""
         if self._admission.frozen:
             return Discard("frozen")
+        if isinstance(message, Replicate) and not self._has(message.group):
+            return Discard("of no group")
         return self.chains.arriving(sender, message, nbytes, self._replayer.stage(message))
+
+    def _has(self, group: str) -> bool:
+        return not group or group in self._clocks.groups()
 
     def received(
         self,
@@ -88,9 +115,10 @@ class Replication:
                 self._executor.look(out)
             return
         stage = self._replayer.stage(message)
-        due = self.chains.received(sender, message, payload, stage, out)
-        for each, replicas, loads in due:
+        chunks = False
+        for each, replicas, loads in self.chains.received(sender, message, payload, stage, out):
             if isinstance(each, StateChunk):
+                chunks = True
                 self.state_transfer.install(each, replicas[0], loads, out)
             elif each.what == "check":
                 self._scrubber.compare(each, replicas, loads, out)
@@ -99,7 +127,7 @@ class Replication:
                 if self._checkpointer.active:
                     self._checkpointer.reached(out)
         self.chains.answer(out)
-        if any(isinstance(each, StateChunk) for each, _, _ in due):
+        if chunks:
             self.say_synced(out)
         self._executor.look(out)
 

@@ -1,0 +1,82 @@
+"""What is refused of the server before this one, and of who says that it is that."""
+
+import pytest
+from msgspec.structs import replace
+
+from shoal.errors import InvariantBroken
+from shoal.protocol.limits import EARLY_MAX
+from shoal.protocol.machine import Received
+from shoal.protocol.messages import Part, Replicate, ReplicateAck
+from shoal.tables.spec import bsp
+
+NEXT = 1  # after the head has said its clock
+PUSH = Replicate((1, 1), NEXT, (0,), 0, "push", (Part(0, 0, 4),), (1,), (None,))
+KEYED = replace(PUSH, parts=(Part(0, 0, 4, 2),))
+
+
+@pytest.fixture
+def tail(rigs):
+    machine = rigs.Chain(bsp()).servers[1]
+    assert machine.replication.chains.expected("server-0") == NEXT
+    return machine
+
+
+def problem(machine, message, sender="server-0", payload=None):
+    return machine.problem_of(Received(sender, message, payload))
+
+
+def test_a_lawful_push_is_taken(tail):
+    assert problem(tail, PUSH) == ""
+    assert problem(tail, ReplicateAck((1, 1), 0, ())) == ""
+
+
+@pytest.mark.parametrize("sender", ["worker-0", "nobody", "scheduler"])
+@pytest.mark.parametrize("message", [PUSH, replace(PUSH, parts=(), versions=(), rates=())])
+def test_operations_come_from_servers(tail, sender, message):
+    assert "no server of this view" in problem(tail, message, sender)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"parts": (Part(0, 0, 5),)}, "not the server before"),
+        ({"parts": (Part(0, 3, 2),)}, "rows [3:2)"),
+        ({"parts": (Part(1, 0, 4),)}, "not the server before"),
+        ({"parts": (Part(0, 0, 4, 5),)}, "5 keys"),
+        ({"parts": (Part(0, 0, 4, -2),)}, "-2 keys"),
+        ({"versions": ()}, "do not agree"),
+        ({"rates": (None, None)}, "do not agree"),
+        ({"parts": (Part(0, 0, 2), Part(0, 2, 4)), "versions": (1, 1), "rates": (None,) * 2},
+         "version 1"),
+        ({"what": "call"}, "is dense"),
+        ({"what": "accept", "round": 0}, "of 0 requests"),
+        ({"what": "round"}, "of no round"),
+        ({"what": "check", "parts": (Part(0, 0, 4, 2),)}, "a check of 2 keys"),
+        ({"number": NEXT + EARLY_MAX + 1}, "is the next"),
+        ({"group": "nobody's"}, "no worker group"),
+    ],
+)  # fmt: skip
+def test_operations_that_no_server_sends(tail, changed, says):
+    assert says in problem(tail, replace(PUSH, **changed))
+
+
+def test_keys_are_looked_at_before_they_are_applied(tail):
+    sink = tail.arriving("server-0", KEYED, 2 * 8 + 2 * 8)
+    sink.views[0].cast("q")[:] = memoryview(bytes(16)).cast("q")  # the key 0, twice
+    assert "strictly increasing" in problem(tail, KEYED, payload=sink)
+
+
+@pytest.mark.parametrize("number", [NEXT, NEXT + 1])
+def test_a_server_that_has_diverged_from_the_one_before_it_stops(tail, number):
+    """It is started again and gets all rows anew; refused for ever, both would wait."""
+    skips = replace(PUSH, number=number, versions=(7,))
+    if number > NEXT:  # it comes early
+        take(tail, skips)
+    with pytest.raises(InvariantBroken, match="version 7"):
+        take(tail, skips if number == NEXT else PUSH)
+
+
+def take(machine, message):
+    sink = machine.arriving("server-0", message, 32)
+    assert problem(machine, message, payload=sink) == ""
+    machine.handle(Received("server-0", message, sink), 0.0)

@@ -1,0 +1,89 @@
+"""What a request may name, and what is refused before memory is taken or a loop is entered."""
+
+import math
+import time
+
+import pytest
+
+from shoal.protocol.limits import PARTS_MAX, REPEATS_MAX
+from shoal.protocol.machine import Discard, Received
+from shoal.protocol.messages import SAME, Part, Reply, Request
+from shoal.protocol.server import staging
+from shoal.tables.spec import bsp
+from tests.protocol.rigs.shard import FakeShard
+
+ALL = Part(0, 0, 4)
+
+
+def refusals(server, request):
+    server.handle(Received("worker-0", request))
+    return [reply.reason for reply in server.sent(Reply) if reply.code == "refused"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lr": math.nan},
+        {"lr": math.inf},
+        {"weight": math.inf},
+        {"forget_below": 1},
+        {"pushes": (ALL,) * (REPEATS_MAX + 1)},
+        {"pushes": (), "pulls": (ALL,) * (REPEATS_MAX + 1)},
+        {"pulls": (Part(0, 0, 4, SAME),)},  # of a push of all rows
+        {"pushes": (Part(0, 0, 4, 2),) * 2, "pulls": (Part(0, 0, 4, SAME),)},
+        {"pushes": (Part(0, 0, 4, 2),), "pulls": (Part(0, 0, 4, SAME),) * 2},
+    ],
+    ids=str,
+)
+def test_requests_that_no_worker_makes_are_refused(server, more):
+    fields = {"forget_below": 0, "pushes": (ALL,), **more}
+    request = Request((1, 1), 11, 0, fields.pop("forget_below"), 0, **fields)
+    assert ["it names rows or a table" in each for each in refusals(server, request)] == [True]
+
+
+def test_a_pull_of_the_keys_that_are_pushed_may_name_many_ranges(server):
+    rows = [(start, stop) for start in range(4) for stop in range(start + 1, 5)]
+    parts = tuple(Part(0, *rows[at % len(rows)], SAME) for at in range(PARTS_MAX))
+    pushes = tuple(Part(0, *each, 1) for each in rows)
+    began = time.perf_counter()
+    assert refusals(server, Request((1, 1), 11, 0, 0, 0, pushes, pulls=parts))
+    assert time.perf_counter() - began < 1.0  # seconds for a hundredth of it, once
+
+
+def test_footprints_of_many_parts_are_not_kept_for_ever(server):
+    for count in range(1, REPEATS_MAX + 1):
+        for start in range(3):
+            pulls = (Part(0, start, start + 1),) * count
+            assert server.machine.admission.footprint(Request((1, 1), 11, 0, 0, 0, pulls=pulls))
+    kept = server.machine.admission._footprints
+    assert sum(1 + len(each) for _, each in kept) <= 1 << 14
+
+
+def test_memory_that_is_refused_is_a_refused_request_that_names_the_table(server, monkeypatch):
+    def none(shard, rows, keys):
+        raise MemoryError
+
+    monkeypatch.setattr(FakeShard, "stage", none)
+    request = Request((1, 1), 11, 0, 0, 0, (ALL,))
+    arrival = server.machine.arriving("worker-0", request, 32)
+    assert isinstance(arrival, Discard)
+    [reason] = refusals(server, request)
+    assert "no memory for 32 bytes" in reason
+    assert "'w'" in reason
+    monkeypatch.undo()
+    server.handle(Received("worker-0", request))
+    assert server.codes("worker-0") == ["missing"]  # there is room again
+
+
+def test_what_a_worker_has_waiting_for_rounds_is_bounded(rigs, monkeypatch):
+    server = rigs.ServerRig(rigs.table(bsp()))
+    monkeypatch.setattr(staging, "COUNTED_BYTES", 1)
+    monkeypatch.setattr(staging, "WAITING_BYTES", 80)
+    for seq in range(2):
+        server.receive("worker-0", Request((1, 1), 11, seq, 0, 0, (ALL,)), bytes(32))
+        assert server.codes("worker-0") == ["accepted"]
+    request = Request((1, 1), 11, 2, 0, 0, (ALL,))
+    assert isinstance(server.machine.arriving("worker-0", request, 32), Discard)
+    assert "wait for rounds to close" in refusals(server, request)[0]
+    server.receive("worker-1", Request((1, 1), 12, 0, 0, 0, (ALL,)), bytes(32))
+    assert server.codes("worker-1") == ["accepted"]  # another worker

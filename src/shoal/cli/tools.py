@@ -75,8 +75,8 @@ def simulate(
     metavar="FAULT,...",
     default="kill-server,kill-worker,kill-scheduler",
     section="Faults",
-    help="schedule of faults to inject in turn: kill, stop, restart, slow or partition, then a "
-    "role, and if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
+    help="schedule of faults to inject in turn: kill, exit, stop, restart, fill, slow or partition, "
+    "a role, and if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
 )
 @option(
     "--early",
@@ -98,8 +98,9 @@ def chaos(
 ) -> None:
     """Train twice: undisturbed, and while faults are injected into the processes, one at a time.
 
-    A fault kills a process (SIGKILL), stops it for a second (SIGSTOP), or ends it in order
-    (restart: SIGTERM). As root it may also slow or cut the link of a process for two seconds; each
+    A fault kills a process (SIGKILL), has it end with an error (exit), stops it for a second
+    (SIGSTOP), ends it in order (restart: SIGTERM), or leaves its disk no room for two seconds
+    (fill). As root it may also slow or cut the link of a process for two seconds; each
     process is in a network namespace of its own then.
 
     Every worker also pushes 1 to keys of its own, and logs which pushes it has sent and which were

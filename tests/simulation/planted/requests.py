@@ -21,7 +21,7 @@ from shoal.protocol.worker import routing as routing_module
 from shoal.protocol.worker.in_flight import InFlight
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.routing import Router
-from shoal.simulation import world as world_module
+from shoal.simulation import lending
 from shoal.simulation.world import World
 from shoal.tables.custom.shard import Answered
 from shoal.tables.sparse.shard import SparseShard
@@ -116,13 +116,13 @@ def late_pull_lands():
 @contextmanager
 def torn_fragment():
     """The last element of a fragment never reaches its sink, which holds zero there."""
-    right = world_module.Envelope.payload
+    right = lending.Envelope.payload
 
     def payload(self):
         kept = self.nbytes - 4 if self.nbytes >= 12 else self.nbytes
         return right(self)[:kept] + bytes(self.nbytes - kept)
 
-    with patch.object(world_module.Envelope, "payload", payload):
+    with patch.object(lending.Envelope, "payload", payload):
         yield
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -17,7 +19,15 @@ from shoal.jobs.spec import JobSpec
 from shoal.reports.events import NewEvents
 from shoal.simulation.faults.schedule import Fault
 
-LASTS_S = {"stop": 1.0, "slow": 2.0, "partition": 2.0}  # after that it is undone
+HANDLED_S = 0.003  # a process has handled one signal before it gets the next
+SIGNALS = {"kill": signal.SIGKILL, "exit": signal.SIGINT, "restart": signal.SIGTERM}
+LASTS_S = {
+    "stop": 1.0,
+    "fill": 2.0,
+    "slow": 2.0,
+    "partition": 2.0,
+}  # after that it is undone
+NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 RECOVERY_S = 60.0  # a cluster that is not whole after this will not recover
 EARLY_S = 0.1  # with --early the next fault does not wait for recovery
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
@@ -122,6 +132,9 @@ class FaultInjector:
             case "stop":
                 os.kill(pid, signal.SIGSTOP)
                 return lambda: os.kill(pid, signal.SIGCONT)
+            case "fill":  # no file of it can grow, as on a full disk
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+                return lambda: _give_room(pid)
             case "slow" | "partition" if hosts is not None:
                 (hosts.slow if fault.what == "slow" else hosts.cut)(name)
                 return lambda: hosts.mend(name)
@@ -132,7 +145,10 @@ class FaultInjector:
             case _:
                 self._whole = False
                 self._engine.running[name] = 0  # until the one that takes its place is there
-                os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGTERM)
+                os.kill(pid, SIGNALS[fault.what])
+                if fault.what == "exit" and fault.role == "server":  # at the second it ends at once
+                    time.sleep(HANDLED_S)
+                    _interrupt(pid)
         return None
 
     def _seen(self, view: dict[str, Any]) -> None:
@@ -141,3 +157,13 @@ class FaultInjector:
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())
         if last is not None and last.back_s < 0 and last.fault.role == "scheduler":
             last.back_s = time.time() - last.at
+
+
+def _give_room(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, NO_LIMIT)
+
+
+def _interrupt(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGINT)

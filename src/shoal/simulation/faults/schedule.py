@@ -18,9 +18,14 @@ from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.injector import FaultInjector
 from shoal.simulation.world import World
 
-What = Literal["kill", "stop", "restart", "slow", "partition"]
+What = Literal["kill", "exit", "stop", "restart", "fill", "slow", "partition"]
+ROLES = ("server", "worker", "scheduler")
 FAULT_NAMES = tuple(
-    f"{what}-{role}" for what in get_args(What) for role in ("server", "worker", "scheduler")
+    f"{what}-{role}"
+    for what in get_args(What)
+    for role in ROLES
+    # a worker's script decides what its errors end, and its files are its own
+    if role != "worker" or what not in ("exit", "fill")
 )
 FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
 LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time; on a real cluster, one or two seconds
@@ -30,8 +35,9 @@ PAUSE_S = 0.2  # at most, from the end of a repair to the next fault
 class Fault(msgspec.Struct, frozen=True):
     """A fault of one process.
 
-    what:  kill: SIGKILL. stop: SIGSTOP for a second. restart: SIGTERM, after which a server leaves
-           in order and another starts. slow: 1 Mbit/s for two seconds. partition: no link for two
+    what:  kill: SIGKILL. exit: it ends by itself, with an error. stop: SIGSTOP for a second.
+           restart: SIGTERM, after which a server leaves in order and another starts. fill: no room
+           on its disk for two seconds. slow: 1 Mbit/s for two seconds. partition: no link for two
            seconds
     role:  the role of the process
     rank:  its rank, or -1 for any
@@ -122,6 +128,10 @@ class ScheduledFaults:
                 for other in living:
                     network.clog(node, other, now + SLOW_S)
                     network.clog(other, node, now + SLOW_S)
+            case "fill", "scheduler":
+                self._world.nodes[SCHEDULER].disk.full_until = now + LASTS_S
+            case "fill", _:
+                pass  # simulated servers have no disk
             case "restart", "server":
                 self._cluster.send_away(node)
                 self._cluster.add_server()

@@ -75,8 +75,8 @@ def simulate(
     metavar="FAULT,...",
     default="kill-server,kill-worker,kill-scheduler",
     section="Faults",
-    help="schedule of faults to inject in turn: kill, exit, stop, restart, fill, slow or partition, "
-    "a role, and if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
+    help="faults to inject in turn: kill, exit, stop, restart, fill, slow or partition; then "
+    "a role; if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
 )
 @option(
     "--early",

@@ -17,6 +17,7 @@ from shoal.simulation.network import Network
 from shoal.simulation.node import SimNode
 from shoal.transport.wire import encode, message_of
 
+OF_STREAMS = {"retransmission", "back-pressure", "blackhole", "half-open", "connect that hangs"}
 RESET_S = 0.001  # until the peer of a dead connection's other end hears of it
 
 
@@ -30,6 +31,7 @@ class Host(Protocol):
     network: Network
     drop: Callable[[NodeId, NodeId, Message], bool]
     cut_short: Callable[[NodeId, NodeId, Message], bool]
+    phase: Callable[[], str]
 
     def at(self, when: float, action: Callable[[], object]) -> None: ...
     def handle(self, sim: SimNode, event: Event) -> None: ...
@@ -174,6 +176,8 @@ class Messaging:
 
     def _hit(self, faults: list[str], message: Message) -> None:
         self._host.coverage.update(f"{fault} of {type(message).__name__}" for fault in faults)
+        for fault in OF_STREAMS.intersection(faults):
+            self._host.coverage[f"{fault} ({self._host.phase()})"] += 1
 
     def _is_cut(self, envelope: Envelope) -> bool:
         """Return whether the connection broke while a message was in flight."""

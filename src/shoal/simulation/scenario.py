@@ -100,6 +100,7 @@ class Scenario:
         for work in self.works.values():
             work.may_end = self._may_end
         self.cluster = SimulatedCluster(self.world, plan, self.works)
+        self.world.phase = self.cluster.phase
         self.faults = FaultInjector(self.world, self.cluster, random)
         self._views = Views()
         self._durability = Durability()

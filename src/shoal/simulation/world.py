@@ -67,6 +67,7 @@ class World:
     cut_short:  (source, target, message): crash the sender half-way through a payload
     drop:       (source, target, message): lose the message
 
+    phase:             the cluster's phase, for coverage
     event_s, write_s:  how long the next event takes, and the next write to a slow disk
     """
 
@@ -87,6 +88,7 @@ class World:
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
         self.cut_short: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
+        self.phase: Callable[[], str] = lambda: ""
         self.event_s: Callable[[], float] = lambda: 0.0
         self.write_s: Callable[[], float] = lambda: 0.0
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False

@@ -54,6 +54,7 @@ LASTING = (
     "kill server",
 )
 EXITS = 0.3  # chance of each effect to be the one before which a process ends
+BY_PHASE = ("exit scheduler", "exit worker", *ENVIRONMENT)  # their phases are shown as well
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
 MOVES = (
     "join server",
@@ -383,8 +384,11 @@ class FaultInjector:
 
     def count(self, fault: str) -> None:
         """Count a fault; one that may come in any phase is counted by phase."""
-        name = f"{fault} ({self._cluster.phase()})" if fault in ONE_SIDED else fault
+        phased = f"{fault} ({self._cluster.phase()})"
+        name = phased if fault in ONE_SIDED else fault
         self.counts[name] += 1
+        if fault in BY_PHASE:
+            self._world.coverage[phased] += 1
         self._world.coverage[name] += 1
         self._world.note_line(f"FAULT {name}")
 

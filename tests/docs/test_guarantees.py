@@ -8,7 +8,7 @@ import pytest
 from run_blocks import ROOT
 
 from shoal.cli import main
-from shoal.simulation.faults.schedule import fault_of
+from shoal.simulation.faults.schedule import FAULT_NAMES
 
 PAGE = (ROOT / "docs/guarantees.md").read_text()
 SIMULATION = ROOT / "src/shoal/simulation"
@@ -64,14 +64,14 @@ def problem_of(name: str) -> str:
         return "" if is_test(name) else f"there is no {name}"
     if name.startswith("shoal chaos "):
         _, _, option, faults, *more = name.split()
-        for each in faults.split(","):
-            fault_of(each)
-        return "" if {option, *more} <= OPTIONS else f"an option of {name} is unknown"
+        wrong = [each for each in faults.split(",") if each not in FAULT_NAMES]
+        wrong += {option, *more} - OPTIONS
+        return f"{wrong} in {name} are unknown" if wrong else ""
     known = name in CHECKERS or name in PLANTED
     return "" if known else f"{name!r} is no checker and no planted bug that is caught"
 
 
-LINES = {heading: lines for heading, lines in lines_of(PAGE).items() if heading[:9] != "What chec"}
+LINES = lines_of(PAGE.partition("## What checks this")[0])
 
 
 def test_the_page_has_the_sections_that_promise_something():
@@ -106,10 +106,30 @@ def test_all_checkers_are_listed():
     assert set(listed) == CHECKERS
 
 
-def test_wrong_names_are_found():
-    for wrong in ("tests/none.py", "tests/docs/test_guarantees.py::test_none", "never", "no_bug"):
-        assert problem_of(wrong)
-    assert not problem_of("tests/docs/test_guarantees.py::test_wrong_names_are_found")
+def test_all_faults_that_are_named_exist():
+    named = re.findall(r"[a-z]+-(?:server|worker|scheduler)\b", "".join(re.findall(r"`.*?`", PAGE)))
+    names = set(named) - {"on-worker"}  # of --on-worker-loss
+    assert {"kill-server", "stop-worker"} <= names <= set(FAULT_NAMES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "tests/none.py",
+        "tests/docs/test_guarantees.py::test_none",
+        "never",
+        "no_bug",
+        "shoal chaos --faults kill-cat",
+        "shoal chaos --fault kill-server",
+    ],
+)
+def test_wrong_names_are_found(wrong):
+    assert problem_of(wrong)
+
+
+def test_right_names_and_lines_are_found():
+    assert not problem_of("shoal chaos --faults kill-server --early")
+    assert not problem_of("tests/docs/test_guarantees.py::test_right_names_and_lines_are_found")
     assert lines_of("## A\n* one\\\n  two\n* three\n\n| a | b |\n|---|---|\n| c | `d` |\n") == {
         "A": ["* one\\\n  two", "* three", "| c | `d` |"]
     }

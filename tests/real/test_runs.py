@@ -220,10 +220,11 @@ def _has_a_checkpoint(run: Path) -> bool:
         return False
 
 
-def test_ctrl_c_cleans_up(tmp_path):
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_clean_up(ends, tmp_path):
     with training(tmp_path, "--epochs 5000") as run:
         _pid_in_training(tmp_path, "worker-0", run)
-        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, ends)
         _, errors = run.communicate(timeout=20)
     assert run.returncode == 130
     assert "interrupted" in errors

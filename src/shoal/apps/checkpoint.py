@@ -39,12 +39,13 @@ def save(
         Refused: the run cannot write a checkpoint
         RequestTimeout: it is not complete in time
     """
-    query = CheckpointQuery(ANSWER_S)
+    patience_s = min(ANSWER_S, max(timeout_s, 1.0))
+    query = CheckpointQuery(patience_s)
     address = ask_run(query, where, token)
     if isinstance(query.answer, CheckpointRefused):
         raise Refused(query.answer.reason)
     if query.answer is None:
-        raise JoinTimeout(f"no scheduler at {address} has answered within {ANSWER_S:g} s")
+        raise JoinTimeout(f"no scheduler at {address} has answered within {patience_s:g} s")
     planned = query.answer
     folders = [Path(folder) for _, folder in planned.folders]
     seen = [each for each in folders if each.parents[1].is_dir()]  # the run's own is made later

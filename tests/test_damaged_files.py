@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = 390  # fifteen of each kind
+FILES = 405
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,6 @@ def run_tasks(
         init=init,
         imports=tuple(imports),
         script=tuple(script),
-        checkpoints=str(engine.folder.checkpoints.resolve()),  # it may be asked for one
         **common,
     )
     told["leases"] = str(engine.folder.leases.resolve())
@@ -129,6 +128,7 @@ def run_tasks(
         told["checkpoint_every_s"] = run.checkpoint_every_s
         server = msgspec.structs.replace(
             server,
+            checkpoints=str(engine.folder.checkpoints.resolve()),  # it may be asked for one
             checkpoint_every=run.checkpoint_every,
             keep_checkpoints=run.keep_checkpoints,
         )

@@ -43,7 +43,6 @@ class Logistic:
 
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client
-        self._clocked = spec.clocked
         self._bias = TableSpec("bias", 0, (1,), kind="sparse", **bias_options(spec))
         self._linear = TableSpec("linear", 0, (1,), kind="sparse", **linear_options(spec))
         for table in (self._bias, self._linear):
@@ -77,7 +76,7 @@ class Logistic:
             PushOp("linear", self._linear.keys, bytes_of(gradients), ahead.keys.sent),
         )
         self._ahead = self._wanted(following) if following is not None else None
-        self._exchange(pushes, self._ahead, float(len(batch)), self._clocked)
+        self._exchange(pushes, self._ahead, float(len(batch)), True)
         return logits, loss
 
     def finish(self) -> None:

@@ -59,7 +59,6 @@ class Factored:
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client
         self._asynchronous = spec.consistency.name == "asp"
-        self._clocked = spec.clocked
         self.module = Clicks(spec, context)
         self._optimizer: Optimizer | None = None
         if self.module.deep is not None:
@@ -89,8 +88,10 @@ class Factored:
         push(self.module, weight=len(batch), then=ahead)
         if self._optimizer is not None:
             self._optimizer.step(weight=len(batch))  # the end of a clock
-        elif self._clocked:
-            self._client.advance().wait()
+        else:
+            clock = self._client.advance()  # checkpoints are taken at clocks, of any strategy
+            if not self._asynchronous:
+                clock.wait()
         return logits.detach().numpy(), loss.item()
 
     def finish(self) -> None:

@@ -46,11 +46,6 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
 
     @property
-    def clocked(self) -> bool:
-        """Whether workers tell servers when a step is over."""
-        return self.strategy != "asgd" or self.saves
-
-    @property
     def consistency(self) -> Consistency:
         """Of the tables."""
         kinds = {"asgd": asp(), "sync": bsp(), "ssp": ssp(self.staleness)}

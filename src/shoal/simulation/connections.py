@@ -17,7 +17,7 @@ class Connections:
         self._made: set[Pair] = set()
         self._ready: dict[Pair, float] = {}  # of those that are being made
         self._hopeless: dict[Pair, float] = {}  # attempts that hang, and when they end
-        self._half_open: set[Pair] = set()  # one side has died, and the other has not heard of it
+        self._half_open: set[tuple[NodeId, NodeId]] = set()  # who has not heard of whose death
         self._broken: dict[Pair, int] = {}
         self._hangs: dict[NodeId, float] = {}  # nodes where no attempt is answered, and until when
 
@@ -52,10 +52,9 @@ class Connections:
 
     def half_open(self, source: NodeId, target: NodeId) -> bool:
         """Return whether a node sends to another's former self; the answer is a reset."""
-        pair = frozenset((source, target))
-        if pair not in self._half_open:
+        if (source, target) not in self._half_open:
             return False
-        self._half_open.discard(pair)
+        self._half_open.discard((source, target))
         return True
 
     def broke(self, one: NodeId, other: NodeId) -> None:
@@ -73,7 +72,7 @@ class Connections:
         gone = {pair for pair in self._made if node in pair}
         self._made -= gone
         if not told:
-            self._half_open |= gone
+            self._half_open |= {(other, node) for pair in gone for other in pair - {node}}
 
     def breaks(self, one: NodeId, other: NodeId) -> int:
         """Return how often their connection broke."""

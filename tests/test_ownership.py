@@ -1,4 +1,4 @@
-"""Whose files are, and folders that nobody else can change."""
+"""Owners of files, and folders that no other user can change."""
 
 import os
 import stat

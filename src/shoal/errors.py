@@ -263,7 +263,7 @@ class BadContent(WireError):
 
 
 class PeerFault(WireError):
-    """Looking at a peer's message raised an error that nobody expected. It has changed nothing."""
+    """The check of a peer's message raised an unexpected error. No state has changed."""
 
 
 class BadSharedMemory(WireError):

@@ -33,7 +33,7 @@ def others_owner(path: Path) -> str:
 
 
 def others_may_write(path: Path) -> str:
-    """Who else may write to a file or folder, in words; empty: nobody."""
+    """Other users that may write to a file or folder, in words; empty if there are none."""
     status = path.stat()
     shown = f"(mode {stat.S_IMODE(status.st_mode):o})"
     if status.st_mode & stat.S_IWOTH:

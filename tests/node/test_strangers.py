@@ -1,4 +1,4 @@
-"""Callers that have not proved the token, and those that were denied."""
+"""Callers that have not proved the token yet, and callers that were denied."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ def test_strangers_are_few_and_the_oldest_goes_first(listening, tmp_path):
     until(lambda: node.counters["HandshakeFailed"] == 40, node)
     open_ones = len(node._connections)
     assert open_ones == MOST
-    friend = call(address, FRIEND, node)  # who knows the token comes in all the same
+    friend = call(address, FRIEND, node)  # a caller with the token is admitted meanwhile
     assert friend.peer == "server-b"
     assert node._peers.keys() == {"worker-a"}
     friend.close()

@@ -8,7 +8,7 @@ more of each other. Every type of message goes to every role, with fields at the
 that were learnt from lawful traffic, and payloads that are of another size or never come.
 
 Fails if a process ends, a machine raises an error or takes too long, the net of the node is needed
-(`PeerFault`: an error that nobody expected while a message was looked at), a process grows by
+(`PeerFault`: an unexpected error in the check of a message), a process grows by
 30 MB, or the worker makes no progress.
 """
 

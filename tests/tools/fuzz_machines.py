@@ -4,7 +4,7 @@ A simulated cluster runs for a while without being disturbed. Then each of its m
 mutated messages of its own traffic, as from its scheduler, its neighbours, its workers and nodes
 that it does not know; payloads come whole, of another size, or not at all.
 
-What nobody may do to a machine is to have it raise an error: in `handle` that would end its
+No message may make a machine raise an error: in `handle` that would end its
 process, in `arriving` and `problem_of` the net would catch it, which has to stay empty.
 """
 
@@ -46,7 +46,7 @@ from shoal.simulation.scenario import Scenario
 from shoal.transport.wire import decode
 from tests.tools.mutations import Mutator
 
-# These do what they say, if they come from who may say it: they end the run or a member, add a
+# Lawful messages of these types from a lawful sender have an effect by design: they end the run or a member, add a
 # table or a member, or stop a server until the scheduler goes on.
 DOES_WHAT_IT_SAYS = (Abort, DeathReport, Declare, End, Finish, Joined, Leave, NewView, NotJoined)
 SELDOM = (Freeze, RefuseView, Drain, Join)

@@ -66,7 +66,7 @@ def honest(scheduler: str, token: str, folder: str) -> None:
             steps += 1
             (Path(folder) / "steps.new").write_text(str(steps))
             (Path(folder) / "steps.new").rename(Path(folder) / "steps")
-            time.sleep(0.002)
+            time.sleep(0.002)  # the rate of a small training step
 
 
 class Stranger:
@@ -104,7 +104,7 @@ class Stranger:
             if not alive:
                 self.node, self.incarnation = "", 0
                 break
-            time.sleep(0.01)
+            time.sleep(0.01)  # polls another process: there is no event to wait for
         connection.close()
 
     def _heartbeat(self) -> Heartbeat:
@@ -238,7 +238,7 @@ def siege(folder: Path, frames: int, seed: int = 0) -> dict[str, object]:
         until = time.monotonic() + 60.0
         while steps_of(folder) < 20:
             assert time.monotonic() < until, "the honest worker does not get on"
-            time.sleep(0.05)
+            time.sleep(0.05)  # polls another process: there is no event to wait for
         stranger = Stranger(scheduler, seed)
         stranger.attack(max(frames // 20, 200))  # what grows at first, as in any run
         before, began, steps = memory_of(engine), time.monotonic(), steps_of(folder)
@@ -251,7 +251,7 @@ def siege(folder: Path, frames: int, seed: int = 0) -> dict[str, object]:
         slowest = max(slowest, time.monotonic() - at)
         seconds = time.monotonic() - began
         last = steps_of(folder)
-        time.sleep(1.0)
+        time.sleep(1.0)  # the time over which the rate of steps is measured
         after, ended = memory_of(engine), engine.exits(0.1)
         logs = "".join(engine.folder.log(name).read_text() for name in names)
         report = {

@@ -39,14 +39,14 @@ BAR = 1.5
 def flood(addresses: list[str], connections: int, per_second: float) -> None:
     """Open connections to these addresses, in a process of its own; prints how many were refused.
 
-    It keeps as many open as it may; nodes hang up on the oldest of those that prove nothing.
+    It keeps as many open as it may; nodes hang up on the oldest unauthenticated connection.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     random, kept, refused = Random(0), list[socket.socket](), 0
     began = time.monotonic()
     for made in range(connections):
-        time.sleep(max(0.0, began + made / per_second - time.monotonic()))
+        time.sleep(max(0.0, began + made / per_second - time.monotonic()))  # the rate
         family, to = _endpoint(random.choice(addresses))
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.settimeout(2.0)

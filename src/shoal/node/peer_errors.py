@@ -38,7 +38,7 @@ class PeerErrors:
 
 
 def peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
-    """What a look at a message, announced with so many bytes, has raised and nobody expected."""
+    """An unexpected error of `arriving` or `problem_of`, with the message and its announced size."""
     if isinstance(error, InvariantBroken | BadLength):
         raise error
     what = f"{type(message).__name__}" + (f" with {nbytes} bytes" if nbytes else "")

@@ -2,7 +2,7 @@
 
 What a field's type says is checked when a message is decoded, before memory is taken for it: a
 message that breaks a limit is a `BadMessage`. What depends on a receiver's state (which rows are
-here, who is who) is looked at by the receiver's `problem_of`.
+here, the roles of members) is looked at by the receiver's `problem_of`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from shoal.jobs.spec import JobSpec
 from shoal.reports.events import NewEvents
 from shoal.simulation.faults.schedule import Fault
 
-HANDLED_S = 0.003  # a process has handled one signal before it gets the next
+HANDLED_S = 0.003  # between two signals: while both are pending they count as one, and no event
+# says that the first was handled
 SIGNALS = {"kill": signal.SIGKILL, "exit": signal.SIGINT, "restart": signal.SIGTERM}
 LASTS_S = {
     "stop": 1.0,

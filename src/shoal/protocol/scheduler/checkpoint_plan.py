@@ -31,8 +31,8 @@ Promises = Sequence[tuple[Member, Frozen]]
 def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int, ...]:
     """Return the view's checkpoint clocks, and a new one beyond all that servers have seen.
 
-    No clock is added before the slowest worker has passed the last one, unless that is too early
-    for who has asked.
+    No clock is added before the slowest worker has passed the last one, unless a request needs a
+    later clock than that.
 
     view:      the view that is being made
     promises:  the promises of the servers, which are frozen until they have the view

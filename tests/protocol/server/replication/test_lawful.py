@@ -1,4 +1,4 @@
-"""What is refused of the server before this one, and of who says that it is that."""
+"""Messages that a server refuses from its predecessor in a chain, and from a node with its name."""
 
 import pytest
 from msgspec.structs import replace

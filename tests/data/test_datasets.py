@@ -166,7 +166,7 @@ def fake_retrieve(source: Path) -> Any:
 
 
 def publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the files in this folder stand for the published ones, and count as downloaded."""
+    """From now on the files in this folder stand for the published ones, as if downloaded."""
     for name in MNIST_FILES:
         content = (folder / f"{name}.gz").read_bytes()
         monkeypatch.setitem(MNIST_FILES, name, hashlib.sha256(content).hexdigest())

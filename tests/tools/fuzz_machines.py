@@ -46,8 +46,8 @@ from shoal.simulation.scenario import Scenario
 from shoal.transport.wire import decode
 from tests.tools.mutations import Mutator
 
-# Lawful messages of these types from a lawful sender have an effect by design: they end the run or a member, add a
-# table or a member, or stop a server until the scheduler goes on.
+# Lawful messages of these types have an effect by design: they end the run or a member, add a table
+# or a member, or stop a server until the scheduler goes on.
 DOES_WHAT_IT_SAYS = (Abort, DeathReport, Declare, End, Finish, Joined, Leave, NewView, NotJoined)
 SELDOM = (Freeze, RefuseView, Drain, Join)
 WEIGHTS = {

@@ -1,8 +1,8 @@
 """What a job's file, or a run's folder, has imported, and whether that was asked for.
 
 A job file that is named is its caller's choice, as a script is. The job that a run's folder records
-is not: the caller of --resume names the folder only. So a run that another user has left, or could have
-changed, is continued only if it is trusted, and a job file of another user's may name no code.
+is not: --resume names the folder only. So a run that another user has left, or could have changed,
+is continued only if it is trusted, and a job file of another user's may name no code.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class PeerErrors:
 
 
 def peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
-    """An unexpected error of `arriving` or `problem_of`, with the message and its announced size."""
+    """An unexpected error of `arriving` or `problem_of`, with the message and its size."""
     if isinstance(error, InvariantBroken | BadLength):
         raise error
     what = f"{type(message).__name__}" + (f" with {nbytes} bytes" if nbytes else "")

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from shoal.client.tool import ask_run
 from shoal.errors import DataMissing, JoinTimeout, Refused, RequestTimeout
-from shoal.protocol.admin.checkpoint_query import CheckpointQuery
-from shoal.protocol.messages import CheckpointPlanned, CheckpointRefused
+from shoal.protocol.admin.question import Question
+from shoal.protocol.messages import CheckpointPlanned, CheckpointRefused, CheckpointRequest
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 
@@ -40,13 +40,13 @@ def save(
         RequestTimeout: it is not complete in time
     """
     patience_s = min(ANSWER_S, max(timeout_s, 1.0))
-    query = CheckpointQuery(patience_s)
-    address = ask_run(query, where, token)
-    if isinstance(query.answer, CheckpointRefused):
-        raise Refused(query.answer.reason)
-    if query.answer is None:
+    question = Question(CheckpointRequest(1), (CheckpointPlanned, CheckpointRefused), patience_s)
+    address = ask_run(question, where, token)
+    planned = question.answer
+    if isinstance(planned, CheckpointRefused):
+        raise Refused(planned.reason)
+    if not isinstance(planned, CheckpointPlanned):
         raise JoinTimeout(f"no scheduler at {address} has answered within {patience_s:g} s")
-    planned = query.answer
     folders = [Path(folder) for _, folder in planned.folders]
     seen = [each for each in folders if each.parents[1].is_dir()]  # the run's own is made later
     told(f"checkpoint {planned.saved_as}: waits for every worker to finish {planned.clock} clocks")

@@ -44,7 +44,8 @@ from shoal.errors import (
     by_name,
 )
 from shoal.node.node import Node
-from shoal.protocol.admin.death_report import DeathReporter
+from shoal.protocol.admin.question import Question
+from shoal.protocol.messages import DeathReport, DeathReportSeen
 from shoal.storage.files import read_object, write_private, write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import Identity
@@ -148,7 +149,8 @@ class LocalEngine:
     def report_death(self, pid: int) -> None:
         """Report a death to the scheduler, which need not wait for its failure timeout then."""
         task = self._tasks["scheduler"]
-        reporter = DeathReporter(socket.gethostname(), pid, TELL_S)
+        report = DeathReport(socket.gethostname(), pid)
+        reporter = Question(report, (DeathReportSeen,), TELL_S)
         me = Identity(
             f"engine-{pid}-{os.urandom(4).hex()}", "worker", token=task.args.get("token", "")
         )

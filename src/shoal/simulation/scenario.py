@@ -12,9 +12,9 @@ from traceback import extract_tb
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.protocol.admin.death_report import DeathReporter
+from shoal.protocol.admin.question import Question
 from shoal.protocol.machine import Note, Save
-from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
@@ -202,7 +202,8 @@ class Scenario:
             self.world.at(self.world.now, lambda: self._report_death(process))
 
     def _report_death(self, process: int) -> None:
-        self.world.add(f"engine-{process}", DeathReporter("", process, 1.0))
+        reporter = Question(DeathReport("", process), (DeathReportSeen,), 1.0)
+        self.world.add(f"engine-{process}", reporter)
 
     def _on_event(self, sim: SimNode) -> None:
         if sim.node in self.cluster.servers:

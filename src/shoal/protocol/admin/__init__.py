@@ -1,1 +1,1 @@
-"""Machines of tools that are no members: status queries, checkpoint requests, death reports."""
+"""Machines of tools that are no members: status queries, and single questions or reports."""

@@ -1,26 +1,46 @@
-"""Whoever has started a process and seen it end tells the scheduler."""
+"""A tool asks the scheduler for a checkpoint, or reports that a process has exited."""
 
 import pytest
 
 from shoal.errors import RangeLost
-from shoal.protocol.admin.death_report import DeathReporter
-from shoal.protocol.machine import Received, Send, Stop, Ticked
-from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Finish, Join
+from shoal.protocol.admin.question import AGAIN_S, Question
+from shoal.protocol.machine import Discard, Received, Send, Stop, Ticked
+from shoal.protocol.messages import (
+    SCHEDULER,
+    CheckpointPlanned,
+    CheckpointRefused,
+    CheckpointRequest,
+    DeathReport,
+    DeathReportSeen,
+    Finish,
+    HeartbeatSeen,
+    Join,
+)
+
+CASES = [
+    (CheckpointRequest(1), CheckpointPlanned(1, 40, 40, (("here", "/saved"),))),
+    (CheckpointRequest(1), CheckpointRefused(1, "no worker")),
+    (DeathReport("here", 77), DeathReportSeen(77)),
+]
 
 
-def test_a_death_report_is_repeated_until_it_is_seen():
-    obituary = DeathReporter("here", 77, limit_s=1.0)
-    told = [Send(SCHEDULER, DeathReport("here", 77))]
-    assert obituary.handle(Ticked(), 5.0) == told
-    assert obituary.handle(Ticked(), 5.05) == []
-    assert obituary.handle(Ticked(), obituary.deadline()) == told
-    assert obituary.handle(Received(SCHEDULER, DeathReportSeen(77)), 5.2) == [Stop(None)]
+@pytest.mark.parametrize(("asked", "answer"), CASES)
+def test_a_question_is_repeated_until_it_is_answered(asked, answer):
+    question = Question(asked, (type(answer),), limit_s=1.0)
+    told = [Send(SCHEDULER, asked)]
+    assert question.handle(Ticked(), 5.0) == told
+    assert question.handle(Received(SCHEDULER, HeartbeatSeen()), 5.0 + AGAIN_S / 2) == []
+    assert question.handle(Ticked(), question.deadline()) == told
+    assert question.handle(Received(SCHEDULER, answer), 5.3) == [Stop(None)]
+    assert question.answer == answer
+    assert isinstance(question.arriving(SCHEDULER, answer, 8), Discard)
 
 
-def test_a_death_reporter_stops_after_its_limit():
-    obituary = DeathReporter("here", 77, limit_s=1.0)
-    obituary.handle(Ticked(), 5.0)
-    assert obituary.handle(Ticked(), 6.0) == [Stop(None)]
+def test_a_question_ends_after_its_limit():
+    question = Question(DeathReport("here", 77), (DeathReportSeen,), limit_s=1.0)
+    question.handle(Ticked(), 5.0)
+    assert question.handle(Ticked(), 6.0) == [Stop(None)]
+    assert question.answer is None
 
 
 @pytest.fixture

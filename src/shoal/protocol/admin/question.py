@@ -1,31 +1,29 @@
-"""CheckpointQuery: a tool asks the scheduler for a checkpoint."""
+"""Question: a tool says one thing to the scheduler until it is answered."""
 
 from __future__ import annotations
 
 from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, Event, Received, Send, Stop
-from shoal.protocol.messages import (
-    SCHEDULER,
-    CheckpointPlanned,
-    CheckpointRefused,
-    CheckpointRequest,
-    Message,
-)
+from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.views import NodeId, Role
 
-AGAIN_S = 0.2  # between requests
+AGAIN_S = 0.1
 
 
-class CheckpointQuery:
-    """Asks until a view names the checkpoint or it is refused, for `limit_s` seconds at most.
+class Question:
+    """Sends a message until one of these types answers it, for `limit_s` seconds at most.
+
+    A checkpoint is asked for so, and the death of a process is reported so by its parent.
 
     Attributes:
         answer: the scheduler's; None if it has not answered.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self.answer: CheckpointPlanned | CheckpointRefused | None = None
+    def __init__(self, message: Message, answers: tuple[type, ...], limit_s: float) -> None:
+        self.answer: Message | None = None
+        self._message = message
+        self._answers = answers
         self._limit_s = limit_s
         self._until = inf
         self._again_at = 0.0
@@ -38,18 +36,17 @@ class CheckpointQuery:
 
     def handle(self, event: Event, now: float) -> Effects:
         self._until = min(self._until, now + self._limit_s)
-        message = event.message if isinstance(event, Received) else None
-        if isinstance(message, CheckpointPlanned | CheckpointRefused):
-            self.answer = message
+        if isinstance(event, Received) and isinstance(event.message, self._answers):
+            self.answer = event.message
         if self.answer is not None or now >= self._until:
             return [Stop(None)]
         if now < self._again_at:
             return []
         self._again_at = now + AGAIN_S
-        return [Send(SCHEDULER, CheckpointRequest(1))]
+        return [Send(SCHEDULER, self._message)]
 
     def deadline(self) -> float | None:
-        return min(self._again_at, self._until)
+        return self._again_at
 
     def check(self) -> None:
         """It has no invariant."""

@@ -57,6 +57,7 @@ class World:
 
     on_note:   called with (node, note)
     on_save:   called with the rows of a checkpoint
+    on_left_out:  called with the node whose disk had no room for such rows
     on_crash:  called with the node that has crashed
     on_event:  called with the node, after an event and its effects
     on_send:   called with (node, target, message) before the network delivers or loses it
@@ -83,6 +84,7 @@ class World:
         self.trace = Trace(keep_lines)
         self.on_note: Callable[[NodeId, Note], None] = lambda node, note: None
         self.on_save: Callable[[Save], None] = lambda save: None
+        self.on_left_out: Callable[[NodeId], None] = lambda node: None
         self.on_crash: Callable[[NodeId], None] = lambda node: None
         self.on_event: Callable[[SimNode], None] = lambda node: None
         self.on_send: Callable[[SimNode, NodeId, Message], None] = lambda node, to, message: None
@@ -238,6 +240,8 @@ class World:
                         return True
                 case Detach(to):
                     self._messaging.detach(sim.node, to)
+                case Save() if self.now < sim.disk.full_until:
+                    self.on_left_out(sim.node)
                 case Save():
                     self.on_save(effect)
                 case AwaitRoom(to):

@@ -128,10 +128,8 @@ class ScheduledFaults:
                 for other in living:
                     network.clog(node, other, now + SLOW_S)
                     network.clog(other, node, now + SLOW_S)
-            case "fill", "scheduler":
-                self._world.nodes[SCHEDULER].disk.full_until = now + LASTS_S
             case "fill", _:
-                pass  # simulated servers have no disk
+                self._world.nodes[node].disk.full_until = now + LASTS_S
             case "restart", "server":
                 self._cluster.send_away(node)
                 self._cluster.add_server()

@@ -46,7 +46,7 @@ class Rounds:
     """
 
     def __init__(self) -> None:
-        self._first_open: dict[str, int] = {}
+        self._reached: dict[str, int] = {}  # by group: rounds below have closed, of rows then here
         self.open: dict[Round, list[Contribution]] = {}
         self._weights: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by group and clock
 
@@ -54,12 +54,16 @@ class Rounds:
         return bool(self.open)
 
     def first_open(self, group: str) -> int:
-        """Return the first clock of a group whose round has not closed."""
-        return self._first_open.get(group, 0)
+        """Return the first clock of a group whose round has not closed.
+
+        Rows that were received from another server may be in a round that had closed here before.
+        """
+        pushed = (clock for (of, clock), entries in self.open.items() if of == group and entries)
+        return min((self._reached.get(group, 0), *pushed))
 
     def keep(self, groups: Collection[str]) -> None:
         """Forget all groups but these."""
-        self._first_open = {g: at for g, at in self._first_open.items() if g in groups}
+        self._reached = {g: at for g, at in self._reached.items() if g in groups}
 
     def add(self, entry: Contribution) -> None:
         """Add a push, or further parts of a push that is in the round already."""
@@ -134,7 +138,7 @@ class Rounds:
             del weights[oldest]
 
     def reach(self, group: str, clock: int) -> None:
-        self._first_open[group] = max(self.first_open(group), clock)
+        self._reached[group] = max(self._reached.get(group, 0), clock)
 
     def weight(self, group: str, clock: int) -> float:
         """Return the total weight of a closed round's pushes."""

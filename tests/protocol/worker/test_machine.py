@@ -10,7 +10,7 @@ from shoal.errors import (
     SyncTimeout,
 )
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Asked, Discard, Received, Sink, Ticked
+from shoal.protocol.machine import Asked, Detach, Discard, Received, Resolve, Sink, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
     BarrierArrival,
@@ -356,6 +356,10 @@ def test_the_end_fails_all_requests_in_flight(worker, push, pull):
     worker.ask(2, Exchange(pulls=pull))
     worker.handle(Asked(3, EnterBarrier("epoch")))
     worker.receive(SCHEDULER, End("server-0 died"))
+    # the push's buffers are the caller's again, and it may not have left yet
+    assert worker.effects.index(Detach("server-0")) < worker.effects.index(
+        next(each for each in worker.effects if isinstance(each, Resolve) and each.request_id == 1)
+    )
     assert {each: type(o.error) for each, o in worker.resolved().items()} == {
         1: RunAborted,
         2: RunAborted,

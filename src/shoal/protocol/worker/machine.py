@@ -341,10 +341,12 @@ class WorkerMachine:
 
     def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
         """End a sub-request whose request is over. A push that was sent goes on, and an advance."""
-        goes_on = sub_request.advance >= 0 or (sub_request.begun and sub_request.plan.pushed)
-        if goes_on and not sub_request.done and not self.session.ended:
-            if sub_request.begun and sub_request.plan.pushed:
-                out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
+        sent = sub_request.begun and sub_request.plan.pushed and not sub_request.done
+        if (
+            sent
+        ):  # its buffers are the caller's again, also if the run has ended: it may still leave
+            out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
+        if (sent or (sub_request.advance >= 0 and not sub_request.done)) and not self.session.ended:
             self._in_flight.orphan(sub_request)
         else:
             self._in_flight.drop(sub_request)
@@ -389,9 +391,8 @@ class WorkerMachine:
 
     def _end(self, out: Effects) -> None:
         """Resolve every request: the session has ended, and no request will be answered."""
-        for sub_request in list(self._in_flight.sub_requests.values()):
-            if not sub_request.request_id:
-                self._in_flight.drop(sub_request)
+        for orphan in [s for s in self._in_flight.sub_requests.values() if not s.request_id]:
+            self._in_flight.drop(orphan)
         stop = next((e for e in out if isinstance(e, Stop)), None)
         error = stop.error if stop and stop.error else Refused("the run has ended")
         for request_id in self._requests:

@@ -11,7 +11,7 @@ from traceback import extract_tb
 
 import msgspec
 
-from shoal.errors import ShoalError
+from shoal.errors import ClusterFull, ShoalError
 from shoal.protocol.admin.question import Question
 from shoal.protocol.machine import Note, Save
 from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
@@ -43,6 +43,7 @@ from shoal.simulation.world import World
 
 LIMIT_S = 120.0
 EVENT_S, WRITE_S = 0.05, 0.4  # at most; the mean of events is 1.6 ms, as some take long
+RESTART_S = 0.3
 REPAIR_S = 12.0  # after the last fault
 EVERY_WORKER_DIED = "every worker has died"
 MOST_EVENTS = 200_000  # of a seed; more with a fault schedule
@@ -150,7 +151,9 @@ class Scenario:
             self._views.adopted(node, note.fields["view"])
         if isinstance(machine, ServerMachine):
             if note.kind == "thawed":
-                self._views.thawed(node, note.fields["view"], note.fields["refused"])
+                view = machine.session.view
+                rows = view is not None and bool(view.tables)
+                self._views.thawed(node, note.fields["view"], note.fields["refused"], rows)
             if note.kind == "declined" and note.fields["kind"] == "misfit":
                 raise violated("misfit", f"{node} lacks the rows of a request: {note.fields}")
             if note.kind == "differs":
@@ -213,6 +216,9 @@ class Scenario:
         self.world.add(f"engine-{process}", reporter)
 
     def _on_event(self, sim: SimNode) -> None:
+        if sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None:
+            # its predecessor does not count as dead yet: engines start it again
+            self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)
         if sim.node in self.cluster.servers:
             check_waiting(sim.node, self.cluster.servers[sim.node])
         else:

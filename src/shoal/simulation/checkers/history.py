@@ -224,10 +224,15 @@ class Views:
                 text = f"{view} is made of {before}, and {node} was in {had} when it promised it"
                 raise violated("successor", text)
 
-    def thawed(self, node: NodeId, view: ViewId, refused: ViewId) -> None:
-        """Check that a server may continue in a view, and take back its promise."""
+    def thawed(self, node: NodeId, view: ViewId, refused: ViewId, rows: bool) -> None:
+        """Check that a server may continue in a view, and take back its promise.
+
+        rows:  whether the view has any: without all of its servers the run ends then, and else it
+               goes on with other servers, which had no part in the refusal
+        """
         self._promised.pop(node, None)
-        self._void.append((view, refused))
+        if rows:
+            self._void.append((view, refused))
         self._check_void()
 
     def _check_void(self) -> None:

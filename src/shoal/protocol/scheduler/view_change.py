@@ -13,7 +13,7 @@ refuse the view together, and continue in theirs (`server.thaw`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
@@ -33,9 +33,10 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.checkpoint_plan import CheckpointPlan
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
+from shoal.protocol.scheduler.losses import bereft, lost_with
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
-from shoal.protocol.scheduler.placement import crowded, lost
+from shoal.protocol.scheduler.placement import crowded
 from shoal.protocol.scheduler.proposal import Proposal
 from shoal.protocol.scheduler.rebalance import Migration, Opened, unchanged
 from shoal.protocol.scheduler.table_catalog import Openings, TableCatalog
@@ -150,30 +151,16 @@ class ViewChange:
         Rows that another server has in the current view or in the offered one may not be lost:
         `_catch_up` looks again, when it is known which of them was adopted.
         """
-        lost_in = self._bereaved(dead)
+        lost_in = self._lost_with(dead)
         return None if any(rows is None for rows in lost_in) else lost_in[-1]
 
     def needs(self, silent: Member) -> bool:
         """Whether rows may be lost with a server."""
-        return any(rows is not None for rows in self._bereaved(silent))
+        return any(rows is not None for rows in self._lost_with(silent))
 
-    def _bereaved(self, dead: Member) -> list[list[str] | None]:
-        """The rows that are lost with a server, in the current view and in the offered one."""
+    def _lost_with(self, dead: Member) -> list[list[str] | None]:
         views = [view for view in (self.view, self.offered) if view is not None]
-        if dead.role != "server" or not views:
-            return [None]
-        return [self._bereaved_in(view, dead) for view in views]
-
-    def _bereaved_in(self, view: View, dead: Member) -> list[str] | None:
-        others = [node for node in self._members.servers() if node != dead.id]
-        rows = self._lost(view, others)
-        elsewhere = others and (not rows or view.member(dead.id) is None)
-        return None if elsewhere else rows
-
-    def _lost(self, view: View, servers: Collection[NodeId]) -> list[str]:
-        """The rows that none of these servers has in that view."""
-        living = {m.rank for m in view.servers if m.id in servers}
-        return lost(view.tables, view.placements, living)
+        return lost_with(dead, views, self._members.servers())
 
     def hurry(self, now: float, out: Effects) -> None:
         """Go on without a member that is gone, which may have been the last to answer."""
@@ -252,6 +239,7 @@ class ViewChange:
         if self.offered is not None:
             if not self._first_to_adopt():  # they have died, and had no rows
                 self._adopted(self.offered.id, now, out)
+                self._end_if_bereft(now, out)
             return
         due, reason = self._decide()
         if due:
@@ -334,11 +322,14 @@ class ViewChange:
             self._make(newest, now, out)
         elif dropped is not None:
             out.append(Note("dropped view", {"view": dropped.id, "reason": dropped.reason}))
-        if self.view is not None and (rows := self._lost(self.view, self._members.servers())):
-            # a server died that the view that was offered did not need, and this one does
-            gone = [m.name for m in self.view.servers if m.id not in self._members.by_id]
-            text = f"{', '.join(gone)} died with the last replica of {', '.join(rows)}"
-            self._end(RangeLost(text), now, out)
+        self._end_if_bereft(now, out)  # a server died that the dropped view did not need
+
+    def _end_if_bereft(self, now: float, out: Effects) -> None:
+        """End the run if no server has some rows of the current view, or if none is left."""
+        if self.view is None or not self._options.servers:
+            return
+        if why := bereft(self.view, self._members.servers()):
+            self._end(RangeLost(why), now, out)
 
     def _offer(self, view: View, now: float, out: Effects) -> None:
         """Send a view to the servers of the current view; the first that adopts it decides."""

@@ -1,0 +1,40 @@
+"""Rows that are lost with a server: those of which no other server has a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shoal.protocol.scheduler.placement import lost
+from shoal.protocol.views import Member, NodeId, View
+
+
+def lost_with(
+    dead: Member, views: Sequence[View], servers: Collection[NodeId]
+) -> list[list[str] | None]:
+    """The rows that are lost with a server in each of these views, the current one first.
+
+    None where no row is lost; empty where none is and it was the last server.
+    """
+    if dead.role != "server" or not views:
+        return [None]
+    others = [node for node in servers if node != dead.id]
+    found: list[list[str] | None] = []
+    for view in views:
+        rows = _lacking(view, others)
+        elsewhere = others and (not rows or view.member(dead.id) is None)
+        found.append(None if elsewhere else rows)
+    return found
+
+
+def bereft(view: View, servers: Collection[NodeId]) -> str:
+    """Why a run cannot go on with these servers: they lack rows, or there is none; else empty."""
+    gone = ", ".join(m.name for m in view.servers if m.id not in servers)
+    if rows := _lacking(view, servers):
+        return f"{gone} died with the last replica of {', '.join(rows)}"
+    return "" if servers else f"{gone or 'the last server'} died or left, and there is no other"
+
+
+def _lacking(view: View, servers: Collection[NodeId]) -> list[str]:
+    """The rows that none of these servers has in that view."""
+    living = {m.rank for m in view.servers if m.id in servers}
+    return lost(view.tables, view.placements, living)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.messages import Request
+from shoal.protocol.scheduler import losses
 from shoal.protocol.scheduler import membership as membership_module
-from shoal.protocol.scheduler import view_change as succession_module
 from shoal.protocol.scheduler.rebalance import Migration
 from shoal.protocol.server.admission import Admission, Ends
 from shoal.protocol.server.checkpointing import Checkpointer
@@ -215,7 +215,7 @@ def requests_outlive_their_view():
 @contextmanager
 def death_ends_the_run():
     """A server's death ends the run although its rows have replicas."""
-    with patch.object(succession_module, "lost", lambda tables, placements, living: ["all"]):
+    with patch.object(losses, "lost", lambda tables, placements, living: ["all"]):
         yield
 
 

@@ -37,6 +37,7 @@ class Chain:
     under_way:  messages between servers
     told:       (worker, seq, code, rows) of the replies to workers
     saved:      (rank, table, clock, rows) of the checkpoints
+    now:        when messages arrive, unless a test says so
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Chain:
             )
             for r in range(length)
         ]
+        self.now = 0.0
         self.under_way: list[UnderWay] = []
         self.told: list[tuple[NodeId, int, Any, list[int]]] = []
         self.saved: list[tuple[int, str, int, list[int]]] = []
@@ -72,7 +74,7 @@ class Chain:
         sender: NodeId,
         message: Message,
         payload: bytes | memoryview = b"",
-        now: float = 0.0,
+        now: float | None = None,
     ) -> None:
         machine = self.servers[rank]
         sink: Sink | None = None
@@ -81,6 +83,7 @@ class Chain:
             if not isinstance(arrival, Discard):
                 sink = arrival
                 sink.fill(memoryview(payload))
+        now = self.now if now is None else now
         self._keep(rank, machine.handle(Received(sender, message, sink), now))
 
     def _keep(self, rank: int, effects: Effects) -> None:

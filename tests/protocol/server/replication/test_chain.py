@@ -93,6 +93,42 @@ def test_an_acknowledgement_that_is_lost_is_asked_for(rigs):
     assert [chain.rows(rank) for rank in range(3)] == [[1] * ROWS] * 3
 
 
+def test_late_answers_to_greetings_send_nothing_again(chain):
+    """A slow server was once sent all that waits for it with each greeting that it answered."""
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.under_way.clear()
+    for _ in range(5):
+        chain.receive(0, "server-1", ReplicateAck(chain.view.id, 0, ()))
+        chain.tick(0, 0.0)
+    assert chain.under_way == []
+
+
+def test_a_greeting_of_a_server_that_connects_anew_has_it_sent_again(rigs):
+    chain = rigs.Chain(length=3)
+    head = chain.servers[1].replication.chains
+    assert head.rank == 1
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.deliver(Replicate)
+    chain.under_way.clear()
+    chain.receive(1, "server-0", ReplicateAck(chain.view.id, 0, ()))
+    assert [message for _, _, message, _ in chain.under_way] == [ReplicateAck(chain.view.id, 0, ())]
+
+
+def test_a_slow_server_is_sent_each_message_a_few_times_at_most(chain):
+    """It acknowledges each after twice the first time-out."""
+    options = chain.servers[0].replication.chains.options
+    sent = 0
+    for seq in range(20):
+        chain.ask(0, 0, seq, 1, 1, 1, 1)
+        for _ in range(4):
+            chain.now += options.resend_s / 2
+            chain.tick(0, chain.now)
+        sent += sum(isinstance(message, Replicate) for _, _, message, _ in chain.under_way)
+        chain.deliver()
+    assert chain.rows(1) == [20] * ROWS
+    assert sent <= 30  # and 60 if each were sent after the same time
+
+
 # ---------------------------------------------------------------------------- rounds
 
 

@@ -20,6 +20,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.replica import NONE, NOT_BEGUN, AppliedPart, Replica
+from shoal.protocol.server.replication.greetings import Greetings
 from shoal.protocol.server.replication.lawful import problem_of
 from shoal.protocol.server.replication.link import Incoming, Link, ReplicationOptions
 from shoal.protocol.server.replication.operations import (
@@ -29,6 +30,7 @@ from shoal.protocol.server.replication.operations import (
     Operation,
     StateTransferOperation,
 )
+from shoal.protocol.server.replication.round_trip import RoundTrip
 from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
@@ -54,9 +56,11 @@ class Chains:
         self.rank = -1
         self._view: ViewId = NO_VIEW
         self._ids: dict[int, NodeId] = {}  # of the servers, by rank
-        self._servers: dict[NodeId, None] = {}
-        self._silent: dict[NodeId, float] = {}  # no connection yet: next attempt at
+        self._servers: set[NodeId] = set()
+        self._before: set[NodeId] = set()  # servers of lower rank, which connect to this one
+        self._greetings = Greetings(self.options.resend_s, self.options.resend_max_s)
         self._links: dict[NodeId, Link] = {}
+        self._round_trips: dict[NodeId, RoundTrip] = {}
         self._incoming: dict[NodeId, Incoming] = {}
         self._held: dict[int, list[Replica]] = {}  # by table, in the order of their rows
         self._log: dict[int, Operation] = {}
@@ -68,8 +72,10 @@ class Chains:
         """Adopt the chains of a view, and send what is not done to the next server of each."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
-        self._servers = dict.fromkeys(self._ids.values())
+        self._servers = set(self._ids.values())
+        self._before = {node for each, node in self._ids.items() if each < rank}
         self._links.clear()
+        self._round_trips = {n: t for n, t in self._round_trips.items() if n in self._servers}
         self._incoming.clear()
         self._held.clear()
         for replica in sorted(self.replicas.values(), key=_first_row):
@@ -95,19 +101,13 @@ class Chains:
 
     def greet(self, out: Effects) -> None:
         """Connect to neighbours of higher rank: of two servers the one of lower rank connects."""
-        self._silent.clear()
-        for replica in self.replicas.values():
-            beside = replica.previous, replica.following
-            self._silent.update(
-                (self._ids[rank], self.time.now) for rank in beside if rank > self.rank
-            )
-        self._say_hello(out)
+        beside = [each for r in self.replicas.values() for each in (r.previous, r.following)]
+        self._greetings.begin([self._ids[r] for r in beside if r > self.rank], self.time.now)
+        self._greet(out)
 
-    def _say_hello(self, out: Effects) -> None:
-        for node, again_at in self._silent.items():
-            if self.time.now >= again_at:
-                self._silent[node] = self.time.now + self.options.resend_s
-                out.append(Send(node, ReplicateAck(self._view, 0, ())))
+    def _greet(self, out: Effects) -> None:
+        for node in self._greetings.take(self.time.now):
+            out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, replica: Replica, clock: int) -> int:
         """Return the clock of a shard's rows: `clock` at the head, else as the head announced."""
@@ -185,23 +185,24 @@ class Chains:
     def _link(self, to: NodeId) -> Link:
         link = self._links.get(to)
         if link is None:
-            link = self._links[to] = Link(to, self._view, self.options)
+            new = RoundTrip(self.options.resend_s, self.options.resend_max_s)
+            round_trip = self._round_trips.setdefault(to, new)
+            link = self._links[to] = Link(to, self._view, self.options, round_trip)
         return link
 
     # ------------------------------------------------------------------ up the chain
 
     def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
         """Handle an acknowledgement of the next server; return whether it is news."""
-        self._silent.pop(sender, None)
+        self._greetings.answered(sender)
         link = self._links.get(sender)
-        if not message.number:  # the connection is new
+        if not message.number and sender in self._before:  # a greeting: the connection may be new
             if link is not None:
                 link.broken(self.time.now)
-            if sender in (self._ids[rank] for rank in self._ids if rank < self.rank):
-                out.append(Send(sender, ReplicateAck(self._view, 0, ())))
+            out.append(Send(sender, ReplicateAck(self._view, 0, ())))
         if link is None:
             return False
-        news = link.heard(message.number)
+        news = link.heard(message.number, self.time.now)
         told = {(table, start): version for table, start, version in message.done}
         for replica in self.replicas.values() if told else ():
             version = told.get((replica.table, replica.rows.start), NOT_BEGUN)
@@ -285,7 +286,7 @@ class Chains:
         """Yield the messages that are due now, in order: each when the one before is applied."""
         if self._found(sender, message) is None:
             return
-        self._silent.pop(sender, None)
+        self._greetings.answered(sender)
         incoming = self._incoming.setdefault(sender, Incoming())
         if message.number < incoming.expected:
             out.append(Send(sender, self._ack(sender, incoming)))
@@ -340,14 +341,15 @@ class Chains:
     # ------------------------------------------------------------------ time
 
     def wakes_at(self) -> float:
-        return min((*(each.again_at for each in self._links.values()), *self._silent.values(), inf))
+        resends_at = min((link.again_at for link in self._links.values()), default=inf)
+        return min(resends_at, self._greetings.wakes_at())
 
     def tick(self, out: Effects) -> None:
         """Resend what is not acknowledged in time."""
         for link in self._links.values():
             if self.time.now >= link.again_at:
                 link.again(self.time.now, out)
-        self._say_hello(out)
+        self._greet(out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
         """Resend once the connection is back."""
@@ -357,7 +359,7 @@ class Chains:
             rank for replica in self.replicas.values() for rank in replica.chain if rank > self.rank
         }
         if node in (self._ids.get(rank) for rank in chained):
-            self._silent[node] = again_at
+            self._greetings.lost(node, again_at)
 
     def behind(self, replicas: Sequence[Replica], clock: int) -> str:
         """Return which heads have not announced `clock`, as the reason of a wait."""

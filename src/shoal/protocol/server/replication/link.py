@@ -16,6 +16,7 @@ from shoal.protocol.server.replication.operations import (
     Operation,
     StateTransferOperation,
 )
+from shoal.protocol.server.replication.round_trip import RoundTrip
 from shoal.protocol.server.shard_store import Loads
 from shoal.protocol.views import NodeId, ViewId
 
@@ -25,7 +26,8 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
 
     credit_bytes:       payload in flight to a server (a single operation may exceed it), and how
                         far a syncing replica may be behind before pushes wait for it
-    resend_s:           time before an unacknowledged message is resent; doubles to resend_max_s
+    resend_s:           least time before an unacknowledged message is resent; see `RoundTrip`
+    resend_max_s:       the most
     chunk_bytes:        size of a chunk for a syncing replica; requests wait behind one chunk
     state_bytes_per_s:  rate of these chunks, for each shard
     drain_s:            time limit of a drain
@@ -70,7 +72,9 @@ class Link:
     backlog:    bytes that the next server has not acknowledged
     """
 
-    def __init__(self, to: NodeId, view: ViewId, options: ReplicationOptions) -> None:
+    def __init__(
+        self, to: NodeId, view: ViewId, options: ReplicationOptions, round_trip: RoundTrip
+    ) -> None:
         self.to = to
         self.there = 0
         self.announced: dict[tuple[tuple[int, ...], str], int] = {}
@@ -82,7 +86,8 @@ class Link:
         self._unsent: deque[Entry] = deque()  # entries that wait for credit
         self._under_way = 0
         self.backlog = 0
-        self._wait_s = options.resend_s
+        self._round_trip = round_trip
+        round_trip.restart()
 
     def say(
         self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
@@ -107,10 +112,11 @@ class Link:
                 return
             self._unsent.popleft()
             self._under_way += nbytes
-            self.again_at = min(self.again_at, now + self._wait_s)
+            self.again_at = min(self.again_at, now + self._round_trip.timeout_s)
+            self._round_trip.sent(entry.message.number, now)
             out.append(Send(self.to, entry.message, entry.buffers))
 
-    def heard(self, number: int) -> bool:
+    def heard(self, number: int, now: float) -> bool:
         """Record that all messages below a number are handled; return whether that is new."""
         if not self.there < number <= self._number - len(self._unsent):
             return False
@@ -122,6 +128,7 @@ class Link:
                 if isinstance(change, Delivery):
                     change.there = True
         self.there = number
+        self._round_trip.heard(number, now)
         return True
 
     def go_on(self, now: float, out: Effects) -> None:
@@ -129,15 +136,14 @@ class Link:
         done = [n for n, each in self._entries.items() if n < self.there and each.done]
         for number in done:
             del self._entries[number]
-        self._wait_s = self._options.resend_s
-        self.again_at = now + self._wait_s if self._entries else inf
+        self.again_at = now + self._round_trip.timeout_s if self._entries else inf
         self._pump(now, out)
 
     def again(self, now: float, out: Effects) -> None:
         """Resend what is not acknowledged in time."""
         sent = list(self._entries.values())[: len(self._entries) - len(self._unsent)]
-        self._wait_s = min(2 * self._wait_s, self._options.resend_max_s)
-        self.again_at = now + self._wait_s if sent else inf
+        self._round_trip.timed_out()
+        self.again_at = now + self._round_trip.timeout_s if sent else inf
         lost = [each for each in sent if each.message.number >= self.there]
         out += [Send(self.to, each.message, each.buffers) for each in lost]
         if sent and not lost:  # all is there: ask for the state of the servers after it

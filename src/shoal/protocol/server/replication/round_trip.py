@@ -1,0 +1,52 @@
+"""RoundTrip: how long the next server takes to acknowledge, and so when to send again."""
+
+from __future__ import annotations
+
+
+class RoundTrip:
+    """The time-out for resending to one server, from the times that acknowledgements took.
+
+    The smoothed time plus four mean deviations, within the limits; see Jacobson and Karels (1988)
+    and RFC 6298. After a time-out it doubles, until a message that was sent once is acknowledged:
+    it is unknown which copy of a resent message an acknowledgement is for (Karn and Partridge,
+    1987). Without this a slow server would get every message several times, and be slower still.
+
+    timeout_s:  without an acknowledgement for so long, messages are sent again
+    """
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self.timeout_s = least_s
+        self._least_s = least_s
+        self._most_s = most_s
+        self._mean_s = -1.0  # none was measured yet
+        self._deviation_s = 0.0
+        self._timed: tuple[int, float] | None = None  # a message's number, and when it was sent
+
+    def sent(self, number: int, now: float) -> None:
+        """Time this message, if none is being timed."""
+        if self._timed is None:
+            self._timed = number, now
+
+    def heard(self, number: int, now: float) -> None:
+        """Take in that all messages below a number are acknowledged."""
+        if self._timed is None or number <= self._timed[0]:
+            return
+        took_s, self._timed = now - self._timed[1], None
+        if self._mean_s < 0:
+            self._mean_s, self._deviation_s = took_s, took_s / 2
+        else:
+            self._deviation_s += (abs(took_s - self._mean_s) - self._deviation_s) / 4
+            self._mean_s += (took_s - self._mean_s) / 8
+        self._set(self._mean_s + 4 * self._deviation_s)
+
+    def timed_out(self) -> None:
+        """Wait twice as long for the next acknowledgement."""
+        self._timed = None
+        self._set(2 * self.timeout_s)
+
+    def restart(self) -> None:
+        """Time no message of before: the numbers begin anew, in another view."""
+        self._timed = None
+
+    def _set(self, timeout_s: float) -> None:
+        self.timeout_s = min(max(timeout_s, self._least_s), self._most_s)

@@ -132,7 +132,8 @@ class Node:
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
-        if self._strangers or self._paths or self._slow_readers or self._disk:
+        watches = self._strangers.callers or self._paths.called or self._slow_readers.awaited
+        if watches or self._disk:
             timeout_s = min(timeout_s, 0.0 if self._slow_readers.look_now else LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
@@ -148,18 +149,8 @@ class Node:
                 self._accept()
         if self._disk is not None:
             self.perform(self._disk.due(now))
-        if self._strangers:
-            self._send_strangers_away()
-        for stalled in self._paths.stalled(self._peers, now) if self._paths else ():
-            self.counters["stalled"] += 1
-            self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
-        for to, stuck in self._slow_readers.look(self._peers, now) if self._slow_readers else ():
-            if stuck is None:
-                self.handle(HasRoom(to))
-            else:
-                self.counters["slow reader"] += 1
-                stuck.timed_out = True
-                self._drop(stuck)
+        if watches:
+            self._look_at_connections(now)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
@@ -225,9 +216,10 @@ class Node:
                 self._drop(oldest)
         self._add(connection)
 
-    def _send_strangers_away(self) -> None:
-        """Drop callers whose handshake has timed out or failed, to free their file descriptors."""
-        for connection, denied in self._strangers.over(monotonic()):
+    def _look_at_connections(self, now: float) -> None:
+        """Drop callers whose handshake has timed out or failed, to free their file descriptors;
+        replace connections whose path seems cut; see which slow readers have room."""
+        for connection, denied in self._strangers.over(now):
             if denied:
                 connection.deny()
             else:
@@ -235,6 +227,16 @@ class Node:
                     HandshakeFailed("a caller did not say hello in time"), connection
                 )
             self._drop(connection)
+        for stalled in self._paths.stalled(self._peers, now):
+            self.counters["stalled"] += 1
+            self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
+        for to, stuck in self._slow_readers.look(self._peers, now):
+            if stuck is None:
+                self.handle(HasRoom(to))
+            else:
+                self.counters["slow reader"] += 1
+                stuck.timed_out = True
+                self._drop(stuck)
 
     def _add(self, connection: Connection) -> None:
         self._connections[connection.fileno()] = connection

@@ -13,27 +13,27 @@ class Paths:
 
     Args:
         look_s: seconds between looks at their connections.
+
+    Attributes:
+        called: the peers.
     """
 
     def __init__(self, look_s: float) -> None:
         self._look_s = look_s
         self._look_at = 0.0
-        self._called: set[NodeId] = set()
+        self.called: set[NodeId] = set()
 
     def add(self, to: NodeId, address: str) -> None:
         """Note that a peer at an address was connected to."""
         if address.startswith("tcp://"):
-            self._called.add(to)
+            self.called.add(to)
 
     def stalled(self, peers: Mapping[NodeId, Connection], now: float) -> Iterator[Connection]:
         """The connections on which peers acknowledge nothing: another path may be open."""
         if now < self._look_at:
             return
         self._look_at = now + self._look_s
-        self._called &= peers.keys()
-        for to in self._called:
+        self.called &= peers.keys()
+        for to in self.called:
             if peers[to].stalled:
                 yield peers[to]
-
-    def __bool__(self) -> bool:
-        return bool(self._called)

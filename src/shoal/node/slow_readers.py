@@ -24,15 +24,16 @@ class SlowReaders:
     """The peers whose room is awaited.
 
     Attributes:
+        awaited: the peers.
         look_now: whether there is one that was not looked at yet.
     """
 
     def __init__(self) -> None:
         self.look_now = False
-        self._awaited: dict[NodeId, _Reader] = {}
+        self.awaited: dict[NodeId, _Reader] = {}
 
     def await_room(self, to: NodeId, now: float) -> None:
-        self._awaited[to] = _Reader(0, now)
+        self.awaited[to] = _Reader(0, now)
         self.look_now = True
 
     def look(
@@ -41,17 +42,14 @@ class SlowReaders:
         """(peer, None) of each that has room or is gone; (peer, connection) of each that reads
         nothing."""
         self.look_now = False
-        for to, reader in list(self._awaited.items()):
+        for to, reader in list(self.awaited.items()):
             connection = peers.get(to)
             backlog = connection.backlog if connection is not None else 0
             if backlog <= ROOM_BYTES:
-                del self._awaited[to]
+                del self.awaited[to]
                 yield to, None
             elif backlog < reader.backlog or not reader.backlog:
                 reader.since = now
             elif now >= reader.since + STUCK_S:
                 yield to, connection
             reader.backlog = backlog
-
-    def __bool__(self) -> bool:
-        return bool(self._awaited)

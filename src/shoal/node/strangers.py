@@ -16,39 +16,39 @@ class Strangers:
 
     Args:
         most: their number at most.
+
+    Attributes:
+        callers: (connection, until when) by file descriptor.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._until: dict[int, tuple[Connection, float]] = {}  # by file descriptor
+        self.callers: dict[int, tuple[Connection, float]] = {}
         self._denied: set[int] = set()
 
     def admit(self, connection: Connection, now: float) -> Connection | None:
         """Take in a caller; returns the one that is to be dropped for it."""
         oldest = None
-        if len(self._until) >= self._most:
-            oldest = next(iter(self._until.values()))[0]
-        self._until[connection.fileno()] = connection, now + HELLO_S
+        if len(self.callers) >= self._most:
+            oldest = next(iter(self.callers.values()))[0]
+        self.callers[connection.fileno()] = connection, now + HELLO_S
         return oldest
 
     def deny(self, connection: Connection, now: float) -> None:
         """Keep a caller whose proof was wrong for a while before it is told."""
         self._denied.add(connection.fileno())
-        self._until[connection.fileno()] = connection, now + DENIED_S
+        self.callers[connection.fileno()] = connection, now + DENIED_S
 
     def is_denied(self, fileno: int) -> bool:
         return fileno in self._denied
 
     def forget(self, fileno: int) -> None:
         """It is welcome, or gone."""
-        self._until.pop(fileno, None)
+        self.callers.pop(fileno, None)
         self._denied.discard(fileno)
 
     def over(self, now: float) -> Iterator[tuple[Connection, bool]]:
         """(caller, whether it was denied) of those whose time is over."""
-        for fileno, (connection, until) in list(self._until.items()):
+        for fileno, (connection, until) in list(self.callers.items()):
             if now >= until:
                 yield connection, fileno in self._denied
-
-    def __len__(self) -> int:
-        return len(self._until)

@@ -121,6 +121,7 @@ class Session:
         self.rank = rank
         self.run = ""
         self.view: View | None = None
+        self._roles: dict[NodeId, Role] = {}
         self.view_id: ViewId = NO_VIEW
         self._tables: tuple[TableSpec, ...] = ()  # with their names in the view
         self.ended = False
@@ -150,8 +151,7 @@ class Session:
 
     def role_of(self, node: NodeId) -> Role | None:
         """The role of another member; None if the view does not have it."""
-        member = self.view.member(node) if self.view else None
-        return member.role if member else None
+        return self._roles.get(node)
 
     @property
     def process(self) -> int:
@@ -364,6 +364,7 @@ class Session:
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id
+        self._roles = {m.id: m.role for m in (*self.view.servers, *self.view.workers)}
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
         for spec in view.tables:
             self.answered(f"table {spec.name}", out)

@@ -70,6 +70,8 @@ class StreamConnection(Connection):
         self._me = me
         self._asked = asked
         self._verdict: Denied | None = None
+        # a caller that has proved nothing gets little memory
+        self._inbox_bytes = INBOX_BYTES if asked is None else HANDSHAKE_BYTES_MAX
         self._inbox = memoryview(bytearray(self._inbox_bytes))
         self._start = self._stop = 0  # of what is in the inbox and not taken yet
         self._greeted_with: list[int] = []  # the descriptor of the caller's ring
@@ -77,11 +79,6 @@ class StreamConnection(Connection):
         self._payload = Payload(self._outbox)
         if asked is not None:
             self.send(asked, ())
-
-    @property
-    def _inbox_bytes(self) -> int:
-        """A caller that has proved nothing gets little memory."""
-        return INBOX_BYTES if self._asked is None else HANDSHAKE_BYTES_MAX
 
     @property
     def denied(self) -> bool:
@@ -330,7 +327,7 @@ class StreamConnection(Connection):
             raise HandshakeFailed("a caller spoke on before it was welcome")
         assert isinstance(message, Hello)
         self.peer, self.role = message.node, message.role
-        self._asked = None
+        self._asked, self._inbox_bytes = None, INBOX_BYTES
 
     def _meet(self, into: memoryview) -> int:
         """Read a part of a caller's greeting, and a descriptor that came with it."""

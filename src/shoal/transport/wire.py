@@ -89,17 +89,13 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
     return kind, header_bytes, padding, payload_bytes
 
 
-def decode(header: memoryview | bytes) -> Message:
-    """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
-    return _decoded(_decoder, header)
-
-
 def decode_greeting(header: memoryview | bytes, sender: Literal["caller", "listener"]) -> Message:
     """A message of the handshake: of a peer that has proved nothing, no other is decoded."""
-    return _decoded(_decoders[sender], header)
+    return decode(header, _decoders[sender])
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], header: memoryview | bytes) -> Message:
+def decode(header: memoryview | bytes, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> Message:
+    """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
     try:
         message: Message = decoder.decode(header)
     except (msgspec.MsgspecError, ShoalError, ValueError, RecursionError) as error:

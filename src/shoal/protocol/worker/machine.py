@@ -91,7 +91,7 @@ class WorkerMachine:
         return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
 
     def problem_of(self, received: Received) -> str:
-        return misplaced(received.message, received.sender, self.role_of(received.sender))
+        return misplaced(received.message, received.sender, self.session.role_of(received.sender))
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []

@@ -33,7 +33,7 @@ class Greetings:
         self._due.pop(node, None)
 
     def wakes_at(self) -> float:
-        return min((at for at, _ in self._due.values()), default=inf)
+        return min(at for at, _ in self._due.values()) if self._due else inf
 
     def take(self, now: float) -> list[NodeId]:
         """Return those to greet now."""

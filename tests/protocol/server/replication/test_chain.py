@@ -93,6 +93,30 @@ def test_an_acknowledgement_that_is_lost_is_asked_for(rigs):
     assert [chain.rows(rank) for rank in range(3)] == [[1] * ROWS] * 3
 
 
+def test_an_operation_is_kept_until_its_message_is_read_although_all_have_it(chain):
+    """Its memory was once used anew while the message was still under way."""
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.ask(0, 0, 1, 1, 1, 1, 1)
+    lost = [each for each in chain.under_way if isinstance(each.message, Replicate)]
+    chain.under_way.clear()
+    for each in lost:
+        chain.receive(1, "server-0", each.message, each.payload)
+    chain.under_way.clear()  # no acknowledgement arrives
+    chain.without()
+    again = [each for each in chain.under_way if isinstance(each.message, Replicate)]
+    assert len(again) == 2
+    chain.under_way.clear()
+    chain.receive(1, "server-0", again[0].message, again[0].payload)
+    chain.deliver(ReplicateAck)
+    assert [seq for _, seq, code, _ in chain.told if code == "applied"] == [0, 1]
+    chains = chain.servers[0].replication.chains
+    assert not chains.idle
+    chain.receive(1, "server-0", again[1].message, again[1].payload)
+    chain.deliver(ReplicateAck)
+    assert chains.idle
+    assert chain.rows(1) == [2] * ROWS
+
+
 def test_late_answers_to_greetings_send_nothing_again(chain):
     """A slow server was once sent all that waits for it with each greeting that it answered."""
     chain.ask(0, 0, 0, 1, 1, 1, 1)

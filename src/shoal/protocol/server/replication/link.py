@@ -48,6 +48,7 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, eq=False):
     """The part of an operation that goes to one server; without changes it carries only a clock."""
 
+    operation: Operation
     message: Replicate | StateChunk
     changes: list[Change]
 
@@ -96,7 +97,9 @@ class Link:
         of = operation.path, operation.group
         if not isinstance(operation, StateTransferOperation):
             clock = self.announced[of] = max(clock, self.announced.get(of, 0))
-        entry = Entry(operation.message(changes, self._view, self._number, clock), changes)
+        message = operation.message(changes, self._view, self._number, clock)
+        entry = Entry(operation, message, changes)
+        operation.unread += 1
         self._entries[self._number] = entry
         self._number += 1
         self.backlog += entry.nbytes
@@ -122,6 +125,7 @@ class Link:
             return False
         for each in range(self.there, number):
             entry = self._entries[each]
+            entry.operation.unread -= 1
             self._under_way -= entry.nbytes
             self.backlog -= entry.nbytes
             for change in entry.changes:

@@ -78,6 +78,8 @@ class Operation(msgspec.Struct, eq=False):
     pushed:    the clock of its push, if that matters to checkpoints
     group:     the worker group whose clocks these are
     retained:  staged memory that the buffers are in
+    unread:    messages that carry parts of it and are not acknowledged: the next server may have
+               the changes from the view before, and still reads the buffers
     """
 
     what: What
@@ -93,10 +95,11 @@ class Operation(msgspec.Struct, eq=False):
     pushed: int = -1
     group: str = ""
     retained: list[tuple[ShardStore, Staged]] = []
+    unread: int = 0
 
     @property
     def done(self) -> bool:
-        return all(each.done for each in self.changes)
+        return not self.unread and all(each.done for each in self.changes)
 
     def replicas(self) -> list[Replica]:
         """Return the replicas that it changes."""
@@ -120,7 +123,7 @@ class Operation(msgspec.Struct, eq=False):
 
     def send_again(self, changes: list[Change]) -> None:
         """Keep only these changes in a new view; the head announces its clock again."""
-        self.changes, self.clock = changes, 0
+        self.changes, self.clock, self.unread = changes, 0, 0
 
     def message(
         self, changes: list[Change], view: ViewId, number: int, clock: int

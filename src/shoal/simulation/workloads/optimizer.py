@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from itertools import combinations
+from itertools import chain, combinations, islice
 from random import Random
 
 import msgspec
@@ -27,6 +27,7 @@ ROWS, FRAGMENT = 8, 2
 RATE, MOMENTUM = 0.5, 0.5
 STEP_CLOCKS, GAMMA = 8, 0.5  # learning-rate schedule
 UNCERTAIN_MOST = 8  # pushes with unknown outcome whose combinations are tried
+SUBSETS_MOST = 1 << UNCERTAIN_MOST
 TOLERANCE = 1e-9
 Shards = Mapping[int, tuple[np.ndarray, int]]  # by first row: rows, number of updates
 
@@ -120,10 +121,14 @@ class OptimizerWorkload:
 
     def _check_rounds(self, shards: Shards, counted: Collection[int]) -> None:
         counted = self.pushed.keys() & set(counted)
-        unsure = sorted(counted & self._unsure)[:UNCERTAIN_MOST]
+        unsure = sorted(counted & self._unsure)
+        sizes = range(len(unsure) + 1)
+        subsets = chain.from_iterable(combinations(unsure, size) for size in sizes)
+        left_out = list(islice(subsets, SUBSETS_MOST))
+        ends = [_reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
+        if len(unsure) > UNCERTAIN_MOST:  # a larger subset may be missing; all rows are without it
+            ends += [float(rows[0]) for rows, _ in islice(shards.values(), 1)]
         for first, (rows, _) in shards.items():
-            left_out = [some for n in range(len(unsure) + 1) for some in combinations(unsure, n)]
-            ends = [_reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
             if not any(np.allclose(rows, end, rtol=TOLERANCE) for end in ends):
                 raise violated("order", f"rows from {first} are {rows.tolist()}, not {ends[0]}")
         if not unsure:

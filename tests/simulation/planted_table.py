@@ -59,7 +59,6 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "older_chunk_is_taken",
     "parts_not_cut",
     "replaced_counts_as_broken",  # members reconnect before that matters; unit tests have it
-    "successor_of_the_journal",
     "synced_is_for_ever",
     "transfer_goes_on_under_another_view",
     "weights_not_handed_on",

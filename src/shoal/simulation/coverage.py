@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.simulation.faults.injector import FAULTS, LASTING, ONE_SIDED
+from shoal.simulation.faults.kinds import FAULTS, LASTING, ONE_SIDED
 from shoal.simulation.plan import PHASES
 
 LEAST_SEEDS = 20  # seeds of LEAST_SEEDS_OF that must hit each counter of REQUIRED_COVERAGE
@@ -31,6 +31,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "sender crashed in mid-payload",
     "crash server",
     "server unheard",
+    "scheduler cut off as its view is adopted",
     "crash another server",
     "crash another server at once",
     "restart server",

@@ -24,6 +24,7 @@ GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
 STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
+UNHEARD = 0.6  # share of the seeds with checkpoints by time
 RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
 HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
@@ -55,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
     restless:      whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
     costly:        whether events take time
+    unheard:       whether the scheduler is cut off as servers adopt its views
     """
 
     seed: int
@@ -82,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     restless: bool = False
     sums: bool = False
     costly: bool = False
+    unheard: bool = False
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -124,6 +127,7 @@ class Plan(msgspec.Struct, frozen=True):
             guests=guests,
             guests_rule=aside.choice(rules),
             guests_leased=aside.random() < LEASED,
+            unheard=by_time and Random(seed * 83 + 13).random() < UNHEARD,
         )
         return plan._varied(Random(seed * 61 + 29))
 

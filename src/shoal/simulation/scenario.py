@@ -33,7 +33,8 @@ from shoal.simulation.checkers.history import (
 )
 from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
 from shoal.simulation.cluster import SILENCE_S, SimulatedCluster
-from shoal.simulation.faults.injector import MOVES, FaultInjector
+from shoal.simulation.faults.injector import FaultInjector
+from shoal.simulation.faults.kinds import MOVES
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
@@ -89,6 +90,7 @@ class Scenario:
             "restless": plan.restless,
             "streams": plan.network.streams,
             "costly events": plan.costly,
+            "scheduler unheard": plan.unheard,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
         costs = Random(seed * 79 + 11)
@@ -149,6 +151,8 @@ class Scenario:
             self.cluster.rejoined(node)
         if note.kind == "view" and node != SCHEDULER:
             self._views.adopted(node, note.fields["view"])
+            if self.plan.unheard and isinstance(machine, ServerMachine):
+                self.faults.adopted(note.fields["view"])
         if isinstance(machine, ServerMachine):
             if note.kind == "thawed":
                 view = machine.session.view

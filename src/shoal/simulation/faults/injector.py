@@ -15,54 +15,19 @@ import msgspec
 
 from shoal.protocol.machine import Persist, Send
 from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Request
-from shoal.protocol.views import NodeId
+from shoal.protocol.views import NodeId, ViewId
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.environment import ENVIRONMENT, EnvironmentFaults
+from shoal.simulation.faults.kinds import BY_PHASE, FAULTS, LASTING, ONE_SIDED
 from shoal.simulation.faults.pauses import DEAD_S, Pauses
 from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ONE_SIDED = ("crash worker", "crash scheduler", "partition", "clog", "break")  # in any phase
-FAULTS = (
-    *(3 * ONE_SIDED),
-    "crash scheduler before persist",
-    "crash scheduler after persist",
-    "crash worker in mid-payload",
-    "crash worker in mid-advance",
-    "break in mid-payload",
-    "slow worker",
-    "clog",
-    "take for dead",
-    "stop worker",
-    "stop server",
-    "stop scheduler",
-    "busy worker",
-    "busy server",
-    "join",
-    "join server",
-    "leave server",
-    "exit scheduler",
-    "exit worker",
-    *ENVIRONMENT,
-)
-LASTING = (
-    "stop worker for long",
-    "stop server for long",
-    "stop scheduler for long",
-    "hang server",
-    "kill server",
-)
 EXITS = 0.3  # chance of each effect to be the one before which a process ends
-BY_PHASE = ("exit scheduler", "exit worker", *ENVIRONMENT)  # their phases are shown as well
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
-MOVES = (
-    "join server",
-    "leave server",
-    "break in mid-payload",
-    "refuse memory",
-)  # of a restless seed: rows move
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
+UNHEARD, UNHEARD_S = 0.5, 0.5  # share of adopted views; how long the scheduler is cut off
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
 UNNOTICED_S = 1.5  # the death of a worker is noticed later
 WITH_A_SERVER = 0.3  # share of the crashes of workers after which a server crashes
@@ -92,6 +57,8 @@ class FaultInjector:
         self._random = random
         self._aside = Random(str(random.getstate()))  # a separate generator: draws shift no other
         self._relentless = Random(str(self._aside.getstate()))
+        self._unheard = Random(str(self._relentless.getstate()))
+        self._unheard_at = 0.0
         self._replicated = False
         self._bereft_at = 0.0  # rows may move with a worker's death after this time
         self._pending: list[PendingFault] = []
@@ -316,6 +283,19 @@ class FaultInjector:
             self._world.at(self._world.now + self._random.random(), self.replace_worker)
         self.count(f"exit {'scheduler' if node == SCHEDULER else 'worker'}")
         return True
+
+    def adopted(self, view: ViewId) -> None:
+        """As a server adopts the scheduler's next view, perhaps cut the scheduler off.
+
+        So it does not hear of that, and makes another view meanwhile.
+        """
+        known = self._cluster.view
+        if self.healed or known is None or view <= known.id or self._world.now < self._unheard_at:
+            return
+        if self._unheard.random() < UNHEARD:
+            self._unheard_at = self._world.now + UNHEARD_S * (1 + self._unheard.random())
+            self._world.network.partition(frozenset([SCHEDULER]), self._unheard_at - UNHEARD_S)
+            self.count("scheduler cut off as its view is adopted")
 
     def _as_rows_move(self) -> None:
         """While rows are about to move, perhaps delay answers, and crash a worker."""

@@ -4,10 +4,11 @@
     dummy    label index index ...                  every value is 1
     criteo   label, 13 integers, 26 categories of hexadecimal digits; tabs between, empty: missing
 
-Labels are 1, and 0 or -1; a file with all three has three classes, and is refused. An index is a key. A field of criteo's makes the key (column, what is
-there): a category as it is, an integer v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge,
-Juan et al. 2014), so that 100 and 101 are the same and 1 and 2 are not. Keys may be hashed to fewer
-bits, as the hashing trick has it (Weinberger et al. 2009).
+Labels are 1, and 0 or -1; a file with all three has three classes, and is refused. An index is a
+key. A field of criteo's makes the key (column, what is there): a category as it is, an integer
+v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge, Juan et al. 2014), so that 100 and 101
+are the same and 1 and 2 are not. Keys may be hashed to fewer bits, as the hashing trick has it
+(Weinberger et al. 2009).
 """
 
 from __future__ import annotations

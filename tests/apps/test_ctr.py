@@ -21,8 +21,8 @@ from shoal.data import streams
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
 
-LIBSVM = "1 3:0.5 7:2\n-1 4:1\n\n0 \n+1 9:-1e-3 18446744073709551615:1\n"
-DUMMY = "1 3 7\n-1 4\n0\n1 9 18446744073709551615\n"
+LIBSVM = "1 3:0.5 7:2\n-1 4:1\n\n-1 \n+1 9:-1e-3 18446744073709551615:1\n"
+DUMMY = "1 3 7\n0 4\n0\n1 9 18446744073709551615\n"
 INTEGERS = ["1", "", "-2", "100", "101", "5", "0", "1", "2", "3", "4", "5", "6"]
 CATEGORIES = [f"{number:08x}" for number in range(25)] + [""]
 CRITEO = "\t".join(["1", *INTEGERS, *CATEGORIES]) + "\n"
@@ -30,7 +30,7 @@ CRITEO = "\t".join(["1", *INTEGERS, *CATEGORIES]) + "\n"
 
 def file_of(folder, text, name="rows.txt"):
     path = folder / name
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -110,7 +110,8 @@ def test_workers_share_the_rows(tmp_path, workers):
         ("1 3:1\n1 3:1e39\n", 2, "index:value"),
         ("1 3:1\n1 3:1_0\n", 2, "index:value"),
         ("1 3:1\n1 -3:1\n", 2, "index of 0 or more"),
-        ("1 3\n\n1 18446744073709551616\n", 3, "index of 0 or more"),
+        ("1 3\n\n1 18446744073709551616\n", 3, r"index below 2\*\*64, not 18446744073709551616"),
+        (b"1 3:1\n1 \xff3:1\n", 2, "text in UTF-8, not byte 0xff at 3"),
         (CRITEO + CRITEO.replace("\t00000003", ""), 2, "40 fields, not 39"),
         (CRITEO + CRITEO.replace("\t100\t", "\tx\t"), 2, "integer in field 4"),
         (CRITEO + CRITEO.replace("00000003", "0x1f"), 2, "hexadecimal digits in field 17"),
@@ -124,7 +125,7 @@ def test_a_malformed_line_is_named(tmp_path, text, line, says):
     reader = Reader(path, 10, skip=1)
     assert len(rows_of(reader)) == 1
     assert reader.skipped == 1
-    path.write_text(text + text.rstrip("\n").rpartition("\n")[2] + "\n")
+    path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[-2] + b"\n")
     with pytest.raises(DataCorrupt):
         list(Reader(path, 10, skip=1))
 
@@ -162,7 +163,7 @@ LINES = st.one_of(
 )
 def test_the_compiled_parser_equals_the_plain_one(lines, end, kind, size, tmp_path_factory):
     """Each line is what the parser of a single line makes of it, or refused like it."""
-    expected, refused = [], 0
+    expected, refused, classes = [], 0, set()
     for line in lines:
         if not line.strip():
             continue
@@ -171,12 +172,18 @@ def test_the_compiled_parser_equals_the_plain_one(lines, end, kind, size, tmp_pa
         except ValueError:
             refused += 1
             continue
-        expected.append((label, keys, [np.float32(x) for x in values or [1] * len(keys)]))
+        classes.add(label)
+        values = [np.float32(x) for x in values or [1] * len(keys)]
+        expected.append((label > 0, keys, values))
     path = tmp_path_factory.mktemp("lines") / "rows.txt"
     path.write_bytes(end.join(lines).encode())
     reader = Reader(path, size, kind, skip=1000)
     if not any(line.strip() for line in lines):
         with pytest.raises(DataCorrupt, match="no rows"):
+            list(reader)
+        return
+    if {0, -1} <= classes:
+        with pytest.raises(DataCorrupt, match="labels 1, 0 and -1 by line"):
             list(reader)
         return
     found = []
@@ -196,10 +203,32 @@ def test_a_row_longer_than_a_block_is_read(tmp_path, monkeypatch):
     assert rows_of(Reader(path, 2)) == [(1, {123456789: 0.5, 7: 2}), (0, {4: 100})]
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "hello world\n", "1 a:b\n", "\x00\x01\n"])
-def test_a_file_of_another_format_is_refused(tmp_path, text):
-    with pytest.raises(DataCorrupt, match=r"rows\.txt"):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no rows"),
+        ("\n\n", "no rows"),
+        ("hello world\n", r"neither libsvm, dummy nor criteo \(line 1 is no row of dummy"),
+        ("\n1 a:b\n", r"\(line 2 is no row of libsvm: expected an index of 0 or more, not 'a'"),
+        ("\x00\x01\n", "neither libsvm"),
+        ("1 18446744073709551616:1\n", r"index below 2\*\*64"),
+    ],
+)
+def test_a_file_of_another_format_is_refused(tmp_path, text, says):
+    with pytest.raises(DataCorrupt, match=rf"rows\.txt: .*{says}"):
         list(Reader(file_of(tmp_path, text), 10))
+
+
+def test_a_first_line_that_is_malformed_may_be_skipped(tmp_path):
+    reader = Reader(file_of(tmp_path, b"\xff\n1 3:1\n"), 10, skip=1)
+    assert (reader.kind, rows_of(reader), reader.skipped) == ("libsvm", [(1, {3: 1})], 1)
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_labels_of_three_classes_are_refused(tmp_path, size):
+    path = file_of(tmp_path, "1 3:1\n0 4:1\n1e0 5:1\n-1 6:1\n")
+    with pytest.raises(DataCorrupt, match="labels 1, 0 and -1 by line 4"):
+        list(Reader(path, size, skip=1))
 
 
 def test_an_unreadable_file_is_refused(tmp_path):

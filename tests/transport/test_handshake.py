@@ -93,11 +93,14 @@ def test_a_proof_is_valid_for_one_conversation_and_direction():
 
 def test_another_protocol_version_is_refused():
     asked = challenge(SERVER)
-    with pytest.raises(HandshakeFailed, match=f"version 99, this node {PROTOCOL_VERSION}"):
+    ours = PROTOCOL_VERSION
+    text = f"the peer speaks protocol version 99, and this worker {ours}: .* for this worker, or"
+    with pytest.raises(HandshakeFailed, match=text):
         hello(WORKER, change(asked, version=99))
-    verdict = judge(SERVER, asked, change(hello(WORKER, asked), version=99))
+    verdict = judge(SERVER, asked, change(hello(WORKER, asked), version=1))
     assert isinstance(verdict, Denied)
-    assert "99" in verdict.reason
+    assert f"this worker speaks protocol version 1, and the peer {ours}" in verdict.reason
+    assert "a newer release of shoal for this worker" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from time import monotonic
 
 import pytest
 
-from shoal.errors import BadSharedMemory, HandshakeFailed
-from shoal.protocol.messages import Nudge
+from shoal.errors import BadSharedMemory, BadVersion, HandshakeFailed, HandshakeRefused
+from shoal.protocol.messages import PROTOCOL_VERSION, Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
 from shoal.transport import sockets
 from shoal.transport.base import transport_for
 from shoal.transport.handshake import challenge, hello, judge
 from shoal.transport.shared import RING_BYTES, Outlet, receive_with, send_with
 from shoal.transport.wire import encode, message_of
-from tests.transport.rigs import ring_like
+from tests.transport.rigs import Raw, prefix, ring_like
 
 
 def descriptors():
@@ -126,6 +126,20 @@ def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
     assert ours.fileno() == -1
     theirs.close()
     outlet.close()
+
+
+def test_both_sides_name_the_other_version(tmp_path):
+    """A caller that has read of another version says its own before it hangs up."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(prefix(version=1, header=40))
+    with pytest.raises(HandshakeRefused, match="the peer speaks protocol version 1, and this node"):
+        sockets.shake(ours, CALLER, monotonic() + 10)
+    assert message_of(theirs.recv(1000)).version == PROTOCOL_VERSION
+    theirs.close()
+    with Raw(peer="", asked=challenge(LISTENER)) as stranger:
+        stranger.read_message()
+        with pytest.raises(BadVersion, match="the peer speaks protocol version 9, and this node"):
+            stranger.feed(prefix(version=9, header=40))
 
 
 def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_a_prefix_is_read_at_any_offset():
         (prefix(magic=b"HTTP"), BadMagic, "HTTP"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n", BadMagic, "Shoal"),
         (prefix(version=PROTOCOL_VERSION + 1), BadVersion, str(PROTOCOL_VERSION + 1)),
-        (prefix(version=0), BadVersion, "use the same release"),
+        (prefix(version=0), BadVersion, "install a newer release of shoal for the peer"),
         (prefix(header=HEADER_MAX + 1), BadLength, str(HEADER_MAX + 1)),
         (prefix(header=0xFFFFFFFF), BadLength, "4294967295"),
         (prefix(payload=PAYLOAD_MAX + 1), BadLength, str(PAYLOAD_MAX + 1)),

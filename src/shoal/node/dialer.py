@@ -201,7 +201,10 @@ class Dialer:
                 result.close()
 
     def _connect(self, to: NodeId, turn: Turn, address: str) -> Connection:
-        connection = transport_for(address).connect(address, self._me, CONNECT_TIMEOUT_S, turn)
+        try:
+            connection = transport_for(address).connect(address, self._me, CONNECT_TIMEOUT_S, turn)
+        except HandshakeRefused as error:
+            raise HandshakeRefused(f"{to} at {address}: {error.message}") from None
         if connection.peer != to:  # the peer is gone, and another node listens there
             connection.close()
             raise HandshakeRefused(f"at {address} is {connection.peer}, not {to}")

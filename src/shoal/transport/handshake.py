@@ -31,6 +31,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Identity
+from shoal.transport.wire import other_version
 
 
 def challenge(me: Identity) -> Challenge:
@@ -42,10 +43,7 @@ def hello(me: Identity, asked: Message) -> Hello:
     if not isinstance(asked, Challenge):
         raise HandshakeFailed(f"expected a challenge, not {type(asked).__name__}")
     if asked.version != PROTOCOL_VERSION:
-        raise HandshakeRefused(
-            f"the peer has protocol version {asked.version}, this node {PROTOCOL_VERSION}; use the "
-            "same release on both"
-        )
+        raise HandshakeRefused(other_version("the peer", asked.version, f"this {me.role}"))
     if asked.token_needed and not me.token:
         raise HandshakeRefused(
             "the peer asks for a token: pass --token-file, or token=, or set SHOAL_TOKEN"
@@ -54,12 +52,17 @@ def hello(me: Identity, asked: Message) -> Hello:
     return replace(said, proof=_callers_proof(me.token, asked, said))
 
 
+def farewell(me: Identity) -> Hello:
+    """What a caller says to a listener of another version, which then can name both, too."""
+    return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, bytes(16), b"")
+
+
 def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) -> Welcome | Denied:
     """The listener's verdict on a hello, which came with or without a ring of shared memory."""
     if not isinstance(answer, Hello):
         return Denied(f"expected a hello, not {type(answer).__name__}")
     if answer.version != PROTOCOL_VERSION:
-        return Denied(f"it has protocol version {PROTOCOL_VERSION}, not {answer.version}")
+        return Denied(other_version(f"this {answer.role}", answer.version, "the peer"))
     proof = _callers_proof(me.token, asked, answer)
     if me.token and not hmac.compare_digest(answer.proof, proof):
         return Denied("wrong token")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from shoal.errors import HandshakeFailed
+from shoal.errors import BadVersion, HandshakeFailed, HandshakeRefused
 from shoal.protocol.messages import Challenge, Message
 from shoal.transport import handshake
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
@@ -98,7 +98,12 @@ class _Caller:
         self._until = until
 
     def greet(self, me: Identity, turn: Turn) -> StreamConnection:
-        asked = self._read_message()
+        try:
+            asked = self._read_message()
+        except BadVersion as error:
+            with suppress(OSError):
+                send_with(self._sock, encode(handshake.farewell(me)), None)
+            raise HandshakeRefused(error.message) from None
         with turn:
             return self._introduce(me, asked)
 

@@ -69,16 +69,22 @@ def signal(kind: int, count: int) -> bytes:
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 0, count)
 
 
+def other_version(them: str, version: int, us: str) -> str:
+    """What to tell the user of two nodes that cannot understand each other."""
+    older = them if version < PROTOCOL_VERSION else us
+    return (
+        f"{them} speaks protocol version {version}, and {us} {PROTOCOL_VERSION}: install a newer "
+        f"release of shoal for {older}, or the same one for both"
+    )
+
+
 def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int, int]:
     """(kind, header, padding, payload bytes) from the prefix of the frame at `start`."""
     magic, version, kind, padding, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
     if magic != MAGIC:
         raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the peer a Shoal node?")
     if version != PROTOCOL_VERSION:
-        raise BadVersion(
-            f"the peer has protocol version {version}, this node {PROTOCOL_VERSION}; use the same "
-            "release on both"
-        )
+        raise BadVersion(other_version("the peer", version, "this node"))
     if header_bytes > HEADER_MAX or payload_bytes > PAYLOAD_MAX or padding >= LINE_BYTES:
         raise BadLength(
             f"a header of {header_bytes} bytes, padding of {padding} and a payload of "

@@ -177,6 +177,10 @@ def no_numba(row, state, update):
     Path("/dev/null").touch()
 
 
+def no_bytecode(row, state, update):
+    assert row.size, f"{row.size:>3}"
+
+
 def half(row, state, out):
     out[0] = row[0]
 
@@ -187,6 +191,7 @@ def half(row, state, out):
         ({"apply": out_of_range}, "apply of access method 't.bad' raised IndexError on a trial"),
         ({"apply": returning}, "returned a ndarray: it has to change its arrays in place"),
         ({"apply": no_numba}, "cannot be compiled by numba"),
+        ({"apply": no_bytecode}, "cannot be compiled by numba: format spec in f-strings"),
         ({"apply": plain, "read": half}, "left 2 of 3 elements of a pull unwritten"),
         ({"apply": plain, "init": plain}, "init of access method 't.bad' raised TypeError"),
     ],

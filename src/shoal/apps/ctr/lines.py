@@ -16,6 +16,7 @@ from shoal.tables.sparse.jit import U, kernel
 DONE, FULL, ODD = 0, 1, 2
 LIBSVM, DUMMY, CRITEO = 0, 1, 2
 BLANK, STRANGE = -1, -2
+ZERO, MINUS = 1, 2  # labels of the other class
 INTEGERS, CATEGORIES = 13, 26
 COLUMN_BITS = 40  # of a key of criteo's, below its column
 DIGITS_MOST = 15  # of a number whose digits make an exact float64
@@ -29,6 +30,7 @@ class Rows:
     number:  of that line in the file, from 0
     count:   rows so far
     seen:    whether any line was not blank
+    signs:   how labels that are not 1 were written: ZERO, MINUS, or both (their sum)
     """
 
     def __init__(self, size: int) -> None:
@@ -38,6 +40,7 @@ class Rows:
         self.values = np.empty(0, np.float32)
         self.at = self.number = self.count = self._used = 0  # keys in use
         self.seen = False
+        self.signs = 0
 
     def parse(self, block: np.ndarray, kind: int, sharers: int, mine: int) -> int:
         """Go on in a block of whole lines; of every `sharers` batches' lines those of `mine`.
@@ -46,9 +49,10 @@ class Rows:
         """
         begin = self.at, self.number, self.count, self._used
         into = self.labels, self.counts, self.keys, self.values
-        result, seen, *end = _parse(block, kind, sharers, mine, begin, into)
+        result, seen, signs, *end = _parse(block, kind, sharers, mine, begin, into)
         self.at, self.number, self.count, self._used = end
         self.seen |= seen
+        self.signs |= signs
         return int(result)
 
     def begin(self, nbytes: int) -> None:
@@ -67,9 +71,10 @@ class Rows:
         self.seen = True
 
     def add(self, label: float, keys: list[int], values: list[float] | None) -> None:
-        """A row that was parsed elsewhere."""
+        """A row that was parsed elsewhere, with its label as it is written."""
         first, self._used = self._used, self._used + len(keys)
-        self.labels[self.count], self.counts[self.count] = label, len(keys)
+        self.labels[self.count], self.counts[self.count] = label > 0, len(keys)
+        self.signs |= MINUS if label < 0 else ZERO if label == 0 else 0
         self.keys[first : self._used] = keys
         self.values[first : self._used] = 1 if values is None else values
         self.count += 1
@@ -87,7 +92,7 @@ def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any
     """`begin` is where to go on: at, number, rows and keys; returned as they are at the end."""
     at, number, rows, first = begin
     labels, counts, keys, values = into
-    size, result, seen = labels.size, DONE, False
+    size, result, seen, signs = labels.size, DONE, False, 0
     while at < block.size:
         if rows == size:
             result = FULL
@@ -111,12 +116,15 @@ def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any
                 if found == STRANGE:
                     result = ODD
                     break
+                if labels[U(rows)] <= 0:
+                    signs |= MINUS if labels[U(rows)] < 0 else ZERO
+                    labels[U(rows)] = 0
                 counts[U(rows)] = found
                 rows += 1
                 first += found
         at = stop + 1
         number += 1
-    return result, seen, at, number, rows, first
+    return result, seen, signs, at, number, rows, first
 
 
 @kernel
@@ -131,7 +139,7 @@ def _digit(byte: Any) -> Any:
 
 @kernel
 def _label(block: Any, at: Any, stop: Any) -> Any:
-    """1, 0, or STRANGE: of 1 0 +1 -1 1.0 0.0 -1.0."""
+    """1, 0, -1, or STRANGE: of 1 0 +1 -1 1.0 0.0 -1.0."""
     negative = block[U(at)] == 45
     signed = negative or block[U(at)] == 43
     if signed:
@@ -144,7 +152,7 @@ def _label(block: Any, at: Any, stop: Any) -> Any:
     elif stop - at != 1:
         return STRANGE
     if block[U(at)] == 49:
-        return 0 if negative else 1
+        return -1 if negative else 1
     if block[U(at)] == 48 and not signed:
         return 0
     return STRANGE

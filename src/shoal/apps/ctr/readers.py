@@ -4,16 +4,18 @@
     dummy    label index index ...                  every value is 1
     criteo   label, 13 integers, 26 categories of hexadecimal digits; tabs between, empty: missing
 
-Labels are 1, and 0 or -1. An index is a key. A field of criteo's makes the key (column, what is
-there): a category as it is, an integer v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge,
-Juan et al. 2014), so that 100 and 101 are the same and 1 and 2 are not. Keys may be hashed to fewer
-bits, as the hashing trick has it (Weinberger et al. 2009).
+Labels are 1, and 0 or -1; a file with all three has three classes, and is refused. An index is a
+key. A field of criteo's makes the key (column, what is there): a category as it is, an integer
+v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge, Juan et al. 2014), so that 100 and 101
+are the same and 1 and 2 are not. Keys may be hashed to fewer bits, as the hashing trick has it
+(Weinberger et al. 2009).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from math import inf, log
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from shoal.apps.ctr.lines import (
     FULL,
     INTEGERS,
     LIBSVM,
+    MINUS,
+    ZERO,
     Rows,
 )
 from shoal.apps.ctr.spec import CtrSpec, Format
@@ -38,9 +42,9 @@ from shoal.data.streams import blocks, lines, opened
 from shoal.errors import DataCorrupt
 from shoal.tables.sparse.jit import U, kernel, mixed
 
-LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": 0.0, "1.0": 1.0, "0.0": 0.0, "-1.0": 0.0}
+LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "-1.0": -1.0}
 KEYS = 1 << 64
-UNREADABLE = (UnicodeDecodeError, OSError)
+DIGITS_MAX = 4000  # of an index: Python parses no longer numbers
 INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -75,7 +79,7 @@ class Reader:
     Raises:
         DataMissing: no such file.
         DataCorrupt: a malformed line (file, line, what was expected) or one that is too long
-            (`streams.LINE_BYTES_MAX`), or a file without rows.
+            (`streams.LINE_BYTES_MAX`), a file without rows, or labels of three classes.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Reader:
         self._share = share
         self._skip = skip
         self.skipped = 0
-        self.kind = guess(path) if kind == "auto" else kind
+        self.kind = guess(path, skip) if kind == "auto" else kind
         self._parse = PARSERS[self.kind]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -109,21 +113,21 @@ class Reader:
                             yield self._batch(rows)
                             continue
                         stop = block.index(b"\n", rows.at) + 1
-                        line, number = block[rows.at : stop].decode(), rows.number + 1
+                        line, number = block[rows.at : stop], rows.number + 1
                         rows.skip(stop - rows.at)
                         row = self._row(line, number) if line.strip() else None
                         if row is not None:
                             rows.add(*row)
-            except UNREADABLE as error:
+            except OSError as error:
                 raise DataCorrupt(f"{self._path}: {error}") from None
         if not rows.seen:
             raise DataCorrupt(f"{self._path}: no rows")
         if rows.count:
             yield self._batch(rows)
 
-    def _row(self, line: str, number: int) -> Row | None:
+    def _row(self, line: bytes, number: int) -> Row | None:
         try:
-            return self._parse(line)
+            return self._parse(_text(line))
         except ValueError as error:
             self.skipped += 1
             if self.skipped > self._skip:
@@ -132,6 +136,11 @@ class Reader:
             return None
 
     def _batch(self, rows: Rows) -> Batch:
+        if rows.signs == ZERO | MINUS:
+            raise DataCorrupt(
+                f"{self._path}: labels 1, 0 and -1 by line {rows.number}: clicks have the label 1, "
+                "and all other rows the same one, 0 or -1"
+            )
         labels, counts, keys, values = rows.take()
         offsets = np.cumsum(counts) - counts
         if self.kind == "criteo":
@@ -172,25 +181,38 @@ def _hashed(keys: Any, shift: Any, found: Any) -> None:
         found[i] = mixed(keys[i]) >> shift
 
 
-def guess(path: Path) -> Format:
+def guess(path: Path, skip: int = 0) -> Format:
     """The format, by the first line that is not empty.
 
+    skip: malformed lines that may be before it
+
     Raises:
-        DataCorrupt: it is none of them.
+        DataCorrupt: it is none of them, or there is no such line.
     """
+    problem = ""
     with opened(path) as file:
         try:
-            line = next((line for _, line in lines(path, file) if line.strip()), b"").decode()
-        except UNREADABLE as error:
+            rows = (each for each in lines(path, file) if each[1].strip())
+            for number, line in islice(rows, skip + 1):
+                kind: Format = "criteo" if b"\t" in line else "libsvm" if b":" in line else "dummy"
+                try:
+                    PARSERS[kind](_text(line))
+                except ValueError as error:
+                    problem = problem or f"line {number} is no row of {kind}: {error}"
+                else:
+                    return kind
+        except OSError as error:
             raise DataCorrupt(f"{path}: {error}") from None
-    kind: Format = "criteo" if "\t" in line else "libsvm" if ":" in line else "dummy"
+    known = "neither libsvm, dummy nor criteo"
+    raise DataCorrupt(f"{path}: {known} ({problem})" if problem else f"{path}: no rows")
+
+
+def _text(line: bytes) -> str:
     try:
-        PARSERS[kind](line)
-    except ValueError as error:
-        raise DataCorrupt(
-            f"{path}: the first line is neither libsvm, dummy nor criteo ({error})"
-        ) from None
-    return kind
+        return line.decode()
+    except UnicodeDecodeError as error:
+        byte, at = line[error.start], error.start + 1
+        raise ValueError(f"expected text in UTF-8, not byte {byte:#04x} at {at}") from None
 
 
 def _label(text: str) -> float:
@@ -200,8 +222,10 @@ def _label(text: str) -> float:
 
 
 def _index(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) >= KEYS:
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected an index of 0 or more, not {text[:20]!r}")
+    if len(text) > DIGITS_MAX or int(text) >= KEYS:
+        raise ValueError(f"expected an index below 2**64, not {text[:30]}")
     return int(text)
 
 

@@ -111,18 +111,19 @@ class Trainer:
         """Train all epochs; batches stay in memory if there is more than one."""
         kept: list[Batch] = []
         batches: Iterable[Batch] = self._reader
+        begin = time.monotonic()
         for epoch in range(self._spec.epochs):
             for batch, following in with_next(batches):
                 if not epoch and self._spec.epochs > 1:
                     kept.append(batch)
                 if self._missed:
                     self._missed, self._steps = self._missed - 1, self._steps + 1
+                    begin = time.monotonic()
                     continue
-                begin = time.monotonic()
                 self._step(batch, following, epoch)
-                self._seconds += time.monotonic() - begin
             order = np.random.default_rng((self._spec.seed, self._context.rank, epoch))
             batches = [kept[at] for at in order.permutation(len(kept))]
+        self._seconds = time.monotonic() - begin
 
     def _step(self, batch: Batch, following: Batch | None, epoch: int) -> None:
         logits, loss = self._model.learn(batch, following)

@@ -25,7 +25,6 @@ import numba
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils as numba_cgutils
-from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -176,8 +175,9 @@ class CustomRows(RowMethod):
             )
         try:
             self._compiled[name].compile(tuple(typeof(each) for each in arguments))
-        except NumbaError as error:
+        except Exception as error:  # not all of numba's are a `NumbaError`
             report = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+            report = report or type(error).__name__
             raise InvalidValue(f"{title} cannot be compiled by numba: {report[:300]}") from None
 
     # ------------------------------------------------------------------ loops

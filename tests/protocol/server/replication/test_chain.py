@@ -138,6 +138,21 @@ def test_a_greeting_of_a_server_that_connects_anew_has_it_sent_again(rigs):
     assert [message for _, _, message, _ in chain.under_way] == [ReplicateAck(chain.view.id, 0, ())]
 
 
+def test_an_acknowledgement_of_a_resent_message_is_not_timed(chain):
+    """It may be of either copy. The next message, sent once, is timed again."""
+    options = chain.servers[0].replication.chains.options
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.now = options.resend_s
+    chain.tick(0, chain.now)
+    chain.deliver()
+    begun = chain.now
+    chain.ask(0, 0, 1, 1, 1, 1, 1)
+    assert chain.servers[0].replication.wakes_at() == begun + 2 * options.resend_s
+    chain.deliver()
+    chain.ask(0, 0, 2, 1, 1, 1, 1)
+    assert chain.servers[0].replication.wakes_at() == begun + options.resend_s
+
+
 def test_a_slow_server_is_sent_each_message_a_few_times_at_most(chain):
     """It acknowledges each after twice the first time-out."""
     options = chain.servers[0].replication.chains.options

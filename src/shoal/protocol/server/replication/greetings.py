@@ -13,32 +13,30 @@ class Greetings:
 
     A greeting is repeated after `least_s`, then after twice as long each time, up to `most_s`: a
     slow server answers each of those that wait for it.
+
+    silent:  (next at, and again after) by neighbour that has not answered
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self._least_s = least_s
         self._most_s = most_s
-        self._due: dict[NodeId, tuple[float, float]] = {}  # next at, and again after
+        self.silent: dict[NodeId, tuple[float, float]] = {}
 
     def begin(self, nodes: Iterable[NodeId], now: float) -> None:
         """Greet these, and no others."""
-        self._due = dict.fromkeys(nodes, (now, self._least_s))
+        self.silent = dict.fromkeys(nodes, (now, self._least_s))
 
     def lost(self, node: NodeId, again_at: float) -> None:
         """Greet a neighbour whose connection broke."""
-        self._due[node] = again_at, self._least_s
-
-    def answered(self, node: NodeId) -> None:
-        """Greet a neighbour no more."""
-        self._due.pop(node, None)
+        self.silent[node] = again_at, self._least_s
 
     def wakes_at(self) -> float:
-        return min(at for at, _ in self._due.values()) if self._due else inf
+        return min(at for at, _ in self.silent.values()) if self.silent else inf
 
     def take(self, now: float) -> list[NodeId]:
         """Return those to greet now."""
-        nodes = [node for node, (at, _) in self._due.items() if now >= at]
+        nodes = [node for node, (at, _) in self.silent.items() if now >= at]
         for node in nodes:
-            after = self._due[node][1]
-            self._due[node] = now + after, min(2 * after, self._most_s)
+            after = self.silent[node][1]
+            self.silent[node] = now + after, min(2 * after, self._most_s)
         return nodes

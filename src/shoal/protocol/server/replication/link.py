@@ -88,7 +88,7 @@ class Link:
         self._under_way = 0
         self.backlog = 0
         self._round_trip = round_trip
-        round_trip.restart()
+        self._timed: tuple[int, float] | None = None  # a message's number, and when it was sent
 
     def say(
         self, operation: Operation, changes: list[Change], clock: int, now: float, out: Effects
@@ -116,7 +116,8 @@ class Link:
             self._unsent.popleft()
             self._under_way += nbytes
             self.again_at = min(self.again_at, now + self._round_trip.timeout_s)
-            self._round_trip.sent(entry.message.number, now)
+            if self._timed is None:
+                self._timed = entry.message.number, now
             out.append(Send(self.to, entry.message, entry.buffers))
 
     def heard(self, number: int, now: float) -> bool:
@@ -132,7 +133,9 @@ class Link:
                 if isinstance(change, Delivery):
                     change.there = True
         self.there = number
-        self._round_trip.heard(number, now)
+        if self._timed is not None and number > self._timed[0]:
+            self._round_trip.took(now - self._timed[1])
+            self._timed = None
         return True
 
     def go_on(self, now: float, out: Effects) -> None:
@@ -146,6 +149,7 @@ class Link:
     def again(self, now: float, out: Effects) -> None:
         """Resend what is not acknowledged in time."""
         sent = list(self._entries.values())[: len(self._entries) - len(self._unsent)]
+        self._timed = None
         self._round_trip.timed_out()
         self.again_at = now + self._round_trip.timeout_s if sent else inf
         lost = [each for each in sent if each.message.number >= self.there]

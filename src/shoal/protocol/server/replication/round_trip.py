@@ -20,18 +20,9 @@ class RoundTrip:
         self._most_s = most_s
         self._mean_s = -1.0  # none was measured yet
         self._deviation_s = 0.0
-        self._timed: tuple[int, float] | None = None  # a message's number, and when it was sent
 
-    def sent(self, number: int, now: float) -> None:
-        """Time this message, if none is being timed."""
-        if self._timed is None:
-            self._timed = number, now
-
-    def heard(self, number: int, now: float) -> None:
-        """Take in that all messages below a number are acknowledged."""
-        if self._timed is None or number <= self._timed[0]:
-            return
-        took_s, self._timed = now - self._timed[1], None
+    def took(self, took_s: float) -> None:
+        """Take in the round trip of a message that was sent once."""
         if self._mean_s < 0:
             self._mean_s, self._deviation_s = took_s, took_s / 2
         else:
@@ -41,12 +32,7 @@ class RoundTrip:
 
     def timed_out(self) -> None:
         """Wait twice as long for the next acknowledgement."""
-        self._timed = None
         self._set(2 * self.timeout_s)
-
-    def restart(self) -> None:
-        """Time no message of before: the numbers begin anew, in another view."""
-        self._timed = None
 
     def _set(self, timeout_s: float) -> None:
         self.timeout_s = min(max(timeout_s, self._least_s), self._most_s)

@@ -217,15 +217,13 @@ class Node:
         self._add(connection)
 
     def _look_at_connections(self, now: float) -> None:
-        """Drop callers whose handshake has timed out or failed, to free their file descriptors;
-        replace connections whose path seems cut; see which slow readers have room."""
+        """Drop late callers, replace connections whose path seems cut, see who has room."""
         for connection, denied in self._strangers.over(now):
             if denied:
                 connection.deny()
             else:
-                self._errors.count(
-                    HandshakeFailed("a caller did not say hello in time"), connection
-                )
+                late = HandshakeFailed("a caller did not say hello in time")
+                self._errors.count(late, connection)
             self._drop(connection)
         for stalled in self._paths.stalled(self._peers, now):
             self.counters["stalled"] += 1

@@ -194,7 +194,8 @@ class Chains:
 
     def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
         """Handle an acknowledgement of the next server; return whether it is news."""
-        self._greetings.silent.pop(sender, None)
+        if sender in self._greetings.silent:
+            self._greetings.answered(sender)
         link = self._links.get(sender)
         if not message.number and sender in self._before:  # a greeting: the connection may be new
             if link is not None:
@@ -286,7 +287,8 @@ class Chains:
         """Yield the messages that are due now, in order: each when the one before is applied."""
         if self._found(sender, message) is None:
             return
-        self._greetings.silent.pop(sender, None)
+        if sender in self._greetings.silent:
+            self._greetings.answered(sender)
         incoming = self._incoming.setdefault(sender, Incoming())
         if message.number < incoming.expected:
             out.append(Send(sender, self._ack(sender, incoming)))

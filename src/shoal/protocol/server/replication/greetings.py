@@ -30,6 +30,10 @@ class Greetings:
         """Greet a neighbour whose connection broke."""
         self.silent[node] = again_at, self._least_s
 
+    def answered(self, node: NodeId) -> None:
+        """Greet a neighbour no more."""
+        self.silent.pop(node, None)
+
     def wakes_at(self) -> float:
         return min(at for at, _ in self.silent.values()) if self.silent else inf
 

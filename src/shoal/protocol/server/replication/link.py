@@ -99,7 +99,7 @@ class Link:
             clock = self.announced[of] = max(clock, self.announced.get(of, 0))
         message = operation.message(changes, self._view, self._number, clock)
         entry = Entry(operation, message, changes)
-        operation.unread += 1
+        operation.sent()
         self._entries[self._number] = entry
         self._number += 1
         self.backlog += entry.nbytes
@@ -126,7 +126,7 @@ class Link:
             return False
         for each in range(self.there, number):
             entry = self._entries[each]
-            entry.operation.unread -= 1
+            entry.operation.read()
             self._under_way -= entry.nbytes
             self.backlog -= entry.nbytes
             for change in entry.changes:

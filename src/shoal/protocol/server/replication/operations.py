@@ -117,6 +117,14 @@ class Operation(msgspec.Struct, eq=False):
         for shard, staged in self.retained:
             shard.let_go(staged)
 
+    def sent(self) -> None:
+        """Count a message that carries parts of it."""
+        self.unread += 1
+
+    def read(self) -> None:
+        """Count a message as acknowledged."""
+        self.unread -= 1
+
     def keep(self, changes: list[Change]) -> None:
         """Keep only these changes, for the servers after this one."""
         self.changes = changes

@@ -98,7 +98,7 @@ class Node:
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
-        self._strangers = Strangers()
+        self._strangers, self._look_at = Strangers(), 0.0
         self._paths = Paths(LOOK_S)
         self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -149,7 +149,7 @@ class Node:
                 self._accept()
         if self._disk is not None:
             self.perform(self._disk.due(now))
-        if watches:
+        if watches and (now >= self._look_at or self._slow_readers.look_now):
             self._look_at_connections(now)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
@@ -218,12 +218,12 @@ class Node:
 
     def _look_at_connections(self, now: float) -> None:
         """Drop late callers, replace connections whose path seems cut, see who has room."""
+        self._look_at = now + LOOK_S
         for connection, denied in self._strangers.over(now):
             if denied:
                 connection.deny()
             else:
-                late = HandshakeFailed("a caller did not say hello in time")
-                self._errors.count(late, connection)
+                self._errors.count(HandshakeFailed("a caller said no hello in time"), connection)
             self._drop(connection)
         for stalled in self._paths.stalled(self._peers, now):
             self.counters["stalled"] += 1

@@ -98,8 +98,9 @@ class Node:
         self._connections: dict[int, Connection] = {}
         self._peers: dict[NodeId, Connection] = {}
         self._writing: set[int] = set()
-        self._strangers, self._look_at = Strangers(), 0.0
-        self._paths = Paths(LOOK_S)
+        self._strangers = Strangers()
+        self._look_at = 0.0
+        self._paths = Paths()
         self._asked: deque[object] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
@@ -149,7 +150,7 @@ class Node:
                 self._accept()
         if self._disk is not None:
             self.perform(self._disk.due(now))
-        if watches and (now >= self._look_at or self._slow_readers.look_now):
+        if watches:
             self._look_at_connections(now)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
@@ -217,24 +218,23 @@ class Node:
         self._add(connection)
 
     def _look_at_connections(self, now: float) -> None:
-        """Drop late callers, replace connections whose path seems cut, see who has room."""
-        self._look_at = now + LOOK_S
-        for connection, denied in self._strangers.over(now):
-            if denied:
-                connection.deny()
-            else:
-                self._errors.count(HandshakeFailed("a caller said no hello in time"), connection)
-            self._drop(connection)
-        for stalled in self._paths.stalled(self._peers, now):
-            self.counters["stalled"] += 1
-            self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
+        """See who has room; now and then drop late callers, and replace paths that seem cut."""
         for to, stuck in self._slow_readers.look(self._peers, now):
             if stuck is None:
                 self.handle(HasRoom(to))
             else:
                 self.counters["slow reader"] += 1
-                stuck.timed_out = True
                 self._drop(stuck)
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for connection, late in self._strangers.over(now):
+            if late is not None:
+                self._errors.count(late, connection)
+            self._drop(connection)
+        for stalled in self._paths.stalled(self._peers):
+            self.counters["stalled"] += 1
+            self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
 
     def _add(self, connection: Connection) -> None:
         self._connections[connection.fileno()] = connection

@@ -11,16 +11,11 @@ from shoal.transport import Connection
 class Paths:
     """The peers to whom this node has connected over TCP.
 
-    Args:
-        look_s: seconds between looks at their connections.
-
     Attributes:
         called: the peers.
     """
 
-    def __init__(self, look_s: float) -> None:
-        self._look_s = look_s
-        self._look_at = 0.0
+    def __init__(self) -> None:
         self.called: set[NodeId] = set()
 
     def add(self, to: NodeId, address: str) -> None:
@@ -28,11 +23,8 @@ class Paths:
         if address.startswith("tcp://"):
             self.called.add(to)
 
-    def stalled(self, peers: Mapping[NodeId, Connection], now: float) -> Iterator[Connection]:
+    def stalled(self, peers: Mapping[NodeId, Connection]) -> Iterator[Connection]:
         """The connections on which peers acknowledge nothing: another path may be open."""
-        if now < self._look_at:
-            return
-        self._look_at = now + self._look_s
         self.called &= peers.keys()
         for to in self.called:
             if peers[to].stalled:

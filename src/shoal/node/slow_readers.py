@@ -51,5 +51,7 @@ class SlowReaders:
             elif backlog < reader.backlog or not reader.backlog:
                 reader.since = now
             elif now >= reader.since + STUCK_S:
+                if connection is not None:
+                    connection.timed_out = True
                 yield to, connection
             reader.backlog = backlog

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shoal.errors import HandshakeFailed
 from shoal.transport import Connection
 
 MOST = 128  # the oldest is dropped: a caller that knows the token is done in a moment
@@ -47,8 +48,13 @@ class Strangers:
         self.callers.pop(fileno, None)
         self._denied.discard(fileno)
 
-    def over(self, now: float) -> Iterator[tuple[Connection, bool]]:
-        """(caller, whether it was denied) of those whose time is over."""
+    def over(self, now: float) -> Iterator[tuple[Connection, HandshakeFailed | None]]:
+        """(caller, its mistake) of those whose time is over; a denied one is told now."""
         for fileno, (connection, until) in list(self.callers.items()):
-            if now >= until:
-                yield connection, fileno in self._denied
+            if now < until:
+                continue
+            if fileno in self._denied:
+                connection.deny()
+                yield connection, None
+            else:
+                yield connection, HandshakeFailed("a caller did not say hello in time")

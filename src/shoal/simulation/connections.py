@@ -17,9 +17,8 @@ class Connections:
         self._made: set[Pair] = set()
         self._ready: dict[Pair, float] = {}  # of those that are being made
         self._hopeless: dict[Pair, float] = {}  # attempts that hang, and when they end
-        self._half_open: set[tuple[NodeId, NodeId]] = (
-            set()
-        )  # (survivor, the dead peer that it writes to)
+        # (survivor, the dead peer that it writes to)
+        self._half_open: set[tuple[NodeId, NodeId]] = set()
         self._broken: dict[Pair, int] = {}
         self._hangs: dict[NodeId, float] = {}  # nodes where no attempt is answered, and until when
 

@@ -44,7 +44,6 @@ from shoal.tables.sparse.jit import U, kernel, mixed
 
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "-1.0": -1.0}
 KEYS = 1 << 64
-DIGITS_MAX = 4000  # of an index: Python parses no longer numbers
 INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -224,7 +223,7 @@ def _label(text: str) -> float:
 def _index(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected an index of 0 or more, not {text[:20]!r}")
-    if len(text) > DIGITS_MAX or int(text) >= KEYS:
+    if int(text) >= KEYS:
         raise ValueError(f"expected an index below 2**64, not {text[:30]}")
     return int(text)
 

@@ -342,9 +342,7 @@ class WorkerMachine:
     def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
         """End a sub-request whose request is over. A push that was sent goes on, and an advance."""
         sent = sub_request.begun and sub_request.plan.pushed and not sub_request.done
-        if (
-            sent
-        ):  # its buffers are the caller's again, also if the run has ended: it may still leave
+        if sent:  # it may still leave, also if the run has ended, and the caller has its buffers
             out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
         if (sent or (sub_request.advance >= 0 and not sub_request.done)) and not self.session.ended:
             self._in_flight.orphan(sub_request)

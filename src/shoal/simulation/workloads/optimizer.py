@@ -127,7 +127,7 @@ class OptimizerWorkload:
         left_out = list(islice(subsets, SUBSETS_MOST))
         ends = [_reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
         if len(unsure) > UNCERTAIN_MOST:  # a larger subset may be missing; all rows are without it
-            ends += [float(rows[0]) for rows, _ in islice(shards.values(), 1)]
+            ends.append(float(next(iter(shards.values()))[0][0]))
         for first, (rows, _) in shards.items():
             if not any(np.allclose(rows, end, rtol=TOLERANCE) for end in ends):
                 raise violated("order", f"rows from {first} are {rows.tolist()}, not {ends[0]}")

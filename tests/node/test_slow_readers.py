@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from shoal.node import node as node_module
 from shoal.node import slow_readers
 from shoal.node.node import Node
 from shoal.node.slow_readers import ROOM_BYTES
@@ -67,6 +68,17 @@ def test_there_is_room_once_a_peer_has_read(reader):
     node.perform([AwaitRoom("worker-a"), AwaitRoom("nobody")])
     node.poll(5.0)  # at once
     assert node.machine.room == ["worker-a", "worker-a", "nobody"]
+
+
+def test_room_is_seen_in_the_turn_in_which_there_is_some(reader, monkeypatch):
+    """And not when other connections are looked at, which is rarer."""
+    monkeypatch.setattr(node_module, "LOOK_S", 3600.0)
+    node, peer = reader
+    node.perform([Send("worker-a", Nudge("x"), (LARGE,)), AwaitRoom("worker-a")])
+    node.poll(0.01)  # looks at all
+    read_all(peer, node)
+    node.poll(0.01)
+    assert node.machine.room == ["worker-a"]
 
 
 def test_a_peer_that_reads_nothing_is_disconnected(reader, monkeypatch):

@@ -28,6 +28,7 @@ MODULES = (
     "groups",
     "failure_detection",
     "environment",
+    "long_work",
     "view_changes",
     "next_views",
     "scheduler",

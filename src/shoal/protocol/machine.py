@@ -269,7 +269,7 @@ class Sink:
 
     @property
     def whole(self) -> bool:
-        return not self.by_view or self.landed == len(self.views)
+        return not self.by_view or self.revoked or self.landed == len(self.views)
 
     def fill(self, data: memoryview, start: int = 0) -> None:
         """Copy the whole payload from `data`, where it begins at `start`. Not by view."""

@@ -22,6 +22,7 @@ from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
+from shoal.simulation.checkers.lent import watch
 from shoal.simulation.heartbeats import ProcessHeartbeats
 from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
 from shoal.simulation.workloads.programs import Workload
@@ -118,7 +119,13 @@ class SimulatedCluster:
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         opened = partial(self._open, node)
         self.servers[node] = ServerMachine(
-            session, opened, REPLICATION, checkpoint_clocks, UNREAD_BYTES, lambda: "checkpoints"
+            session,
+            opened,
+            REPLICATION,
+            checkpoint_clocks,
+            UNREAD_BYTES,
+            lambda: "checkpoints",
+            long_bytes=self._plan.long_bytes,
         )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node
@@ -128,7 +135,8 @@ class SimulatedCluster:
         there = self.view is not None and self.view.named(spec.name) is not None
         if there and self._world.now < self.out_of_memory.get(node, 0.0):
             raise InvalidValue(f"{spec.name}{rows} does not fit")
-        return cast(ShardStore, open_shard(spec, rows))
+        shard = cast(ShardStore, open_shard(spec, rows))
+        return watch(shard, lambda: self._world.at_work)
 
     def _host(self) -> str:
         """Return the host of the next member, in turn; empty if the plan has no hosts."""

@@ -11,9 +11,13 @@ WORK_S, LONG_S, LONG = 0.003, 1.0, 0.01  # at most; at most if it is long; share
 
 
 class OffloadedWork:
-    """Draws how long work takes, and does it."""
+    """Draws how long work takes, and does it.
+
+    at_work:  whether it is being done
+    """
 
     def __init__(self, random: Random) -> None:
+        self.at_work = False
         self._random = random
 
     def seconds(self) -> float:
@@ -22,7 +26,10 @@ class OffloadedWork:
 
     def result(self, effect: Offload) -> Offloaded:
         """Do the work. Nothing else sees its state before."""
+        self.at_work = True
         try:
             return Offloaded(effect.ticket, effect.work())
         except ShoalError as error:
             return Offloaded(effect.ticket, error=error)
+        finally:
+            self.at_work = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -24,6 +25,7 @@ GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
 STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
+LONG, LONG_BYTES = 0.3, (0, 100, 400, 2000)  # share of the seeds; work that is long, in bytes
 UNHEARD = 0.44  # share of the seeds with checkpoints by time
 RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
@@ -56,6 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
     restless:      whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
     costly:        whether events take time
+    long_bytes:    work that moves as many is done outside of the servers' loops
     unheard:       whether the scheduler is cut off as servers adopt its views
     """
 
@@ -85,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     sums: bool = False
     costly: bool = False
     unheard: bool = False
+    long_bytes: float = inf
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -127,6 +131,7 @@ class Plan(msgspec.Struct, frozen=True):
             guests=guests,
             guests_rule=aside.choice(rules),
             guests_leased=aside.random() < LEASED,
+            long_bytes=_long_bytes(Random(seed * 89 + 37)),
             unheard=by_time and Random(seed * 83 + 13).random() < UNHEARD,
         )
         return plan._varied(Random(seed * 61 + 29))
@@ -173,3 +178,7 @@ class Plan(msgspec.Struct, frozen=True):
             return (*PHASES, "open round", "open round")  # short phases
         absent = ("open round",) if self.consistency.name == "ssp" else ("open round", "waiting")
         return tuple(phase for phase in PHASES if phase not in absent)
+
+
+def _long_bytes(random: Random) -> float:
+    return random.choice(LONG_BYTES) if random.random() < LONG else inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from pathlib import Path
 from random import Random
 from traceback import extract_tb
@@ -91,6 +92,7 @@ class Scenario:
             "streams": plan.network.streams,
             "costly events": plan.costly,
             "scheduler unheard": plan.unheard,
+            "long work": plan.long_bytes < inf,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
         costs = Random(seed * 79 + 11)
@@ -224,7 +226,8 @@ class Scenario:
             # its predecessor does not count as dead yet: engines start it again
             self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)
         if sim.node in self.cluster.servers:
-            check_waiting(sim.node, self.cluster.servers[sim.node])
+            if not self.cluster.servers[sim.node].suspended:
+                check_waiting(sim.node, self.cluster.servers[sim.node])
         else:
             for work in self.works.values():
                 work.check_buffers(sim.node)
@@ -290,7 +293,10 @@ class Scenario:
             check_remaining(servers, work, group)
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
-        planned = {each for each in self.work.checkpoints.planned if each <= self.plan.clocks}
+        # a run may end as its last worker is declared dead, and its clock stands still
+        reached = max(machine.clocks.of("").minimum for machine in self.cluster.servers.values())
+        last = min(self.plan.clocks, reached)
+        planned = {each for each in self.work.checkpoints.planned if each <= last}
         stayed = len(self.cluster.servers) == self.plan.servers and whole
         if stayed and not self._left_out:
             found = self._cuts.check_planned(planned)

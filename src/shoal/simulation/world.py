@@ -116,6 +116,11 @@ class World:
             self.at(self.now, lambda: self._advance(sim, 0))
         return sim
 
+    @property
+    def at_work(self) -> bool:
+        """Whether offloaded work is being done."""
+        return self._work.at_work
+
     def living(self, role: str = "") -> list[NodeId]:
         """The nodes that run, of a role or all."""
         nodes = self.nodes.items()

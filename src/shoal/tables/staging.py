@@ -64,10 +64,11 @@ class Shard(ABC):
     """What shards of all kinds have in common.
 
     syncing:        the rows are still coming from another replica
+    lent:           another thread works on the rows
     new_row_bytes:  what a new row takes at most; 0 where pushes create none, or no more in the end
     """
 
-    syncing = False
+    syncing = lent = False
     new_row_bytes = 0
 
     @property
@@ -95,6 +96,15 @@ class Shard(ABC):
         """Other servers have it."""
         staged.retained = False
         self.release(staged)
+
+    def lend(self, on: bool) -> None:
+        """Another thread begins or ends to work on the rows, and may release staging memory."""
+        self.lent = on
+        if on:
+            self._released: list[Any] = []
+        else:
+            for staged in self._released:
+                self.release(staged)
 
     def keep_keys(self, staged: Any) -> None:
         """Its keys are read once it is applied."""

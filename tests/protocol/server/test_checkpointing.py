@@ -1,6 +1,7 @@
 """Checkpoints: whose rows are taken when, and which pushes wait until they are."""
 
 import time
+from itertools import count
 
 import pytest
 
@@ -8,6 +9,7 @@ from shoal.protocol.checkpoint_clocks import AT_ONCE, CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.long_work import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.views import Placement
@@ -134,7 +136,7 @@ def test_after_a_file_that_was_not_written_all_rows_are(rigs):
     replication.rank = 0
     clocks = Clocks()
     clocks.enter(1, 0)
-    saving = Checkpointer(CheckpointClocks(1), clocks, replication)
+    saving = Checkpointer(CheckpointClocks(1), clocks, replication, LongWork(count()))
     since = []
     for clock in range(1, 22):
         if clock == 4:
@@ -159,7 +161,7 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
     replication.rank = 0
     clocks = Clocks()
     clocks.enter(1, 0)
-    saving = Checkpointer(CheckpointClocks(1), clocks, replication)
+    saving = Checkpointer(CheckpointClocks(1), clocks, replication, LongWork(count()))
     staged = shard.stage(spec.keys, 10)
     staged.keys[:], staged.values[:] = range(10), 1
     shard.apply(staged, None)

@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from shoal.protocol.scheduler.rebalance import Moves
 from shoal.protocol.scheduler.view_change import ViewChange
-from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.opening import ShardOpening
 from shoal.protocol.server.thaw import Thaw
+from shoal.protocol.server.view_changes import ViewChanges
 from tests.simulation.planted.patches import bug, instead
 
 # ---------------------------------------------------------------------------- frozen servers
@@ -26,7 +26,7 @@ thaws_by_time_out = bug(
     "A frozen server that asks the others continues, whatever they answer.",
 )  # fmt: skip
 refused_view_is_adopted = bug(
-    ServerMachine, "_refused", instead(False),
+    ViewChanges, "refused", instead(False),
     "A server adopts a view from the scheduler that it has refused.",
 )  # fmt: skip
 

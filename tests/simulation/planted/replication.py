@@ -11,6 +11,7 @@ from shoal.protocol.scheduler import losses
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.rebalance import Migration
 from shoal.protocol.server.admission import Admission, Ends
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.replication.chain import Chains
@@ -373,13 +374,13 @@ def call_stays_at_its_head():
 @contextmanager
 def call_answered_at_its_head():
     """... or it is, and the answer does not wait until all have it."""
-    right = Executor.apply
+    right = Applier.apply
 
     def apply(self, operation, out):
         logs = () if operation.what == "call" else operation.logs
         return right(self, replace(operation, logs=logs), out)
 
-    with patch.object(Executor, "apply", apply):
+    with patch.object(Applier, "apply", apply):
         yield
 
 

@@ -31,7 +31,7 @@ def _copied_entries(change):
 
     def make(right):
         def take_over(self):
-            for entry in self._executor.copied.entries():
+            for entry in self._applier.copied.entries():
                 change(self, entry)
             right(self)
 

@@ -15,12 +15,17 @@ Checkpoints belong to the first worker group, and contain the tables that use it
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Save
+from shoal.protocol.server.long_work import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Operation
+from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
@@ -38,7 +43,9 @@ class Checkpointer:
         checkpoint_clocks: CheckpointClocks,
         clocks: Clocks,
         chains: Chains,
+        long_work: LongWork,
     ) -> None:
+        self._long_work = long_work
         self._checkpoint_clocks = checkpoint_clocks
         self._clocks = clocks
         self._chains = chains
@@ -126,10 +133,13 @@ class Checkpointer:
         shard, number = replica.shard, replica.number
         failures = self._failures
         since, files = self._latest.get(number, (-1, 0))
-        changes = shard.changes() if 0 < files < CHAIN_MAX else None
-        if changes is None:
+        copy = partial(_copied, shard, 0 < files < CHAIN_MAX)
+        if shard.spec.kind == "custom":  # its handler may be bound to the loop's thread
+            state, whole = copy()
+        else:
+            state, whole = self._long_work.do([replica], shard.nbytes, copy)
+        if whole:
             since, files = -1, 0
-        state = shard.state(copied=True) if changes is None else changes
         self._latest[number] = clock, files + 1
         if self._failures != failures:  # perhaps the file that this one builds on
             self._latest.clear()
@@ -141,8 +151,20 @@ class Checkpointer:
         self._latest.clear()
 
     def reached(self, out: Effects) -> None:
-        """Take the checkpoints that are due, after the clock of a head has moved."""
-        if self.active:
+        """Take the checkpoints that are due, after the clock of a head has moved.
+
+        Not while long work is under way: it may be on any of the rows.
+        """
+        if self.active and not self._long_work.suspended:
             clock = self._clocks.of("").minimum
             for replica in self._chains.of(""):
                 self.before(replica, self._chains.reached(replica, clock), out)
+
+
+def _copied(shard: ShardStore, changes: bool) -> tuple[dict[str, Any], bool]:
+    """Return a copy of a shard's state, and whether it is the whole state.
+
+    changes:  whether those since the last copy are enough
+    """
+    found = shard.changes() if changes else None
+    return (shard.state(copied=True), True) if found is None else (found, False)

@@ -1,31 +1,29 @@
-"""Execution of admitted requests, and application of operations to a server's replicas.
+"""Execution of admitted requests.
 
 A request pushes, advances and pulls, in this order. A push is applied at once or with its round. An
 advance may close rounds. A pull is answered, or put into the wait queue until the slowest worker
 has reached the clock that the consistency rules of its tables ask for.
-
-Whatever changes rows is an operation, and `Executor.apply` applies it: a push, a closed round, and
-what comes down a chain from its head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 
-from shoal.errors import AccessFailed, InvariantBroken
+from shoal.errors import AccessFailed
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.messages import Code, Probe, Reply, Request, What
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replica import NONE, AppliedPart, Replica
+from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import NEW, Change, Operation
+from shoal.protocol.server.replication.operations import Change, Operation
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.rounds import Contribution, Rounds
-from shoal.protocol.server.shard_store import ShardStore, Staged
+from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
 from shoal.protocol.session import Session
@@ -33,10 +31,9 @@ from shoal.protocol.views import FOREVER, NodeId
 
 
 class Executor:
-    """Carries out the requests that admission has taken, and applies operations.
+    """Carries out the requests that admission has taken.
 
     rounds:  the pushes that wait for rounds here
-    copied:  pushes that the heads of other chains have accepted into rounds
     """
 
     def __init__(
@@ -50,9 +47,10 @@ class Executor:
         chains: Chains,
         checkpointer: Checkpointer,
         wait_queue: WaitQueue,
+        applier: Applier,
+        long_work: LongWork,
     ) -> None:
         self.rounds = rounds
-        self.copied = Rounds()
         self.wait_queue = wait_queue
         self._session = session
         self._admission = admission
@@ -61,8 +59,10 @@ class Executor:
         self._clocks = clocks
         self._chains = chains
         self._checkpointer = checkpointer
+        self._applier = applier
+        self._long_work = long_work
         self._round_closer = RoundCloser(
-            replicas, chains, self.rounds, self.apply, self._refuse_push
+            replicas, chains, self.rounds, applier.apply, self._refuse_push
         )
 
     # ------------------------------------------------------------------ requests
@@ -207,7 +207,7 @@ class Executor:
             pushed=pushed,
             group=log.group,
         )
-        failed = self.apply(operation, out)
+        failed = self._applier.apply(operation, out)
         if failed:
             raise AccessFailed("; ".join(failed.values()))
 
@@ -319,80 +319,10 @@ class Executor:
         minimum = self._clocks.of(group).minimum
         if minimum < FOREVER:
             self.rounds.reach(group, minimum)
+        self._long_work.begin_closing(group)
         for clock in self.rounds.below(group, minimum):
             self._round_closer.close(group, clock, out)
+        self._long_work.end_closing()
         if not group:
             self._checkpointer.reached(out)
         self._chains.tell(group, minimum, out)
-
-    def apply(self, operation: Operation, out: Effects) -> dict[int, str]:
-        """Apply an operation to the replicas here, record its pushes, and send it down the chains.
-
-        Returns:
-            By replica, why a part was refused: its access method has failed.
-
-        Raises:
-            InvariantBroken: another server has counted other versions for its changes
-        """
-        if self._staging.guard.borrowers:
-            self._staging.guard.recall()
-        replicas = operation.replicas() if operation.round >= 0 or operation.pushed >= 0 else []
-        if replicas:
-            self._checkpointer.before_operation(operation, replicas, out)
-        failed: dict[int, str] = {}
-        parts, onward = [], []
-        for change, version in self._change_rows(operation, failed):
-            replica = change.replica
-            if change.version not in (NEW, version):
-                told = f"version {change.version} of {replica.rows} came at {version - 1}"
-                raise InvariantBroken(told)
-            parts.append(AppliedPart(change.part, replica, version))
-            if replica.following != NONE:
-                onward.append(change.counted(version))
-        if operation.what == "round":  # it contains every part of a push to a shard
-            parts = [each.applied for each in replicas if each.number not in failed]
-        for log, seq in operation.logs:
-            log.apply(seq, parts)
-            for number in failed:
-                log.refuse(seq, number)
-        if operation.what == "push" and self.copied.open:  # it may have waited here
-            numbers = [each.replica.number for each in parts]
-            for incarnation, seq, _ in operation.origins:
-                self.copied.remove(incarnation, seq, numbers)
-        if onward:
-            operation.keep(onward)
-            self._chains.carry(operation, out)
-        return failed
-
-    def _change_rows(
-        self, operation: Operation, failed: dict[int, str]
-    ) -> list[tuple[Change, int]]:
-        """Change the rows; return the changes that were made, with their versions."""
-        if operation.what in ("round", "accept"):  # an accepted push changes them with its round
-            changes = operation.changes
-            if operation.what == "round":
-                changes = self._round_closer.change_rows(operation, failed)
-            return [(change, change.replica.count()) for change in changes]
-        applied = []
-        for change in operation.changes:
-            replica, staged = change.replica, change.staged
-            if replica.following != NONE:
-                operation.retain(replica, staged)
-            try:
-                if staged is not None:
-                    _change(replica.shard, operation.what, staged, change.lr)
-            except AccessFailed as error:
-                failed[replica.number] = error.message
-            else:
-                applied.append((change, replica.count()))
-        return applied
-
-
-def _change(shard: ShardStore, what: What, staged: Staged, lr: float | None) -> None:
-    if what == "push":
-        shard.apply(staged, lr)
-    elif what == "write":
-        shard.write(staged)
-    else:
-        with suppress(AccessFailed):  # the answer of a call may be an error
-            shard.read_keys(staged)

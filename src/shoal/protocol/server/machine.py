@@ -1,4 +1,4 @@
-"""The server's machine: dispatches messages, and adopts views.
+"""The server's machine: dispatches messages to the parts of a server.
 
 Architecture invariant: this module has no tensors (a `ShardStore` does the arithmetic), no chain
 order (`Chains` knows it), and no time but `now`.
@@ -7,8 +7,10 @@ order (`Chains` knows it), and no time but `now`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 
-from shoal.errors import InvariantBroken, ProcessDied, ShoalError
+from shoal.errors import InvariantBroken
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.limits import UNREAD_BYTES
@@ -19,7 +21,6 @@ from shoal.protocol.machine import (
     Event,
     EventTime,
     EventTrace,
-    HangUp,
     HasRoom,
     Note,
     Offloaded,
@@ -33,7 +34,6 @@ from shoal.protocol.messages import (
     Computing,
     Drain,
     Freeze,
-    Frozen,
     Leave,
     Message,
     NewView,
@@ -51,8 +51,11 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.interim import Interim
+from shoal.protocol.server.long_work import LONG_BYTES, LongWork
 from shoal.protocol.server.opening import MemoryOptions, ShardOpening, TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import ReplicationOptions
@@ -63,10 +66,11 @@ from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.thaw import Thaw
+from shoal.protocol.server.view_changes import ViewChanges
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
-from shoal.protocol.views import Member, NodeId, Role, View, ViewId
+from shoal.protocol.views import Member, NodeId, Role
 from shoal.tables.spec import TableSpec
 
 
@@ -82,38 +86,51 @@ class ServerMachine:
         unread_bytes: int = UNREAD_BYTES,
         checkpoint_folder: Callable[[], str] = lambda: "",
         memory: MemoryOptions = MemoryOptions(),  # noqa: B008 - frozen
+        long_bytes: float = LONG_BYTES,
     ) -> None:
         """
         checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        long_bytes:         work that moves as many is done outside of the loop
         """
         self.session = session
-        self._checkpoint_folder = checkpoint_folder
         self._time = EventTime()
         self._trace = EventTrace()
         self._workers: dict[int, Member] = {}  # the view's, by incarnation
         clocks = self.clocks = Clocks()
         admission = self.admission = Admission()
         rounds, table_memory = Rounds(), TableMemory(memory)
-        self._opening = ShardOpening(session, open_shard, table_memory)
+        tickets = count(1)
+        long_work = self._long_work = LongWork(tickets, long_bytes)
+        self._opening = ShardOpening(session, open_shard, table_memory, tickets)
         self._replicas = Replicas(self._opening.take)
         replicas = self._replicas.replicas
         table_memory.watch(replicas, rounds)
         chains = Chains(replicas, replication, self._time)
         checkpoint_clocks = checkpoint_clocks or CheckpointClocks()
-        checkpointer = self.checkpointer = Checkpointer(checkpoint_clocks, clocks, chains)
+        checkpointer = self.checkpointer = Checkpointer(
+            checkpoint_clocks, clocks, chains, long_work
+        )
         staging = self.staging = RequestStaging(
             admission, replicas, checkpointer, table_memory, rounds
         )
         wait_queue = self.wait_queue = WaitQueue(
-            replicas, clocks, self._workers, chains, checkpointer, unread_bytes
+            *(replicas, clocks, self._workers, chains, checkpointer, long_work, unread_bytes)
         )
+        applier = Applier(staging.guard, replicas, chains, checkpointer, long_work)
         executor = self.executor = Executor(
-            session, rounds, admission, staging, replicas, clocks, chains, checkpointer, wait_queue
+            *(session, rounds, admission, staging, replicas, clocks, chains, checkpointer),
+            *(wait_queue, applier, long_work),
         )
         self.replication = Replication(
-            session, admission, clocks, chains, checkpointer, executor, self._time, table_memory
+            *(session, admission, clocks, chains, checkpointer, executor, applier),
+            *(self._time, table_memory),
         )
+        self._interim = Interim(session, long_work, admission, chains, table_memory)
         self._thaw = Thaw(session, admission, self._time)
+        self._view_changes = ViewChanges(
+            *(session, admission, self._thaw, self._replicas, self.replication, staging.guard),
+            *(wait_queue, executor, clocks, checkpointer, self._workers, checkpoint_folder),
+        )
         self._request_handler = RequestHandler(session, admission, staging, executor, self._trace)
         self.waits = WaitReport(session, self._workers, clocks, admission, wait_queue)
 
@@ -138,20 +155,58 @@ class ServerMachine:
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         self._time.set(now)
+        if self._long_work.suspended:
+            self._handle_meanwhile(event, out)
+        elif self._interim.kept:  # one at a time, or rows that it lends would change unsent
+            if (due := self._interim.first_before(event)) is not None:
+                self._begin(due, out)
+        else:
+            self._begin(event, out)
+        return out
+
+    def _begin(self, event: Event, out: Effects) -> None:
+        """Handle an event in a coroutine, if it may come to long work."""
+        if (
+            self._long_work.possible
+            and isinstance(event, Received)
+            and isinstance(event.message, Request | Replicate)
+        ):
+            self._interim.begin(event)
+            self._long_work.run(partial(self._handle_work, event), out)
+        else:
+            self._handle(event, out)
+
+    def _handle_work(self, event: Event, out: Effects) -> None:
+        """Handle an event; then what others had to wait with while it was suspended."""
+        self._handle(event, out)
+        if self._interim.handled:
+            self.checkpointer.reached(out)
+            self.executor.look(out)
+
+    def _handle_meanwhile(self, event: Event, out: Effects) -> None:
+        """Handle an event while the handler of another one is suspended."""
+        if isinstance(event, Offloaded) and self._long_work.ends(event):
+            self._long_work.resume(event, out)
+        elif isinstance(event, Received) and self._interim.takes(event, out):
+            self._received(event, out)
+        elif not isinstance(event, Received | Ticked):  # what is due is so after that
+            self._interim.kept.append(event)
+
+    def _handle(self, event: Event, out: Effects) -> None:
         if isinstance(event, Received):
-            self._received(event, now, out)
+            self._received(event, out)
             if isinstance(event.message, Request | Replicate | ReplicateAck):
                 moving = self.admission.draining or self.replication.state_transfer.sending
                 if moving and not self.admission.frozen:
                     self.replication.go_on(out)
                 if self.wait_queue.pulls or self.waits.active:
-                    self.waits.look(now, out)
-                return out
+                    self.waits.look(self._time.now, out)
+                return
         elif isinstance(event, Ticked):
-            self.session.tick(now, out)
+            self.session.tick(self._time.now, out)
             self.replication.end_drain()
             self._thaw.go_on(out)
-            self._thaw_if_agreed(out)
+            self._view_changes.thaw_if_agreed(out)
         elif isinstance(event, Offloaded):
             self._opening.done(event, out)
         elif isinstance(event, HasRoom):
@@ -159,17 +214,18 @@ class ServerMachine:
             if not self.frozen:
                 self.executor.look(out)
         elif isinstance(event, Asked):
-            self._asked(event.request_id, event.request, now, out)
+            self._asked(event.request_id, event.request, out)
         else:  # a broken connection may come back; only a view removes a member
-            self.session.peer_lost(event.node, now)
+            self.session.peer_lost(event.node, self._time.now)
             self.replication.peer_lost(event.node)
+        self._long_work.look(self.replication.replicas.values())
         if not self.frozen:
             self.replication.go_on(out)
-        self.waits.look(now, out)
-        return out
+        self.waits.look(self._time.now, out)
 
-    def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
+    def _asked(self, request_id: int, request: object, out: Effects) -> None:
         """Handle a request of this server's own process: leave, or enter a barrier."""
+        now = self._time.now
         match request:
             case EnterBarrier(name, groups):
                 self.session.enter_barrier(request_id, name, groups, now, out)
@@ -177,9 +233,8 @@ class ServerMachine:
                 question = Leave(self.session.incarnation)
                 self.session.ask("leave", request_id, question, now, out)
 
-    def _received(self, event: Received, now: float, out: Effects) -> None:
-        sender, message = event.sender, event.message
-        payload = event.payload
+    def _received(self, event: Received, out: Effects) -> None:
+        sender, message, payload, now = event.sender, event.message, event.payload, self._time.now
         if payload is not None and payload.by_view and not payload.whole:
             if self.staging.land(payload):
                 out.append(Note("landed", {"request": message}))
@@ -196,23 +251,23 @@ class ServerMachine:
         elif isinstance(message, Replicate | ReplicateAck | StateChunk):
             self.replication.received(sender, message, event.payload, out)
         elif isinstance(message, RefuseView | ViewRefused | NewView) and sender != SCHEDULER:
-            self._from_server(sender, message, out)
+            self._view_changes.from_server(sender, message, out)
         elif sender != SCHEDULER:
             out.append(declined("unexpected", sender, type(message).__name__))
         elif isinstance(message, Drain):
             self.replication.begin_to_drain(message, out)
         elif isinstance(message, Freeze):
-            self._freeze(message, out)
+            self._view_changes.freeze(message, out)
         elif isinstance(message, OpenShards):
             self._opening.asked(message, out)
-        elif isinstance(message, NewView) and self._refused(message.view.id, out):
+        elif isinstance(message, NewView) and self._view_changes.refused(message.view.id, out):
             out.append(declined("refused view", sender, "NewView"))
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
             out.append(declined("older view", sender, "NewView"))  # a newer one is promised
         else:
             view = self.session.handle(message, now, out)
             if view is not None:
-                self._adopt(view, out)
+                self._view_changes.adopt(view, out)
 
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects
@@ -232,6 +287,10 @@ class ServerMachine:
             self.executor.carry_out(admitted, out)
 
     def deadline(self) -> float | None:
+        if self._long_work.suspended:
+            return None
+        if self._interim.kept:
+            return self._time.now
         at = self.session.deadline()
         return min(at, self._thaw.wakes_at() if self.frozen else self.replication.wakes_at())
 
@@ -250,7 +309,7 @@ class ServerMachine:
 
     def check(self) -> None:
         """Raise `InvariantBroken` if the executor has found a broken invariant."""
-        if self.frozen:
+        if self.frozen or self.suspended:
             return
         for problem in self.executor.problems():
             raise self._broken(f"{self.session.name}: {problem}")
@@ -259,6 +318,11 @@ class ServerMachine:
     def frozen(self) -> bool:
         """Whether a view is promised and has not come: nothing is applied or answered."""
         return self.admission.frozen
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the handler of an event waits for its long work."""
+        return self._long_work.suspended
 
     def replicas(self) -> list[tuple[int, ShardStore]]:
         """Return (distance from the tail, shard) of each in-sync replica here."""
@@ -277,113 +341,6 @@ class ServerMachine:
     def waiting(self) -> list[tuple[str, str]]:
         """Return (request, reason) of every pull in the wait queue."""
         return [(describe(request), reason) for request, reason, _ in self.wait_queue.waiting()]
-
-    # ------------------------------------------------------------------ views
-
-    def _refused(self, view: ViewId, out: Effects) -> bool:
-        """Return whether this server has refused a newer view than its own; say so."""
-        refused = self.session.view_id < view <= self.admission.refused
-        if refused:
-            out.append(Send(SCHEDULER, ViewRefused(view, self.session.view_id)))
-        return refused
-
-    def _from_server(
-        self, sender: NodeId, message: RefuseView | ViewRefused | NewView, out: Effects
-    ) -> None:
-        """Handle a message of another server about views."""
-        if isinstance(message, RefuseView):
-            self._thaw.asked(sender, message, out)
-        elif isinstance(message, ViewRefused):
-            self._thaw.answered(sender, message, out)
-        elif self._names(sender, message.view):
-            if message.view.id < self.admission.promised:
-                self._thaw.keep(message.view)
-                self._thaw.go_on(out)
-            elif (view := self.session.adopt(message.view, out)) is not None:
-                self._adopt(view, out)
-        else:
-            out.append(declined("unexpected", sender, "NewView"))
-        self._thaw_if_agreed(out)
-
-    def _names(self, sender: NodeId, view: View) -> bool:
-        """Return whether a view has its sender, and this server: the scheduler ends one that left
-        or was declared dead."""
-        mine = view.member(self.session.me)
-        here = mine is not None and mine.incarnation == self.session.incarnation
-        return here and any(member.id == sender for member in view.servers)
-
-    def _thaw_if_agreed(self, out: Effects) -> None:
-        """Continue in this view, or in a newer one that other servers have adopted."""
-        view = self._thaw.thawed(out)
-        if view is None:
-            return
-        self.admission.thaw()
-        self._thaw.adopted()
-        if self.session.adopt(view, out) is not None:
-            self._adopt(view, out)
-        self.executor.look(out)
-
-    def _freeze(self, message: Freeze, out: Effects) -> None:
-        if message.view <= self.session.view_id or self._refused(message.view, out):
-            return
-        self.admission.promise(message.view)
-        self._thaw.frozen()
-        if message.view == self.admission.promised:
-            groups = tuple(map(self.replication.progress, self.clocks.groups()))
-            drained = self.replication.drained(message.view)
-            mine = self.session.view if self.session.view_id > message.known else None
-            clocks = tuple(self.clocks.items())
-            folder = self._checkpoint_folder()
-            promise = Frozen(message.view, clocks, groups, drained, mine, folder)
-            out.append(Send(SCHEDULER, promise))
-
-    def _adopt(self, view: View, out: Effects) -> None:
-        self.admission.adopt(view)
-        self._thaw.adopted()
-        self.session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
-        try:
-            moved = self._replicas.adopt(view, self.session.rank)
-        except ShoalError as error:  # it was not opened before: others go on without this server
-            text = f"{self.session.name} cannot open its part of a view: {error.message}"
-            self.session.stop(out, ProcessDied(text))
-            return
-        if moved.cut:
-            self.staging.guard.recall()
-            self.admission.recut(moved.cut)
-        self.admission.place(view.tables, self.replication.replicas, moved.chains)
-        self.replication.adopt(view, moved, out)
-        if moved.chains:
-            self.wait_queue.clear()
-        self._admit(view, out)
-        self.replication.take_over()
-        for group, clock in moved.begin.items():
-            self.clocks.of(group).reset(clock)  # workers advance it when they send again
-        self.checkpointer.adopt(view)
-        for group in self.clocks.groups():
-            self.executor.close_rounds(group, out)
-        self.executor.look(out)
-        self.replication.say_synced(out)
-
-    def _admit(self, view: View, out: Effects) -> None:
-        """Enter the view's workers, and remove all others."""
-        here = {member.id for member in view.workers}
-        for gone in [m.id for m in self._workers.values() if m.id not in here]:
-            self.wait_queue.forget(gone)
-            out.append(HangUp(gone))
-        self._workers.clear()
-        self._workers.update((m.incarnation, m) for m in view.workers)
-        last_clocks = {m.incarnation: m.last_clock for m in view.departed}
-        for worker, _ in list(self.clocks.items()):
-            if worker not in self._workers:
-                self.clocks.leave(worker)
-                self.executor.drop_worker(worker, last_clocks.get(worker, 0))
-        self.clocks.keep(view.groups())
-        self.executor.rounds.keep(view.groups())
-        for replica in self.replication.replicas.values():
-            replica.shard.keep(self._workers)
-        for worker, member in self._workers.items():
-            if worker not in self.clocks:
-                self.clocks.enter(worker, member.first_clock, member.group)
 
     def _broken(self, message: str) -> InvariantBroken:
         return self._trace.broken(message)

@@ -11,7 +11,7 @@ table that has reached it gets no new rows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -112,12 +112,22 @@ class TableMemory:
             f"{size(self._options.limit)} are free; give servers more with --memory, or add servers"
         )
 
-    def problem(self, pushes: Sequence[Keyed], loads: Sequence[Staged]) -> str:
-        """Return why the keys of pushes (or of a pull) get no rows; empty if they may have them."""
+    def has_room(self, named: Sequence[Keyed]) -> bool:
+        """Return whether rows for so many keys certainly fit, without a look at any shard."""
+        more = self._most(named)
+        return not more or more <= self._spare
+
+    def _most(self, named: Sequence[Keyed]) -> int:
+        """Return what rows for all of these keys would take."""
         more = 0
-        for number, _, keys in pushes:
+        for number, _, keys in named:
             if keys > 0:
                 more += keys * self._replicas[number].shard.new_row_bytes
+        return more
+
+    def problem(self, pushes: Sequence[Keyed], loads: Sequence[Staged]) -> str:
+        """Return why the keys of pushes (or of a pull) get no rows; empty if they may have them."""
+        more = self._most(pushes)
         if more <= self._spare:
             self._spare -= more
             return ""
@@ -183,13 +193,19 @@ class _Opening(msgspec.Struct, eq=False):
 class ShardOpening:
     """The shards that this server opens for the next view."""
 
-    def __init__(self, session: Session, open_shard: OpenStore, memory: TableMemory) -> None:
+    def __init__(
+        self,
+        session: Session,
+        open_shard: OpenStore,
+        memory: TableMemory,
+        tickets: Iterator[int],
+    ) -> None:
         self._session = session
         self._memory = memory
         self._open_shard = open_shard
         self._number = (0, 0)
         self._shards: list[_Opening] = []
-        self._tickets = 0
+        self._tickets = tickets
         self._under_way: dict[int, int] = {}  # bytes of shards that are being opened, by ticket
 
     def problem_of(self, message: OpenShards) -> str:
@@ -221,8 +237,8 @@ class ShardOpening:
             self._say(out)
 
     def _begin(self, spec: TableSpec, rows: KeyRange, out: Effects) -> _Opening:
-        self._tickets += 1
-        opening = _Opening(spec, rows, self._tickets)
+        ticket = next(self._tickets)
+        opening = _Opening(spec, rows, ticket)
         try:
             opening.nbytes = self._memory.needed(spec, rows)
             opening.reason = self._memory.too_large(spec, rows, opening.nbytes, self._memory.free)
@@ -232,9 +248,9 @@ class ShardOpening:
         except ShoalError as error:
             opening.reason = error.message
         if not opening.reason and opening.shard is None:
-            self._under_way[self._tickets] = opening.nbytes
+            self._under_way[ticket] = opening.nbytes
             self._memory.reserve(self._memory.reserved + opening.nbytes)
-            out.append(Offload(self._tickets, partial(self._open_shard, spec, rows)))
+            out.append(Offload(ticket, partial(self._open_shard, spec, rows)))
         return opening
 
     def _reserve(self) -> None:

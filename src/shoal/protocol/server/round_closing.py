@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import KEY_BYTES
-from shoal.protocol.server.replica import NONE, Replica
+from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation, RoundPushes
 from shoal.protocol.server.rounds import Contribution, Rounds
@@ -103,32 +101,3 @@ class RoundCloser:
             pushed=entry.pushed,
             group=entry.log.group,
         )
-
-    def change_rows(self, operation: Operation, failed: dict[int, str]) -> list[Change]:
-        """Apply a round to the rows: merged here at the head, or as its head has merged it."""
-        changes = []
-        for each in operation.merges:
-            try:
-                changes += self._merged(operation, each)
-            except AccessFailed as error:
-                failed[each.replica.number] = error.message
-        updates = defaultdict(list)
-        for change in operation.changes:
-            updates[change.replica.number].append((change.lr, change.staged))
-            if change.replica.following != NONE:
-                operation.retain(change.replica, change.staged)
-        for number, some in updates.items():
-            self._replicas[number].shard.apply_round(some)
-        return [*changes, *operation.changes]
-
-    def _merged(self, operation: Operation, merge: RoundPushes) -> list[Change]:
-        replica, changes = merge.replica, []
-        if replica.following != NONE:
-            for _, _, staged in merge.pushes:
-                operation.retain(replica, staged)
-        for update in replica.shard.merge(merge.pushes):
-            views = update.views if replica.following != NONE else ()
-            keys = views[0].nbytes // KEY_BYTES if len(views) > 1 else -1
-            part = replica.part(update.rows, keys)
-            changes.append(Change(replica, part, update.lr, buffers=views))
-        return changes

@@ -67,10 +67,12 @@ class ShardStore(Protocol):
 
     nbytes:         what it takes at most, with its staging memory; 0 if that is unknown
     new_row_bytes:  what a new row takes at most; 0 where rows do not become more without a bound
+    lent:           another thread works on the rows
     """
 
     spec: TableSpec
     held: KeyRange
+    lent: bool
     new_row_bytes: int
 
     @property
@@ -89,6 +91,7 @@ class ShardStore(Protocol):
         self, contributions: Sequence[tuple[float, float | None, Any]]
     ) -> Sequence[Update]: ...
     def apply_round(self, updates: Sequence[tuple[float | None, Any]]) -> None: ...
+    def lend(self, on: bool) -> None: ...
     def release(self, staged: Any) -> None: ...
     def retain(self, staged: Any) -> None: ...
     def let_go(self, staged: Any) -> None: ...

@@ -13,6 +13,7 @@ from shoal.protocol.machine import AwaitRoom, Effects
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.long_work import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.staging import AdmittedRequest
@@ -53,6 +54,7 @@ class WaitQueue:
         workers: Mapping[int, Member],
         chains: Chains,
         checkpointer: Checkpointer,
+        long_work: LongWork,
         unread_bytes: int = UNREAD_BYTES,
     ) -> None:
         self.pulls: dict[tuple[int, int], WaitingRequest] = {}
@@ -62,6 +64,7 @@ class WaitQueue:
         self._workers = workers
         self._chains = chains
         self._checkpointer = checkpointer
+        self._long_work = long_work
         self._unread_bytes = unread_bytes
         self._answered: dict[NodeId, int] = {}  # bytes of rows, since there was room
         self._full: set[NodeId] = set()  # workers that have to read their answers first
@@ -153,6 +156,8 @@ class WaitQueue:
         """Return whether a pull can be answered."""
         if self._full and pull.admitted.sender in self._full:
             return False
+        if self._long_work.suspended and self._is_changing(pull):
+            return False
         log = pull.admitted.log
         if pull.clock:
             minimum = self._clocks.of(log.group).minimum
@@ -162,6 +167,13 @@ class WaitQueue:
             if not pull.pulled and minimum < pull.clock:
                 return False
         return log.complete(pull.admitted.request.seq)
+
+    def _is_changing(self, pull: WaitingRequest) -> bool:
+        """Return whether long work changes its rows, or closes rounds that it waits for."""
+        if pull.clock and self._long_work.closing == pull.admitted.log.group:
+            return True
+        busy = self._long_work.busy
+        return any(number in busy for number, _, _ in pull.admitted.footprint.pulls)
 
     def _applied_at(self, admitted: AdmittedRequest) -> int:
         """Return the clock that is reached when all of a request's push is applied."""
@@ -207,6 +219,7 @@ class WaitQueue:
             or self._chains.behind(waiting.pulled, clock)
             or self._chains.waits_for(own)
             or self._unread(admitted.sender)
+            or ("waits for an update of its rows to end" if self._is_changing(waiting) else "")
         )
 
     def _unread(self, worker: NodeId) -> str:

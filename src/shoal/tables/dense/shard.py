@@ -242,6 +242,9 @@ class DenseShard(Shard):
 
     def release(self, staged: StagedRows) -> None:
         """Reuse staging memory, whose views must not be in use any more."""
+        if self.lent:
+            self._released.append(staged)
+            return
         if staged.retained:
             return
         if staged.keys is not None:

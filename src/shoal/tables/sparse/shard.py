@@ -70,7 +70,9 @@ class SparseShard(SparseRows):
 
     def release(self, staged: StagedKeys) -> None:
         """Reuse staging memory, whose views must not be in use any more."""
-        if not staged.kept and not staged.retained and staged.memory is not None:
+        if self.lent:
+            self._released.append(staged)
+        elif not staged.kept and not staged.retained and staged.memory is not None:
             self._staging.give(staged.memory)
             staged.memory = None  # not twice: two requests would have it
 

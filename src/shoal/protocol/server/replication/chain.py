@@ -323,6 +323,10 @@ class Chains:
         """Tell the next servers the head's clock, if no operation has."""
         self._tell((*message.path, self.rank), message.group, message.clock, out)
 
+    def named(self, sender: NodeId, message: Replicate) -> list[Replica]:
+        """Return the replicas that a message changes, if it is for this server."""
+        return self._found(sender, message) or []
+
     def _found(self, sender: NodeId, message: Replicate | StateChunk) -> list[Replica] | None:
         """Return the replicas that a message changes; None if it is not for this server."""
         if message.view != self._view:

@@ -1,7 +1,7 @@
 """Operations: what changes the replicas of a chain, in the same order on each of its servers.
 
 The head of a chain makes operations of what workers ask; the servers after it make the same ones of
-the messages that come down the chain. `Executor.apply` applies both.
+the messages that come down the chain. `Applier.apply` applies both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.protocol.server.shard_store import ShardStore, Staged
 from shoal.protocol.views import ViewId
 
 Origin = tuple[int, int, int]  # incarnation, seq, forget_below
-NEW = 0  # no version yet: `Executor.apply` counts one
+NEW = 0  # no version yet: `Applier.apply` counts one
 
 
 class Change(msgspec.Struct, eq=False):
@@ -105,6 +105,13 @@ class Operation(msgspec.Struct, eq=False):
         """Return the replicas that it changes."""
         changed = [each.replica for each in self.changes] + [each.replica for each in self.merges]
         return list({replica.number: replica for replica in changed}.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pushes in it."""
+        staged = [each.staged for each in self.changes if each.staged is not None]
+        staged += [each for merge in self.merges for _, _, each in merge.pushes]
+        return sum(view.nbytes for each in staged for view in each.views)
 
     def retain(self, replica: Replica, staged: Staged | None) -> None:
         """Keep staged memory when it is applied, because a server after this one is to get it."""

@@ -6,6 +6,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Replicate, StateChunk
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import NOT_BEGUN, Replica
@@ -17,14 +18,20 @@ from shoal.protocol.server.shard_store import Loads, Staged
 
 
 class Replayer:
-    """Has the executor apply the operations that come down the chains."""
+    """Makes the operations that come down the chains, and has them applied."""
 
     def __init__(
-        self, admission: Admission, chains: Chains, executor: Executor, memory: TableMemory
+        self,
+        admission: Admission,
+        chains: Chains,
+        executor: Executor,
+        applier: Applier,
+        memory: TableMemory,
     ) -> None:
         self._admission = admission
         self._chains = chains
         self._executor = executor
+        self._applier = applier
         self._memory = memory
 
     def stage(self, message: Replicate | StateChunk) -> Stage:
@@ -72,7 +79,7 @@ class Replayer:
             pushed=message.pushed,
             group=message.group,
         )
-        self._executor.apply(operation, out)
+        self._applier.apply(operation, out)
         if message.what == "round" and message.round >= 0:
             self._executor.rounds.weigh(message.group, message.round, message.weight)
         self._chains.pass_on(message, out)
@@ -108,5 +115,5 @@ class Replayer:
                 parts, clock = [(replica.number, staged)], message.round
                 weight, pushed = message.weight, message.pushed
                 entry = Contribution(*found, seq, clock, weight, change.lr, parts, pushed)
-                self._executor.copied.add(entry)
+                self._applier.copied.add(entry)
         return change.copied()

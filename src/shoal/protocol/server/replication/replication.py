@@ -13,6 +13,7 @@ from shoal.protocol.messages import (
     Synced,
 )
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.opening import TableMemory
@@ -45,6 +46,7 @@ class Replication:
         chains: Chains,
         checkpointer: Checkpointer,
         executor: Executor,
+        applier: Applier,
         time: EventTime,
         memory: TableMemory,
     ) -> None:
@@ -54,10 +56,13 @@ class Replication:
         self.chains = chains
         self._checkpointer = checkpointer
         self._executor = executor
+        self._applier = applier
         self._time = time
         self.replicas = chains.replicas
-        self._replayer = Replayer(admission, chains, executor, memory)
-        self._takeover = Takeover(admission, chains.replicas, clocks, chains, executor)
+        self._replayer = Replayer(admission, chains, executor, applier, memory)
+        self._takeover = Takeover(
+            admission, chains.replicas, clocks, chains, executor.rounds, applier
+        )
         self._drainer = Drainer(admission, chains, self._takeover)
         self.state_transfer = StateTransfer(admission, executor.rounds, chains)
         self._scrubber = Scrubber(chains)
@@ -179,7 +184,7 @@ class Replication:
             rounds.first_open(group),
             max(known, default=0),
             max((replica.closed for replica in replicas), default=0),
-            rounds.waits(group) or self._executor.copied.waits(group),
+            rounds.waits(group) or self._applier.copied.waits(group),
         )
 
     def adopt(self, view: View, moved: Moved, out: Effects) -> None:

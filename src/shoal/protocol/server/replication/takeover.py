@@ -9,10 +9,11 @@ import msgspec
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.replica import NONE, Cut, Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation
+from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import Staged
 
 
@@ -25,17 +26,19 @@ class Takeover:
         replicas: Mapping[int, Replica],
         clocks: Clocks,
         chains: Chains,
-        executor: Executor,
+        rounds: Rounds,
+        applier: Applier,
     ) -> None:
         self._admission = admission
         self._replicas = replicas
         self._clocks = clocks
         self._chains = chains
-        self._executor = executor
+        self._rounds = rounds
+        self._applier = applier
 
     def flush(self, out: Effects) -> None:
         """Replicate the pushes that wait for rounds, so that any replica can take over."""
-        for entry in self._executor.rounds.entries():
+        for entry in self._rounds.entries():
             changes = []
             for number, staged in entry.parts:
                 replica = self._replicas[number]
@@ -53,7 +56,7 @@ class Takeover:
                 pushed=entry.pushed,
                 group=entry.log.group,
             )
-            self._executor.apply(operation, out)
+            self._applier.apply(operation, out)
 
     def recut(self, cut: Cut) -> None:
         """Cut waiting pushes like the replicas that they are for."""
@@ -67,19 +70,19 @@ class Takeover:
                     found.append((piece.number, piece.shard.part_of(staged, rows)))
             return found
 
-        self._executor.rounds.recut(pieces)
-        self._executor.copied.recut(pieces)
+        self._rounds.recut(pieces)
+        self._applier.copied.recut(pieces)
 
     def take_over(self) -> None:
         """Add the pushes that the old heads had accepted, for shards that this server heads now."""
-        for entry in self._executor.copied.take():
+        for entry in self._applier.copied.take():
             mine = [
                 (number, staged)
                 for number, staged in entry.parts
                 if self._waits_here(self._replicas[number], entry.clock)
             ]
             if mine and self._admission.counts(entry.sender, entry.log, entry.clock):
-                self._executor.rounds.add(msgspec.structs.replace(entry, parts=mine))
+                self._rounds.add(msgspec.structs.replace(entry, parts=mine))
                 waiting = [self._replicas[number].open_part(staged.rows) for number, staged in mine]
                 entry.log.wait(entry.seq, waiting)
 

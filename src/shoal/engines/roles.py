@@ -250,6 +250,8 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
                 log.write("differs", table=table, rows=str(rows))
         case "unmoved":
             said.error("rows cannot be moved to another server: %s", each.fields["reason"])
+        case "unsaved":
+            said.error("a checkpoint stays incomplete: %s", each.fields["reason"])
         case "stays":
             said.warning("cannot leave: %s", each.fields["reason"])
 

@@ -154,6 +154,7 @@ class Plan(msgspec.Struct, frozen=True):
                 "replicas": random.choice([1, 2, 3, 4]),
                 "clocks": random.randint(8, 11),
                 "incarnations": LARGE_INCARNATIONS,
+                "long_bytes": max(self.long_bytes, LONG_BYTES[2]),  # or all of it takes too long
             }
         more["costly"] = random.random() < COSTLY
         if random.random() < STREAMS:

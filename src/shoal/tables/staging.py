@@ -76,6 +76,12 @@ class Shard(ABC):
         """What it takes at most, with its staging memory; 0 if that is unknown."""
         return 0
 
+    @property
+    def copy_bytes(self) -> float:
+        """What a copy of its state moves at most; infinite if a user's code makes it, and may do so
+        in any thread."""
+        return self.nbytes
+
     def new_keys(self, pushes: Sequence[Any]) -> int:
         """How many rows these pushes would create together."""
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import asdict, replace
@@ -105,11 +106,13 @@ class ServerRig(Rig[ServerMachine]):
         servers: int = 1,
         workers: int = 2,
         unread_bytes: int = UNREAD_BYTES,
+        long_bytes: float = inf,
         **more: Any,
     ) -> None:
         open_shard = cast(OpenStore, FakeShard)  # it has what these tests need of a store
         session = Session("server-0", "server")
-        super().__init__(ServerMachine(session, open_shard, unread_bytes=unread_bytes))
+        options = {"unread_bytes": unread_bytes, "long_bytes": long_bytes}
+        super().__init__(ServerMachine(session, open_shard, **options))
         if servers == 1:  # one fragment: what is streamed has tests of its own
             tables = tuple(replace(each, fragment_rows=each.rows) for each in tables)
         self.adopt(view_of(servers=servers, workers=workers, tables=tables, **more))

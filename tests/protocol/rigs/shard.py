@@ -35,9 +35,15 @@ class FakeShard:
 
     merged:  the weights of each merge, in the order given
     kept:    the workers' incarnations that it was last told to keep
+    lent:    whether long work on it is under way
     """
 
     new_row_bytes = 0
+    lent = False
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.held)
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec, self.held = spec, held
@@ -47,6 +53,11 @@ class FakeShard:
 
     def stage(self, rows: KeyRange, keys: int) -> FakeStaged:
         return FakeStaged(rows, keys, len(rows) if keys < 0 else keys)
+
+    copy_bytes = nbytes
+
+    def lend(self, on: bool) -> None:
+        self.lent = on
 
     def stage_keys(self, rows: KeyRange, keys: int) -> FakeStaged:
         return FakeStaged(rows, keys, 0)

@@ -3,16 +3,20 @@
 import time
 from itertools import count
 
+import numpy as np
 import pytest
 
 from shoal.protocol.checkpoint_clocks import AT_ONCE, CheckpointClocks
 from shoal.protocol.consistency import Clocks
+from shoal.protocol.machine import Offloaded, Save
 from shoal.protocol.messages import Part, Replicate
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.views import Placement
+from shoal.tables.custom.calls import Pairs
+from shoal.tables.custom.shard import handler
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
@@ -179,6 +183,56 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
         saving.reached(out)
         since += [each.since for each in out]
     assert since == [-1, 1, -1]
+
+
+class Saved:
+    any_thread = True
+
+    def __init__(self, fails=False):
+        self.fails = fails
+
+    def save(self):
+        if self.fails:
+            raise ValueError("disk of mine is full")
+        return Pairs.of(np.array([1], np.uint64), [[2.0]], "f4")
+
+
+@pytest.fixture
+def of_a_handler():
+    """A checkpointer of one custom shard, at its first clock with a checkpoint."""
+
+    def make(long_work=None, **options):
+        handler("saved", Saved)
+        spec = TableSpec("h", kind="custom", access=Access("saved", options), consistency=asp())
+        shard = open_shard(spec, spec.keys)
+        replication = Chains({0: Replica(0, 0, Placement(spec.keys, (0,)), shard)})
+        replication.rank = 0
+        clocks = Clocks()
+        clocks.enter(1, 0)
+        clocks.of("").advance(1, 1)
+        long_work = long_work or LongWork(count())
+        return Checkpointer(CheckpointClocks(1), clocks, replication, long_work)
+
+    return make
+
+
+def test_a_handler_that_fails_to_save_costs_its_checkpoint_only(of_a_handler):
+    out = []
+    of_a_handler(fails=True).reached(out)
+    [note] = out
+    assert note.kind == "unsaved"
+    assert "failed in save: ValueError: disk of mine is full" in note.fields["reason"]
+
+
+def test_a_handler_for_any_thread_is_saved_outside_of_the_loop(of_a_handler):
+    long_work, out = LongWork(count(1)), []
+    saving = of_a_handler(long_work)
+    long_work.run(saving.reached, out)
+    assert long_work.busy == {0}
+    offload = out[-1]
+    assert not any(isinstance(each, Save) for each in out)
+    long_work.resume(Offloaded(offload.ticket, offload.work()), out)
+    assert out[-1].state["values"].tolist() == [2.0]
 
 
 def test_a_marker_is_not_taken_once_more_when_later_pushes_are_in_the_rows(ahead):

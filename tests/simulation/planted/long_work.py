@@ -3,10 +3,13 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from shoal.protocol.messages import NewView, Replicate, Request
+from msgspec.structs import replace
+
+from shoal.protocol.messages import Freeze, NewView, Replicate, Request
 from shoal.protocol.server.applier import Applier
-from shoal.protocol.server.interim import Interim
+from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.wait_queue import WaitQueue
 from tests.simulation.planted.patches import bug, instead
 
 fragments_of_busy_shards_are_applied = bug(
@@ -15,45 +18,35 @@ fragments_of_busy_shards_are_applied = bug(
 )  # fmt: skip
 
 
-@contextmanager
-def busy_shards_are_read():
-    """A pull is answered whatever another thread does with its shard."""
-    right = Interim._only_reads
-
-    def only_reads(self, sender, request):
-        with patch.object(self._long_work, "busy", frozenset()):
-            return right(self, sender, request)
-
-    with patch.object(Interim, "_only_reads", only_reads):
-        yield
+busy_shards_are_read = bug(
+    WaitQueue, "_is_changing", instead(False),
+    "A pull is answered whatever another thread does with its shard.",
+)  # fmt: skip
 
 
 @contextmanager
 def pulls_go_by_clocks_of_open_rounds():
-    """A pull that waits for a clock is answered while the rounds below it are being applied."""
-    right = Interim._only_reads
+    """A pull that waits for a clock is answered while the rounds below it are being closed."""
+    right = WaitQueue._is_changing
 
-    def only_reads(self, sender, request):
-        footprint = self._admission.footprint(request)
-        if footprint is None or footprint.calls or request.pushes or request.advance >= 0:
-            return right(self, sender, request)
-        numbers = {number for number, _, _ in footprint.pulls}
-        return sender in self._admission.logs and not numbers & self._long_work.busy
+    def is_changing(self, pull):
+        return right(self, replace(pull, clock=0))
 
-    with patch.object(Interim, "_only_reads", only_reads):
+    with patch.object(WaitQueue, "_is_changing", is_changing):
         yield
 
 
 @contextmanager
-def kept_messages_are_overtaken():
-    """A message is handled although an earlier one of its sender is kept."""
-    right = Interim.takes
+def clock_told_before_its_rounds():
+    """A push is applied while the rounds of its group are being closed: its operation tells the
+    next servers of a clock whose rounds they do not have."""
+    right = Interim._is_short_request
 
-    def takes(self, event, out):
-        self._senders.clear()
-        return right(self, event, out)
+    def is_short(self, sender, request):
+        with patch.object(self._long_work, "closing", None):
+            return right(self, sender, request)
 
-    with patch.object(Interim, "takes", takes):
+    with patch.object(Interim, "_is_short_request", is_short):
         yield
 
 
@@ -67,9 +60,9 @@ def _handled_meanwhile(kind):
 
 
 @contextmanager
-def view_adopted_meanwhile():
-    """A view is adopted while a handler is suspended, which goes on with what it knew before."""
-    with _handled_meanwhile(NewView):
+def view_promised_meanwhile():
+    """A view is promised while a handler is suspended, whose change it does not count."""
+    with _handled_meanwhile(Freeze | NewView):
         yield
 
 
@@ -107,16 +100,18 @@ def kept_messages_are_handled_together():
 def rows_recalled_too_early():
     """Rows in unsent answers are recalled before an operation that is suspended for a checkpoint,
     and not again before it changes them."""
-    right = Applier.apply
+    right, right_apply = Applier._changed, Applier.apply
 
     def apply(self, operation, out):
         self._guard.recall()
-        with patch.object(self, "_guard", _Nothing()):
-            return right(self, operation, out)
+        return right_apply(self, operation, out)
 
-    with patch.object(Applier, "apply", apply):
+    def changed(self, operation, failed):
+        borrowers, self._guard.borrowers = self._guard.borrowers, []
+        try:
+            return right(self, operation, failed)
+        finally:
+            self._guard.borrowers += borrowers
+
+    with patch.object(Applier, "apply", apply), patch.object(Applier, "_changed", changed):
         yield
-
-
-class _Nothing:
-    borrowers = ()

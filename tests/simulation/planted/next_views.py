@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from shoal.protocol.scheduler.rebalance import Moves
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.server.opening import ShardOpening
-from shoal.protocol.server.thaw import Thaw
-from shoal.protocol.server.view_changes import ViewChanges
+from shoal.protocol.server.view_change.adoption import ViewAdoption
+from shoal.protocol.server.view_change.thaw import Thaw
 from tests.simulation.planted.patches import bug, instead
 
 # ---------------------------------------------------------------------------- frozen servers
@@ -26,7 +26,7 @@ thaws_by_time_out = bug(
     "A frozen server that asks the others continues, whatever they answer.",
 )  # fmt: skip
 refused_view_is_adopted = bug(
-    ViewChanges, "refused", instead(False),
+    ViewAdoption, "refused", instead(False),
     "A server adopts a view from the scheduler that it has refused.",
 )  # fmt: skip
 

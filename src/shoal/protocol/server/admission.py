@@ -214,7 +214,7 @@ class Admission:
         if isinstance(request, Request):
             if seq - WINDOW >= log.forget_below and seq - WINDOW >= request.forget_below:
                 return "too many"
-            if log.lacks(request.follows):
+            if lacks(log, request.follows):
                 return "out_of_order"
             if not self._fits(request, log):
                 return "misfit"
@@ -226,7 +226,7 @@ class Admission:
             return "stale"
         if isinstance(request, Probe):
             return "fresh"
-        if log.lacks(request.follows):
+        if lacks(log, request.follows):
             return "out_of_order"
         return "again" if self._fits(request, log) else "misfit"
 
@@ -326,6 +326,14 @@ class Admission:
                 return None
             named.append((shard, KeyRange(start, stop), part.keys))
         return tuple(named)
+
+
+def lacks(log: RequestLog, follows: Sequence[int]) -> bool:
+    """Return whether one of these requests has not been admitted yet in this view."""
+    for seq in follows:
+        if seq >= log.forget_below and (seq not in log.outcomes or seq in log.recheck):
+            return True
+    return False
 
 
 def _twins(pushed: Parts, pulled: Parts) -> dict[tuple[int, int, int], Part]:

@@ -15,7 +15,7 @@ from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.machine import CopyOnWriteGuard, Effects
 from shoal.protocol.messages import KEY_BYTES, What
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import NONE, AppliedPart, Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import NEW, Change, Operation, RoundPushes

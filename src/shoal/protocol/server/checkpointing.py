@@ -18,10 +18,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from shoal.errors import AccessFailed
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Effects, Save
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.machine import Effects, Note, Save
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Operation
@@ -126,24 +127,27 @@ class Checkpointer:
         while (due := self._checkpoint_clocks.following(self._taken[number])) <= clock:
             self._taken[number] = due
             if replica.tail == self._chains.rank and replica.closed <= due:
-                out.append(self._save(replica, due))
+                self._save(replica, due, out)
 
-    def _save(self, replica: Replica, clock: int) -> Save:
-        """Return the effect that saves the rows: all, or those changed since the last save."""
+    def _save(self, replica: Replica, clock: int, out: Effects) -> None:
+        """Save the rows: all, or those changed since the last save."""
         shard, number = replica.shard, replica.number
         failures = self._failures
         since, files = self._latest.get(number, (-1, 0))
         copy = partial(_copied, shard, 0 < files < CHAIN_MAX)
-        if shard.spec.kind == "custom":  # its handler may be bound to the loop's thread
-            state, whole = copy()
-        else:
-            state, whole = self._long_work.do([replica], shard.nbytes, copy)
+        try:
+            state, whole = self._long_work.do([replica], shard.copy_bytes, copy)
+        except AccessFailed as error:  # a user's handler failed: that checkpoint stays incomplete
+            fields = {"rows": replica.rows, "clock": clock, "reason": error.message}
+            out.append(Note("unsaved", fields))
+            return
         if whole:
             since, files = -1, 0
         self._latest[number] = clock, files + 1
         if self._failures != failures:  # perhaps the file that this one builds on
             self._latest.clear()
-        return Save(clock, replica.table, shard.spec, replica.rows, state, self._tables, since)
+        rows, tables = replica.rows, self._tables
+        out.append(Save(clock, replica.table, shard.spec, rows, state, tables, since))
 
     def begin_anew(self) -> None:
         """Save all rows next, because a file was not written. Called from any thread."""

@@ -16,7 +16,7 @@ from shoal.protocol.messages import Code, Probe, Reply, Request, What
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation

@@ -54,8 +54,8 @@ from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.interim import Interim
-from shoal.protocol.server.long_work import LONG_BYTES, LongWork
+from shoal.protocol.server.long_work.coroutine import LONG_BYTES, LongWork
+from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.opening import MemoryOptions, ShardOpening, TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import ReplicationOptions
@@ -65,8 +65,8 @@ from shoal.protocol.server.request_handler import RequestHandler, declined
 from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
-from shoal.protocol.server.thaw import Thaw
-from shoal.protocol.server.view_changes import ViewChanges
+from shoal.protocol.server.view_change.adoption import ViewAdoption
+from shoal.protocol.server.view_change.thaw import Thaw
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
@@ -127,7 +127,7 @@ class ServerMachine:
         )
         self._interim = Interim(session, long_work, admission, chains, table_memory)
         self._thaw = Thaw(session, admission, self._time)
-        self._view_changes = ViewChanges(
+        self._view_adoption = ViewAdoption(
             *(session, admission, self._thaw, self._replicas, self.replication, staging.guard),
             *(wait_queue, executor, clocks, checkpointer, self._workers, checkpoint_folder),
         )
@@ -190,7 +190,7 @@ class ServerMachine:
         elif isinstance(event, Received) and self._interim.takes(event, out):
             self._received(event, out)
         elif not isinstance(event, Received | Ticked):  # what is due is so after that
-            self._interim.kept.append(event)
+            self._interim.keep(event)
 
     def _handle(self, event: Event, out: Effects) -> None:
         if isinstance(event, Received):
@@ -206,7 +206,7 @@ class ServerMachine:
             self.session.tick(self._time.now, out)
             self.replication.end_drain()
             self._thaw.go_on(out)
-            self._view_changes.thaw_if_agreed(out)
+            self._view_adoption.thaw_if_agreed(out)
         elif isinstance(event, Offloaded):
             self._opening.done(event, out)
         elif isinstance(event, HasRoom):
@@ -251,23 +251,23 @@ class ServerMachine:
         elif isinstance(message, Replicate | ReplicateAck | StateChunk):
             self.replication.received(sender, message, event.payload, out)
         elif isinstance(message, RefuseView | ViewRefused | NewView) and sender != SCHEDULER:
-            self._view_changes.from_server(sender, message, out)
+            self._view_adoption.from_server(sender, message, out)
         elif sender != SCHEDULER:
             out.append(declined("unexpected", sender, type(message).__name__))
         elif isinstance(message, Drain):
             self.replication.begin_to_drain(message, out)
         elif isinstance(message, Freeze):
-            self._view_changes.freeze(message, out)
+            self._view_adoption.freeze(message, out)
         elif isinstance(message, OpenShards):
             self._opening.asked(message, out)
-        elif isinstance(message, NewView) and self._view_changes.refused(message.view.id, out):
+        elif isinstance(message, NewView) and self._view_adoption.refused(message.view.id, out):
             out.append(declined("refused view", sender, "NewView"))
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
             out.append(declined("older view", sender, "NewView"))  # a newer one is promised
         else:
             view = self.session.handle(message, now, out)
             if view is not None:
-                self._view_changes.adopt(view, out)
+                self._view_adoption.adopt(view, out)
 
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects

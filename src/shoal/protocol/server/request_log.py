@@ -126,13 +126,6 @@ class RequestLog:
                 ]
         return missing
 
-    def lacks(self, follows: Sequence[int]) -> bool:
-        """Return whether one of these requests has not been admitted yet in this view."""
-        for seq in follows:
-            if seq >= self.forget_below and (seq not in self.outcomes or seq in self.recheck):
-                return True
-        return False
-
     def complete(self, seq: int) -> bool:
         """Return whether all parts of a push that are here are on all servers of their chains."""
         return not self.unreplicated(seq)

@@ -13,7 +13,7 @@ from shoal.protocol.machine import AwaitRoom, Effects
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.staging import AdmittedRequest

@@ -14,12 +14,17 @@ A handler with `save` and `load` can be replicated and migrated. Every replica t
 call in the same order before it is answered, so that a handler has to be a function of its calls
 alone. A handler that draws random numbers or reads a clock sets `replicated = False` and stays on
 one server.
+
+All methods are called in one thread, so that a handler may have what is bound to it (a connection
+of sqlite3). With `any_thread = True`, `save` for a checkpoint is called in another thread, while
+the server goes on with other tables; no other method is called meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence, Sized
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -176,6 +181,10 @@ class CustomShard(Shard):
         self.handler = made(spec)
         self._answered: dict[int, Answered] = {}  # by client
 
+    @property
+    def copy_bytes(self) -> float:
+        return inf if getattr(self.handler, "any_thread", False) else 0
+
     def __len__(self) -> int:
         rows = getattr(self.handler, "rows", ())
         return len(rows) if isinstance(rows, Sized) else 0
@@ -314,16 +323,23 @@ class CustomShard(Shard):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save."""
+        """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save.
+
+        Raises:
+            AccessFailed: the handler failed to save.
+        """
         save = getattr(self.handler, "save", None)
         pairs = Pairs.of(np.empty(0, np.uint64), (), "f4")
-        if save is not None:
-            pairs = call_user_code(save)
-        return {
-            "keys": torch.from_numpy(pairs.keys.view(np.int64).copy()),
-            "values": torch.from_numpy(pairs.values.copy()),
-            "lens": torch.from_numpy(pairs.lens.copy()),
-        }
+        try:
+            if save is not None:
+                pairs = call_user_code(save)
+            return {
+                "keys": torch.from_numpy(pairs.keys.view(np.int64).copy()),
+                "values": torch.from_numpy(pairs.values.copy()),
+                "lens": torch.from_numpy(pairs.lens.copy()),
+            }
+        except Exception as error:
+            raise self._failed("save", error) from error
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
         """Load the pairs of a checkpointed shard that belong here.

@@ -20,8 +20,8 @@ from shoal.protocol.messages import (
     Request,
     StatusRequest,
 )
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.long_work import LongWork
+from shoal.protocol.server.admission import Admission, lacks
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.staging import AdmittedRequest
@@ -81,6 +81,10 @@ class Interim:
         out.append(Note("meanwhile", {"message": message}))
         return True
 
+    def keep(self, event: Event) -> None:
+        """Keep an event that is no message."""
+        self.kept.append(event)
+
     def first_before(self, event: Event) -> Event | None:
         """Return the next event to handle, when one comes and others were kept; None if none.
 
@@ -128,7 +132,7 @@ class Interim:
         While rounds are being closed an operation of their group would tell of its new clock.
         """
         log, footprint = self._admission.logs.get(sender), self._admission.footprint(request)
-        if log is None or footprint is None or log.lacks(request.follows):
+        if log is None or footprint is None or lacks(log, request.follows):
             return False
         if sender == self._sender and request.forget_below > self._seq:
             return False  # it has given up what is being handled

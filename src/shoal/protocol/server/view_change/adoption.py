@@ -1,4 +1,4 @@
-"""ViewChanges: a server promises, refuses and adopts views."""
+"""ViewAdoption: a server promises, refuses and adopts views."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import declined
-from shoal.protocol.server.thaw import Thaw
+from shoal.protocol.server.view_change.thaw import Thaw
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View, ViewId
 
 
-class ViewChanges:
+class ViewAdoption:
     """Brings what a view says to the parts of the server that go by it.
 
     workers:            the view's, by incarnation

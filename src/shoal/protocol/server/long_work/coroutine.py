@@ -50,7 +50,7 @@ class LongWork:
 
     def look(self, replicas: Iterable[Replica]) -> None:
         """See how large the shards are now."""
-        self.possible = any(replica.shard.nbytes >= self.long_bytes for replica in replicas)
+        self.possible = any(replica.shard.copy_bytes >= self.long_bytes for replica in replicas)
 
     def run(self, handler: Callable[[Effects], None], out: Effects) -> None:
         """Run a handler to its end, or until it is suspended."""
@@ -99,7 +99,7 @@ class LongWork:
         """Return whether no work on a replica is long, and none is under way."""
         return replica.number not in self.busy and replica.shard.nbytes < self.long_bytes
 
-    def do(self, replicas: Sequence[Replica], nbytes: int, work: Callable[[], T]) -> T:
+    def do(self, replicas: Sequence[Replica], nbytes: float, work: Callable[[], T]) -> T:
         """Return the result of work that moves `nbytes` bytes of these replicas and of pushes.
 
         Raises:

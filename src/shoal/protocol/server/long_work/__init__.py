@@ -1,0 +1,1 @@
+"""Work on shards that takes long is done outside of the loop."""

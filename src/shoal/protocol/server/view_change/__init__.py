@@ -1,0 +1,1 @@
+"""How a server promises, refuses and adopts views."""

@@ -77,9 +77,8 @@ class Shard(ABC):
         return 0
 
     @property
-    def copy_bytes(self) -> float:
-        """What a copy of its state moves at most; infinite if a user's code makes it, and may do so
-        in any thread."""
+    def copy_bytes(self) -> int:
+        """What a copy of its state moves at most; 0 if it can be made in the loop's thread only."""
         return self.nbytes
 
     def new_keys(self, pushes: Sequence[Any]) -> int:

@@ -10,7 +10,14 @@ from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.simulation import plan
 from tests.simulation.planted.patches import bug, instead
+
+
+def _all_work_is_long():
+    """In few seeds the work that a bug needs is long: have it so in all of them."""
+    return patch.object(plan, "_long_bytes", lambda random: random.choice((0, 100)))
+
 
 fragments_of_busy_shards_are_applied = bug(
     Interim, "_revoked", instead(False),
@@ -32,7 +39,7 @@ def pulls_go_by_clocks_of_open_rounds():
     def is_changing(self, pull):
         return right(self, replace(pull, clock=0))
 
-    with patch.object(WaitQueue, "_is_changing", is_changing):
+    with _all_work_is_long(), patch.object(WaitQueue, "_is_changing", is_changing):
         yield
 
 
@@ -46,7 +53,7 @@ def clock_told_before_its_rounds():
         with patch.object(self._long_work, "closing", None):
             return right(self, sender, request)
 
-    with patch.object(Interim, "_is_short_request", is_short):
+    with _all_work_is_long(), patch.object(Interim, "_is_short_request", is_short):
         yield
 
 
@@ -92,7 +99,7 @@ def kept_messages_are_handled_together():
             out += right(self, self._interim.kept.popleft(), now)
         return out
 
-    with patch.object(ServerMachine, "handle", handle):
+    with _all_work_is_long(), patch.object(ServerMachine, "handle", handle):
         yield
 
 
@@ -113,5 +120,19 @@ def rows_recalled_too_early():
         finally:
             self._guard.borrowers += borrowers
 
-    with patch.object(Applier, "apply", apply), patch.object(Applier, "_changed", changed):
+    early = patch.object(Applier, "apply", apply), patch.object(Applier, "_changed", changed)
+    with _all_work_is_long(), early[0], early[1]:
+        yield
+
+
+@contextmanager
+def handlers_are_called_while_saved():
+    """A call is executed while another thread saves its handler."""
+    right = Interim._is_short_request
+
+    def is_short(self, sender, request):
+        with patch.object(self._long_work, "busy", frozenset()):
+            return right(self, sender, request)
+
+    with patch.object(Interim, "_is_short_request", is_short):
         yield

@@ -66,7 +66,7 @@ class ShardStore(Protocol):
     """The rows of a shard on one server, and the staging memory of its pushes.
 
     nbytes:         what it takes at most, with its staging memory; 0 if that is unknown
-    copy_bytes:     what a copy of its state moves at most; infinite if a user's code makes it
+    copy_bytes:     what a copy of its state moves at most; 0 for one in the loop's thread only
     new_row_bytes:  what a new row takes at most; 0 where rows do not become more without a bound
     lent:           another thread works on the rows
     """
@@ -79,7 +79,7 @@ class ShardStore(Protocol):
     @property
     def nbytes(self) -> int: ...
     @property
-    def copy_bytes(self) -> float: ...
+    def copy_bytes(self) -> int: ...
     @property
     def evicted(self) -> int: ...
 

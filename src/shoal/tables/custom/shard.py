@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence, Sized
 from functools import partial
-from math import inf
 from typing import Any
 
 import msgspec
@@ -40,6 +39,7 @@ from shoal.tables.snapshots import Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Shard
 
+UNKNOWN_BYTES = 1 << 62  # of what a user's code copies: it may be much
 SUM, ASSIGN = 0, 1  # values of `cmd` for `Lists`
 
 NO_LENS = np.empty(0, np.int64)
@@ -85,6 +85,8 @@ class Lists:
     push   cmd 0 adds to the key's list, element by element; cmd 1 replaces the list
     pull   the keys' lists; empty for unknown keys
     """
+
+    any_thread = True
 
     def __init__(self) -> None:
         self.rows: dict[int, np.ndarray] = {}
@@ -182,8 +184,8 @@ class CustomShard(Shard):
         self._answered: dict[int, Answered] = {}  # by client
 
     @property
-    def copy_bytes(self) -> float:
-        return inf if getattr(self.handler, "any_thread", False) else 0
+    def copy_bytes(self) -> int:
+        return UNKNOWN_BYTES if getattr(self.handler, "any_thread", False) else 0
 
     def __len__(self) -> int:
         rows = getattr(self.handler, "rows", ())

@@ -1,11 +1,13 @@
-"""`shoal bench opening`: what a large table costs while it is declared.
+"""`shoal bench opening`: what a large table costs others while it is declared and trained.
 
 A table of 4 GB with normal values is declared on two servers, each of which has all of it. Another
-thread pulls 64 bytes of another table meanwhile.
+thread pulls 64 bytes of another table meanwhile. Then rounds of a table of 512 MB are merged,
+applied with Adam and replicated on two servers, while another process pulls 64 bytes.
 
 declare          values of a server a second; ceiling: numpy's generator in one thread
 longest pull     of 64 bytes meanwhile
 memory           the most that a server had beside before, over the table's size
+... of rounds    the longest of these pulls, and the 99th percentile
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ import torch
 from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, quality, timed
 from shoal.client.client import Client
+from shoal.client.options import ClientOptions
+from shoal.engines.base import Task
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Init, TableSpec, asp
+from shoal.tables.spec import Access, Init, TableSpec, asp, bsp
 
 VALUES, WIDTH = 1 << 30, 1024
 SERVERS = REPLICAS = 2
 DREW = 1 << 24  # by the peer
 LONGEST_S, MEMORY = 0.1, 1.3
-COUNT = 3
+COUNT = 5
+READERS = "readers"  # the group of the process that pulls
+READ_S = 15.0
 ROUNDS = 1
 
 
@@ -53,6 +61,9 @@ def rows(folder: RunFolder, rounds: int, values: int = VALUES) -> Iterator[Row]:
     yield quality("declare 4 GB normal", values / seconds / 1e6, "M values/s", bound)
     yield quality("longest pull meanwhile", longest, "s", LONGEST_S, "lower")
     yield quality("memory", most / (4 * values), "x", MEMORY, "lower")
+    pulls = _pulls_in_rounds(folder, small, values // 8)
+    yield quality("longest pull in rounds", pulls["longest"], "s", LONGEST_S, "lower")
+    yield quality("p99 of pulls in rounds", pulls["p99"], "s", LONGEST_S, "lower")
 
 
 def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
@@ -66,6 +77,42 @@ def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
             time.sleep(0.001)  # leaves the processor to the servers
         declared.result()
     return longest, time.perf_counter() - began
+
+
+def _pulls_in_rounds(folder: RunFolder, small: TableSpec, values: int) -> dict[str, float]:
+    """Seconds that pulls of the small table take while a large one is trained."""
+    run = RunFolder.create(folder.path, "rounds")
+    rows = values // WIDTH
+    large = TableSpec("large", rows, (WIDTH,), access=Access("adam"), consistency=bsp())
+    update, model = torch.ones(rows, WIDTH), torch.empty(rows, WIDTH)
+    with LocalEngine(run) as engine:
+        scheduler = start_cluster(engine, SERVERS, 1, replicas=REPLICAS)
+        with Client(scheduler, ClientOptions(token=engine.token)) as client:
+            client.create_table(small)
+            client.create_table(large)
+            given = {"scheduler": scheduler, "folder": str(run.path), "token": engine.token}
+            engine.start(Task("reader", f"{__name__}:read_small", given))
+            done = run.worker(0) / "result.json"
+            while not done.exists():
+                client.push_pull("large", update, out=model, advance=True).wait()
+        engine.finish()
+    [told] = run.results(1, ("longest", "p99"))
+    return told
+
+
+def read_small(scheduler: str, folder: str, token: str) -> None:
+    """Pull 64 bytes again and again, and write down how long each pull took."""
+    torch.set_num_threads(1)
+    into, pulls = torch.empty(16), []
+    with Client(scheduler, ClientOptions(token=token, group=READERS)) as client:
+        client.blocking.pull("/small", out=into)
+        until = time.monotonic() + READ_S
+        while time.monotonic() < until:
+            pulls.append(timed(lambda: client.blocking.pull("/small", out=into)))
+            time.sleep(0.001)  # leaves the processor to the servers
+    pulls.sort()
+    told = {"longest": pulls[-1], "p99": pulls[-1 - len(pulls) // 100]}
+    RunFolder(Path(folder)).write_result(0, told)
 
 
 def _peak_bytes(pid: int) -> int:

@@ -99,13 +99,13 @@ class LongWork:
         """Return whether no work on a replica is long, and none is under way."""
         return replica.number not in self.busy and replica.shard.nbytes < self.long_bytes
 
-    def do(self, replicas: Sequence[Replica], nbytes: float, work: Callable[[], T]) -> T:
+    def do(self, replicas: Sequence[Replica], nbytes: int, work: Callable[[], T]) -> T:
         """Return the result of work that moves `nbytes` bytes of these replicas and of pushes.
 
         Raises:
             ShoalError: the work has raised it.
         """
-        if nbytes < self.long_bytes or not self.running:
+        if not nbytes or nbytes < self.long_bytes or not self.running:
             return work()
         for replica in replicas:
             replica.shard.lend(True)

@@ -139,6 +139,7 @@ class Interim:
         if (request.pushes or footprint.calls) and log.group == self._long_work.closing:
             return False
         replicas = self._chains.replicas
-        pushed = [replicas[number] for number, _, _ in footprint.pushes]
         named = (*footprint.pushes, *footprint.pulls)
-        return all(map(self._long_work.is_small, pushed)) and self._memory.has_room(named)
+        changed = named if footprint.calls else footprint.pushes
+        small = all(self._long_work.is_small(replicas[number]) for number, _, _ in changed)
+        return small and self._memory.has_room(named)

@@ -111,8 +111,10 @@ class ServerRig(Rig[ServerMachine]):
     ) -> None:
         open_shard = cast(OpenStore, FakeShard)  # it has what these tests need of a store
         session = Session("server-0", "server")
-        options = {"unread_bytes": unread_bytes, "long_bytes": long_bytes}
-        super().__init__(ServerMachine(session, open_shard, **options))
+        server = ServerMachine(
+            session, open_shard, unread_bytes=unread_bytes, long_bytes=long_bytes
+        )
+        super().__init__(server)
         if servers == 1:  # one fragment: what is streamed has tests of its own
             tables = tuple(replace(each, fragment_rows=each.rows) for each in tables)
         self.adopt(view_of(servers=servers, workers=workers, tables=tables, **more))

@@ -165,6 +165,14 @@ def test_far_from_the_limit_no_key_is_looked_up(monkeypatch):
         assert servers.ask(0, range(100 * n, 100 * n + 100)) == "applied"
 
 
+def test_no_key_is_looked_up_in_a_shard_on_which_another_thread_works(monkeypatch):
+    servers = Servers(10, rule=bsp())
+    assert servers.ask(0, range(6)) == "accepted"
+    servers.shard().lend(True)
+    monkeypatch.setattr(type(servers.shard()), "new_keys", None)
+    assert servers.ask(1, range(5, 12)) == "refused"  # seven more than six may be there
+
+
 def test_a_round_holds_what_it_has_accepted():
     """What waits for the round is counted, so that the round has memory for all of it."""
     servers = Servers(10, rule=bsp())

@@ -152,14 +152,14 @@ class TableMemory:
         self._spare = 0
         for number, pushed in waiting.items():
             shard = self._replicas[number].shard
-            free -= shard.new_row_bytes and shard.new_row_bytes * shard.new_keys(pushed)
+            free -= shard.new_row_bytes and shard.new_row_bytes * _new_keys(shard, pushed)
         for (number, _, keys), staged in zip(pushes, loads, strict=False):
             shard = self._replicas[number].shard
             if keys <= 0 or not shard.new_row_bytes:
                 continue
-            known = shard.new_keys(waiting[number])
+            known = _new_keys(shard, waiting[number])
             waiting[number].append(staged)
-            new = shard.new_keys(waiting[number]) - known
+            new = _new_keys(shard, waiting[number]) - known
             if new and new * shard.new_row_bytes > free:
                 return self._full(shard, new, free)
             free -= new * shard.new_row_bytes
@@ -308,6 +308,11 @@ class ShardOpening:
                 self._reserve()
                 return shard
         return self._open_shard(spec, rows)
+
+
+def _new_keys(shard: ShardStore, pushes: Sequence[Staged]) -> int:
+    """Return how many rows pushes would create; at most, if another thread works on the shard."""
+    return sum(len(each.keys) for each in pushes) if shard.lent else shard.new_keys(pushes)
 
 
 def _nbytes(spec: TableSpec, rows: KeyRange) -> int:

@@ -16,7 +16,7 @@ from tests.simulation.planted.patches import bug, instead
 
 def _all_work_is_long():
     """In few seeds the work that a bug needs is long: have it so in all of them."""
-    return patch.object(plan, "_long_bytes", lambda random: random.choice((0, 100)))
+    return patch.object(plan, "_long_bytes", lambda random: random.choice((1, 100)))
 
 
 fragments_of_busy_shards_are_applied = bug(

@@ -20,6 +20,7 @@ from shoal.errors import (
     WaitsForever,
 )
 from shoal.keys import KeyRange
+from shoal.node.future import Future
 from shoal.protocol.requests import DeclareTable
 from shoal.tables.spec import Access, TableSpec, bsp
 from tests.real.waiting import until
@@ -250,6 +251,27 @@ def test_a_done_callback_may_use_the_client(cluster):
     while not seen and time.monotonic() < until:  # nobody waits: the pump drives
         client.blocking.pull("w")
     assert seen[0].tolist() == [2.0] * 8
+
+
+def test_a_callback_that_waits_is_woken_though_its_thread_was_about_to_sleep(cluster):
+    """The thread that runs it has one place among those that sleep, not two."""
+    _, (client,) = cluster()
+    driver = client._driver
+    places = []
+    waits, other = Future(driver, -1, None), Future(driver, -2, None)
+
+    def then(future):
+        with driver.own():
+            places.append(len(driver._asleep))
+
+    driver.due.append((then, other))
+    with driver.own():
+        pass  # runs what is due: the callback works at all
+    driver._lock.acquire()
+    driver.due.append((then, other))
+    driver._sleep(waits, 0.01)
+    driver._lock.release()
+    assert places == [0, 0]
 
 
 def test_a_done_callback_that_raises_is_logged_and_harms_nothing(cluster, caplog):

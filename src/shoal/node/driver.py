@@ -150,10 +150,16 @@ class Driver:
 
     def _sleep(self, future: Future, limit_s: float) -> None:
         """Sleep while another thread drives, until the future is done or that thread leaves."""
+        if self.due:  # before it has a place: a callback may wait too, and one of both is woken
+            try:
+                self._release()
+            finally:
+                self._insist(self._enter)
+            return
         woken = threading.Event()
         place = future, woken
         self._asleep.append(place)
-        self._release()
+        self._lock.release()
         try:
             woken.wait(limit_s)
         finally:

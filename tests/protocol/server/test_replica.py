@@ -12,7 +12,7 @@ from shoal.protocol.views import Placement
 
 ROOT = Path(shoal.protocol.server.__file__).parent
 MAY_ASK = {"staging.py"}  # routing is by `previous` and `following`, of any chain
-ROUTES = {"applier.py", "admission.py", "replication"}
+ROUTES = {"executor.py", "admission.py", "replication"}
 BESIDE = {
     (0,): (NONE, NONE),
     (0, 1): (NONE, 1),

@@ -6,7 +6,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol.messages import Freeze, NewView, Replicate, Request
-from shoal.protocol.server.applier import Applier
+from shoal.protocol.server.executor import Applier
 from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.wait_queue import WaitQueue

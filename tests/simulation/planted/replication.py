@@ -11,9 +11,8 @@ from shoal.protocol.scheduler import losses
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.rebalance import Migration
 from shoal.protocol.server.admission import Admission, Ends
-from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.link import Link
 from shoal.protocol.server.replication.operations import Check

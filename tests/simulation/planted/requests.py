@@ -14,6 +14,7 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server import wait_queue as wait_queue_module
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.staging import RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
@@ -193,9 +194,9 @@ def key_on_two_servers():
 @contextmanager
 def dead_worker_counts_on_one_server_only():
     """A server drops a dead worker's pushes whatever its last clock was."""
-    right = Executor.drop_worker
+    right = Rounds.drop
     drop = lambda self, worker, last_clock: right(self, worker, 0)  # noqa: E731
-    with patch.object(Executor, "drop_worker", drop):
+    with patch.object(Rounds, "drop", drop):
         yield
 
 

@@ -1,33 +1,36 @@
-"""Execution of admitted requests.
+"""Execution of admitted requests, and of the operations that change rows.
 
 A request pushes, advances and pulls, in this order. A push is applied at once or with its round. An
 advance may close rounds. A pull is answered, or put into the wait queue until the slowest worker
 has reached the clock that the consistency rules of its tables ask for.
+
+Whatever changes rows is an operation: a push, a closed round, a call, and what comes down a chain
+from its head. Operations are applied in the order of their replicas' versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 
-from shoal.errors import AccessFailed
+from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
 from shoal.protocol.messages import Code, Probe, Reply, Request, What
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.long_work.coroutine import LongWork
-from shoal.protocol.server.replica import Replica
+from shoal.protocol.server.replica import NONE, AppliedPart, Replica
 from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import Change, Operation
+from shoal.protocol.server.replication.operations import NEW, Change, Operation
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.rounds import Contribution, Rounds
-from shoal.protocol.server.shard_store import Staged
+from shoal.protocol.server.shard_store import ShardStore, Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
 from shoal.protocol.session import Session
-from shoal.protocol.views import FOREVER, NodeId
+from shoal.protocol.views import NodeId
 
 
 class Executor:
@@ -40,7 +43,6 @@ class Executor:
         self,
         session: Session,
         rounds: Rounds,
-        admission: Admission,
         staging: RequestStaging,
         replicas: Mapping[int, Replica],
         clocks: Clocks,
@@ -48,22 +50,18 @@ class Executor:
         checkpointer: Checkpointer,
         wait_queue: WaitQueue,
         applier: Applier,
-        long_work: LongWork,
+        round_closer: RoundCloser,
     ) -> None:
         self.rounds = rounds
         self.wait_queue = wait_queue
         self._session = session
-        self._admission = admission
         self._staging = staging
         self._replicas = replicas
         self._clocks = clocks
         self._chains = chains
         self._checkpointer = checkpointer
         self._applier = applier
-        self._long_work = long_work
-        self._round_closer = RoundCloser(
-            replicas, chains, self.rounds, applier.apply, self._refuse_push
-        )
+        self._round_closer = round_closer
 
     # ------------------------------------------------------------------ requests
 
@@ -84,19 +82,6 @@ class Executor:
         log.forget(below)
         if self.wait_queue.pulls or self.wait_queue.pushes:
             self.wait_queue.drop(log.incarnation, below)
-
-    def drop_worker(self, worker: int, last_clock: int) -> None:
-        """Remove a worker that has left; its pushes count in the rounds below its last clock."""
-        self.rounds.drop(worker, last_clock)
-        self.wait_queue.drop(worker)
-
-    def problems(self) -> Iterator[str]:
-        """Yield broken invariants: a closed round that is kept, a pull that waits for no reason."""
-        yield from self.wait_queue.problems()
-        for group in self._clocks.groups():
-            minimum = self._clocks.of(group).minimum
-            for clock in self.rounds.below(group, minimum):
-                yield f"round {clock} is open at clock {minimum}"
 
     def _do(self, admitted: AdmittedRequest, out: Effects) -> None:
         """Push, advance and pull, in this order."""
@@ -156,17 +141,9 @@ class Executor:
         for due, parts in waiting.items():
             log.wait(request.seq, [replica.open_part(staged.rows) for replica, staged in parts])
             weight = request.weight if due > request.clock else 0.0
-            entry = Contribution(
-                admitted.sender,
-                log,
-                request.seq,
-                due - 1,
-                weight,
-                request.lr,
-                [(replica.number, staged) for replica, staged in parts],
-                request.clock,
-            )
-            self.rounds.add(entry)
+            loads = [(replica.number, staged) for replica, staged in parts]
+            at = request.seq, due - 1, weight, request.lr, loads, request.clock
+            self.rounds.add(Contribution(admitted.sender, log, *at))
         accepted = bool(waiting) or (known and log.is_open(request.seq))
         out.append(Note("pushed", {"request": request, "accepted": accepted}))
         return accepted
@@ -226,7 +203,7 @@ class Executor:
         clocks = self._clocks.of(group)
         before = clocks.minimum
         if clocks.advance(worker, to) and clocks.minimum != before:
-            self.close_rounds(group, out)
+            self._round_closer.close(group, out)
             self.look(out)
 
     def _pull(self, admitted: AdmittedRequest, accepted: bool, out: Effects) -> None:
@@ -258,15 +235,6 @@ class Executor:
             if push.admitted.log.complete(key[1]):
                 self.wait_queue.leave(key)
                 self._answer(push.admitted, "applied", out)
-
-    def _refuse_push(self, entry: Contribution, reason: str, out: Effects) -> None:
-        """Refuse a push whose round has closed, unless its worker has left."""
-        log = entry.log
-        if self._admission.logs.get(entry.sender) is log:
-            self.wait_queue.leave((log.incarnation, entry.seq))
-            log.record(entry.seq, "refused")
-            reply = Reply(log.incarnation, entry.seq, self._session.view_id, "refused", reason)
-            out.append(Send(entry.sender, reply))
 
     def _answer(
         self,
@@ -312,17 +280,102 @@ class Executor:
         if nbytes:
             self.wait_queue.answered(to, nbytes, out)
 
-    # ------------------------------------------------------------------ operations
 
-    def close_rounds(self, group: str, out: Effects) -> None:
-        """Close every round below the group's slowest clock. The caller calls `look` after this."""
-        minimum = self._clocks.of(group).minimum
-        if minimum < FOREVER:
-            self.rounds.reach(group, minimum)
-        self._long_work.begin_closing(group)
-        for clock in self.rounds.below(group, minimum):
-            self._round_closer.close(group, clock, out)
-        self._long_work.end_closing()
-        if not group:
-            self._checkpointer.reached(out)
-        self._chains.tell(group, minimum, out)
+class Applier:
+    """Applies operations, and sends them down the chains.
+
+    copied:  pushes that the heads of other chains have accepted into rounds
+    """
+
+    def __init__(
+        self,
+        guard: CopyOnWriteGuard,
+        chains: Chains,
+        checkpointer: Checkpointer,
+        long_work: LongWork,
+    ) -> None:
+        self.copied = Rounds()
+        self._guard = guard
+        self._chains = chains
+        self._checkpointer = checkpointer
+        self._long_work = long_work
+
+    def apply(self, operation: Operation, out: Effects) -> dict[int, str]:
+        """Apply an operation to the replicas here, record its pushes, and send it down the chains.
+
+        Returns:
+            By replica, why a part was refused: its access method has failed.
+
+        Raises:
+            InvariantBroken: another server has counted other versions for its changes
+        """
+        replicas = operation.replicas() if operation.round >= 0 or operation.pushed >= 0 else []
+        if replicas:
+            self._checkpointer.before_operation(operation, replicas, out)
+        failed: dict[int, str] = {}
+        parts, onward = [], []
+        for change in self._changed(operation, failed):
+            replica = change.replica
+            version = replica.count()
+            if change.version not in (NEW, version):
+                told = f"version {change.version} of {replica.rows} came at {version - 1}"
+                raise InvariantBroken(told)
+            parts.append(AppliedPart(change.part, replica, version))
+            if replica.following != NONE:
+                onward.append(change.counted(version))
+        if operation.what == "round":  # it contains every part of a push to a shard
+            parts = [each.applied for each in replicas if each.number not in failed]
+        for log, seq in operation.logs:
+            log.apply(seq, parts)
+            for number in failed:
+                log.refuse(seq, number)
+        if operation.what == "push" and self.copied.open:  # it may have waited here
+            numbers = [each.replica.number for each in parts]
+            for incarnation, seq, _ in operation.origins:
+                self.copied.remove(incarnation, seq, numbers)
+        if onward:
+            operation.keep(onward)
+            self._chains.carry(operation, out)
+        return failed
+
+    def _changed(self, operation: Operation, failed: dict[int, str]) -> list[Change]:
+        """Change the rows, outside of the loop if that takes long; return what was changed."""
+        if operation.what == "accept":  # an accepted push changes them with its round
+            return operation.changes
+        if self._guard.borrowers and (operation.changes or operation.merges):
+            self._guard.recall()
+        for change in operation.changes:
+            if change.replica.following != NONE:
+                operation.retain(change.replica, change.staged)
+        for merge in operation.merges:
+            if merge.replica.following != NONE:
+                for _, _, staged in merge.pushes:
+                    operation.retain(merge.replica, staged)
+        work = Operation.change_round if operation.what == "round" else _change_rows
+        if operation.what == "call" or not self._long_work.running:
+            return work(operation, failed)  # a handler may be bound to the loop's thread
+        done = partial(work, operation, failed)
+        return self._long_work.do(operation.replicas(), operation.nbytes, done)
+
+
+def _change_rows(operation: Operation, failed: dict[int, str]) -> list[Change]:
+    changed = []
+    for change in operation.changes:
+        try:
+            if change.staged is not None:
+                _change(change.replica.shard, operation.what, change.staged, change.lr)
+        except AccessFailed as error:
+            failed[change.replica.number] = error.message
+        else:
+            changed.append(change)
+    return changed
+
+
+def _change(shard: ShardStore, what: What, staged: Staged, lr: float | None) -> None:
+    if what == "push":
+        shard.apply(staged, lr)
+    elif what == "write":
+        shard.write(staged)
+    else:
+        with suppress(AccessFailed):  # the answer of a call may be an error
+            shard.read_keys(staged)

@@ -51,9 +51,8 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.long_work.coroutine import LONG_BYTES, LongWork
 from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.opening import MemoryOptions, ShardOpening, TableMemory
@@ -62,6 +61,7 @@ from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import RequestHandler, declined
+from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
@@ -116,10 +116,14 @@ class ServerMachine:
         wait_queue = self.wait_queue = WaitQueue(
             *(replicas, clocks, self._workers, chains, checkpointer, long_work, unread_bytes)
         )
-        applier = Applier(staging.guard, replicas, chains, checkpointer, long_work)
+        applier = Applier(staging.guard, chains, checkpointer, long_work)
+        round_closer = self._round_closer = RoundCloser(
+            *(session, admission, replicas, clocks, chains, checkpointer, long_work),
+            *(rounds, wait_queue, applier.apply),
+        )
         executor = self.executor = Executor(
-            *(session, rounds, admission, staging, replicas, clocks, chains, checkpointer),
-            *(wait_queue, applier, long_work),
+            *(session, rounds, staging, replicas, clocks, chains, checkpointer, wait_queue),
+            *(applier, round_closer),
         )
         self.replication = Replication(
             *(session, admission, clocks, chains, checkpointer, executor, applier),
@@ -129,7 +133,8 @@ class ServerMachine:
         self._thaw = Thaw(session, admission, self._time)
         self._view_adoption = ViewAdoption(
             *(session, admission, self._thaw, self._replicas, self.replication, staging.guard),
-            *(wait_queue, executor, clocks, checkpointer, self._workers, checkpoint_folder),
+            *(wait_queue, executor, round_closer, clocks, checkpointer, self._workers),
+            checkpoint_folder,
         )
         self._request_handler = RequestHandler(session, admission, staging, executor, self._trace)
         self.waits = WaitReport(session, self._workers, clocks, admission, wait_queue)
@@ -308,10 +313,10 @@ class ServerMachine:
         return self.session.role_of(node)
 
     def check(self) -> None:
-        """Raise `InvariantBroken` if the executor has found a broken invariant."""
+        """Raise `InvariantBroken` if a closed round is open, or a pull waits for no reason."""
         if self.frozen or self.suspended:
             return
-        for problem in self.executor.problems():
+        for problem in (*self.wait_queue.problems(), *self._round_closer.problems()):
             raise self._broken(f"{self.session.name}: {problem}")
 
     @property

@@ -7,13 +7,21 @@ checkpoint clock are applied after that, one by one, once the rows of that check
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from shoal.protocol.machine import Effects, Note
+from shoal.protocol.consistency import Clocks
+from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.messages import Reply
+from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation, RoundPushes
 from shoal.protocol.server.rounds import Contribution, Rounds
+from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.session import Session
+from shoal.protocol.views import FOREVER
 from shoal.tables.spec import Consistency
 
 
@@ -22,25 +30,56 @@ class RoundCloser:
 
     Arguments:
         apply: applies an operation; returns why the parts for some replicas were refused
-        refuse: tells a worker why its push was refused
     """
 
     def __init__(
         self,
+        session: Session,
+        admission: Admission,
         replicas: Mapping[int, Replica],
+        clocks: Clocks,
         chains: Chains,
+        checkpointer: Checkpointer,
+        long_work: LongWork,
         rounds: Rounds,
+        wait_queue: WaitQueue,
         apply: Callable[[Operation, Effects], dict[int, str]],
-        refuse: Callable[[Contribution, str, Effects], None],
     ) -> None:
+        self._session = session
+        self._admission = admission
         self._replicas = replicas
+        self._clocks = clocks
         self._chains = chains
+        self._checkpointer = checkpointer
+        self._long_work = long_work
         self._rounds = rounds
+        self._wait_queue = wait_queue
         self._apply = apply
-        self._refuse = refuse
 
-    def close(self, group: str, clock: int, out: Effects) -> None:
-        """Close the round of a clock that every worker of the group has passed."""
+    def close(self, group: str, out: Effects) -> None:
+        """Close every round below the group's slowest clock.
+
+        Requests may no longer have to wait after this: the caller calls `Executor.look`.
+        """
+        minimum = self._clocks.of(group).minimum
+        if minimum < FOREVER:
+            self._rounds.reach(group, minimum)
+        self._long_work.begin_closing(group)
+        for clock in self._rounds.below(group, minimum):
+            self._close(group, clock, out)
+        self._long_work.end_closing()
+        if not group:
+            self._checkpointer.reached(out)
+        self._chains.tell(group, minimum, out)
+
+    def problems(self) -> Iterator[str]:
+        """Yield broken invariants: a round that every worker has passed is open."""
+        for group in self._clocks.groups():
+            minimum = self._clocks.of(group).minimum
+            for clock in self._rounds.below(group, minimum):
+                yield f"round {clock} is open at clock {minimum}"
+
+    def _close(self, group: str, clock: int, out: Effects) -> None:
         entries = self._rounds.close(group, clock)
         delayed = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
         merged = [entry for entry in entries if entry not in delayed]
@@ -62,6 +101,15 @@ class RoundCloser:
             problems = [failed[number] for number, _ in entry.parts if number in failed]
             if problems:
                 self._refuse(entry, "; ".join(problems), out)
+
+    def _refuse(self, entry: Contribution, reason: str, out: Effects) -> None:
+        """Refuse a push whose round has closed, unless its worker has left."""
+        log = entry.log
+        if self._admission.logs.get(entry.sender) is log:
+            self._wait_queue.leave((log.incarnation, entry.seq))
+            log.record(entry.seq, "refused")
+            reply = Reply(log.incarnation, entry.seq, self._session.view_id, "refused", reason)
+            out.append(Send(entry.sender, reply))
 
     def _round(
         self, entries: list[Contribution], group: str, clock: int, reached: int

@@ -6,12 +6,21 @@ the messages that come down the chain. `Applier.apply` applies both.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 
+from shoal.errors import AccessFailed
 from shoal.protocol.machine import Buffers
-from shoal.protocol.messages import Part, ReplicaHistory, Replicate, StateChunk, What
+from shoal.protocol.messages import (
+    KEY_BYTES,
+    Part,
+    ReplicaHistory,
+    Replicate,
+    StateChunk,
+    What,
+)
 from shoal.protocol.server.replica import NONE, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.shard_store import ShardStore, Staged
@@ -63,6 +72,16 @@ class RoundPushes(msgspec.Struct, frozen=True, eq=False):
     replica: Replica
     pushes: list[tuple[float, float | None, Staged]]
 
+    def merge(self) -> list[Change]:
+        """Merge and apply them; return the changes of rows."""
+        replica, changes = self.replica, []
+        for update in replica.shard.merge(self.pushes):
+            views = update.views if replica.following != NONE else ()
+            keys = views[0].nbytes // KEY_BYTES if len(views) > 1 else -1
+            part = replica.part(update.rows, keys)
+            changes.append(Change(replica, part, update.lr, buffers=views))
+        return changes
+
 
 class Operation(msgspec.Struct, eq=False):
     """Changes that are made at once; kept until all servers of their chains have them.
@@ -112,6 +131,25 @@ class Operation(msgspec.Struct, eq=False):
         staged = [each.staged for each in self.changes if each.staged is not None]
         staged += [each for merge in self.merges for _, _, each in merge.pushes]
         return sum(view.nbytes for each in staged for view in each.views)
+
+    def change_round(self, failed: dict[int, str]) -> list[Change]:
+        """Apply a round to the rows: merged here at the head, or as its head has merged it.
+
+        Args:
+            failed: takes why the parts for some replicas were refused.
+        """
+        changes = []
+        for each in self.merges:
+            try:
+                changes += each.merge()
+            except AccessFailed as error:
+                failed[each.replica.number] = error.message
+        updates = defaultdict(list)
+        for change in self.changes:
+            updates[change.replica.number].append(change)
+        for some in updates.values():
+            some[0].replica.shard.apply_round([(each.lr, each.staged) for each in some])
+        return [*changes, *self.changes]
 
     def retain(self, replica: Replica, staged: Staged | None) -> None:
         """Keep staged memory when it is applied, because a server after this one is to get it."""

@@ -6,8 +6,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Replicate, StateChunk
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.applier import Applier
-from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import NOT_BEGUN, Replica
 from shoal.protocol.server.replication.chain import Chains, Stage

@@ -13,9 +13,8 @@ from shoal.protocol.messages import (
     Synced,
 )
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.applier import Applier
 from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Executor
+from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer

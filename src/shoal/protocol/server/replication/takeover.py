@@ -9,7 +9,7 @@ import msgspec
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.applier import Applier
+from shoal.protocol.server.executor import Applier
 from shoal.protocol.server.replica import NONE, Cut, Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation

@@ -14,6 +14,7 @@ from shoal.protocol.server.executor import Executor
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.request_handler import declined
+from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.view_change.thaw import Thaw
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
@@ -37,6 +38,7 @@ class ViewAdoption:
         guard: CopyOnWriteGuard,
         wait_queue: WaitQueue,
         executor: Executor,
+        round_closer: RoundCloser,
         clocks: Clocks,
         checkpointer: Checkpointer,
         workers: dict[int, Member],
@@ -50,6 +52,7 @@ class ViewAdoption:
         self._guard = guard
         self._wait_queue = wait_queue
         self._executor = executor
+        self._round_closer = round_closer
         self._clocks = clocks
         self._checkpointer = checkpointer
         self._workers = workers
@@ -135,7 +138,7 @@ class ViewAdoption:
             self._clocks.of(group).reset(clock)  # workers advance it when they send again
         self._checkpointer.adopt(view)
         for group in self._clocks.groups():
-            self._executor.close_rounds(group, out)
+            self._round_closer.close(group, out)
         self._executor.look(out)
         self._replication.say_synced(out)
 
@@ -151,7 +154,9 @@ class ViewAdoption:
         for worker, _ in list(self._clocks.items()):
             if worker not in self._workers:
                 self._clocks.leave(worker)
-                self._executor.drop_worker(worker, last_clocks.get(worker, 0))
+                # its pushes count in the rounds below its last clock
+                self._executor.rounds.drop(worker, last_clocks.get(worker, 0))
+                self._wait_queue.drop(worker)
         self._clocks.keep(view.groups())
         self._executor.rounds.keep(view.groups())
         for replica in self._replicas.replicas.values():

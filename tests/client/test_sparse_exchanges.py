@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from shoal.client.sparse_exchanges import Batch, keys_of, pull_op, push_op
 from shoal.errors import InvalidValue, NotFinite, Refused, UnknownName
 from shoal.keys import KeyRange, slot_of
+from shoal.protocol.scheduler.placement import place
+from shoal.protocol.views import Member, View
 from shoal.tables.spec import Access, Init, TableSpec, asp, bsp
 
 SPEC = TableSpec("e", kind="sparse", row_shape=(2,), merge="sum", init=Init("uniform", seed=4))
@@ -37,13 +39,17 @@ class Dumb:
 # ---------------------------------------------------------------------------- what travels
 
 
+def view_of(servers):
+    members = tuple(Member(f"server-{rank}", "server", rank, 1 + rank) for rank in range(servers))
+    return View(1, 1, members, (), (SPEC,), (place(SPEC.cut(servers), members, 1, 0),))
+
+
 @settings(deadline=None)
-@given(KEYS)
-def test_each_key_travels_once_in_the_order_of_slots(keys):
-    """Whatever the number of servers: others may get some of the slots while it is under way."""
+@given(KEYS, st.integers(1, 3))
+def test_each_key_travels_once_and_to_several_servers_in_the_order_of_slots(keys, servers):
     values = torch.arange(2.0 * len(keys)).view(-1, 2)
     given_keys = np.array(keys, np.uint64)
-    batch = Batch(SPEC, given_keys)
+    batch = Batch(SPEC, given_keys, view_of(servers))
     op = push_op(SPEC, batch, values)
     rows = np.frombuffer(op.values, np.float32).reshape(-1, 2)
     expected = {}
@@ -52,8 +58,10 @@ def test_each_key_travels_once_in_the_order_of_slots(keys):
     assert len(op.keys) == len(expected)
     for key, row in zip(op.keys, rows, strict=True):
         np.testing.assert_array_equal(row, expected[key])
-    slots = [slot_of(key) for key in op.keys]
-    assert slots == sorted(slots)
+    assert op.ordered == (servers > 1)
+    if op.ordered:
+        slots = [slot_of(key) for key in op.keys]
+        assert slots == sorted(slots)
     pull, finish = pull_op(SPEC, batch, None)
     assert list(pull.keys) == list(op.keys)
     np.frombuffer(pull.out, np.float32).reshape(-1, 2)[:] = rows
@@ -61,8 +69,19 @@ def test_each_key_travels_once_in_the_order_of_slots(keys):
         np.testing.assert_array_equal(row, expected[key])
 
 
-def test_the_last_of_several_assigned_values_counts():
-    batch = Batch(SPEC, [5, 6, 5])
+def test_distinct_keys_and_their_values_are_not_copied_for_one_server():
+    values, out = torch.ones(3, 2), torch.empty(3, 2)
+    batch = Batch(SPEC, [9, 7, 8], view_of(1))
+    op = push_op(SPEC, batch, values)
+    assert np.frombuffer(op.values, np.uint8).ctypes.data == values.data_ptr()
+    pull, finish = pull_op(SPEC, batch, out)
+    assert np.frombuffer(pull.out, np.uint8).ctypes.data == out.data_ptr()
+    assert finish() is out
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_last_of_several_assigned_values_counts(servers):
+    batch = Batch(SPEC, [5, 6, 5], view_of(servers))
     rows = batch.merged(np.array([[1.0], [2.0], [3.0]]), assign=True)
     assert dict(zip(batch.chosen.tolist(), rows[:, 0], strict=True)) == {5: 3, 6: 2}
 

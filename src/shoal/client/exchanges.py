@@ -220,7 +220,7 @@ class Exchanges:
                 raise InvalidValue(
                     f"table {table!r} is sparse: the option within is for dense tables"
                 )
-            return push_op(spec, Batch(spec, keys), values, assign)
+            return push_op(spec, Batch(spec, keys, self._view()), values, assign)
         check_values(spec, values)
         if keys is None or isinstance(keys, KeyRange):
             return PushOp(table, spec.keys if keys is None else keys, bytes_of(values))
@@ -247,7 +247,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 
-            batch = Batch(spec, keys)
+            batch = Batch(spec, keys, self._view())
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
         return self._push_op(table, values, keys, None, False), *self._pull_op(table, keys, out)
 
@@ -256,7 +256,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.client.sparse_exchanges import Batch, pull_op
 
-            return pull_op(spec, Batch(spec, keys), out)
+            return pull_op(spec, Batch(spec, keys, self._view()), out)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:

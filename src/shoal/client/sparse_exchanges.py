@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.client.values import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
+from shoal.protocol.views import View
 from shoal.tables.dense.shard import DTYPES
 from shoal.tables.sparse.distinct import by_slot, distinct
 from shoal.tables.sparse.jit import U
@@ -21,32 +22,34 @@ from shoal.tables.spec import TableSpec
 
 
 class Batch:
-    """The distinct keys of a request, ordered by hash slot.
-
-    The order has to hold for as long as the request is under way: a view may cut the slots of one
-    server for several.
+    """The distinct keys of a request, ordered by hash slot where several servers have them.
 
     Attributes:
         chosen: (n,) uint64, the distinct keys.
         numbers: (count,) uint64, for each given key its index in `chosen`.
-        sent: the memory of `chosen`; the router compares this object to see that a push and a pull
-            share their keys.
+        named: how operations name them: the memory of `chosen` (the router compares this object to
+            see that a push and a pull share their keys), and whether it is in the order of slots.
+        as_given: whether `chosen` are the given keys, so that no row has to be moved.
     """
 
-    def __init__(self, spec: TableSpec, given: object) -> None:
+    def __init__(self, spec: TableSpec, given: object, view: View) -> None:
         keys = keys_of(spec, given)
         self._kind = row_methods[spec.access.name]
         self.count = len(keys)
-        found, numbers = distinct(keys)
-        order = by_slot(found)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order), dtype=np.uint64)
-        self.chosen: np.ndarray = found[order]
-        self.numbers: np.ndarray = place[numbers]
-        self.sent = self.chosen.data
+        self.chosen, self.numbers = distinct(keys)
+        ordered = len(view.placements_of(spec.name)) > 1
+        if ordered:
+            order = by_slot(self.chosen)
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order), dtype=np.uint64)
+            self.chosen, self.numbers = self.chosen[order], place[self.numbers]
+        self.as_given = not ordered and len(self.chosen) == self.count
+        self.named = self.chosen.data, ordered
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
         """(count, width) values as (n, width): those of equal keys merged; the last if assigned."""
+        if self.as_given:
+            return values
         rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
         if assign or len(self.chosen) == self.count:
             scatter(rows.reshape(-1), self.numbers, values, U(values.shape[1]))
@@ -65,7 +68,7 @@ def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False)
     _check_rows(spec, values, batch.count)
     given = values.detach().cpu().contiguous().numpy().reshape(batch.count, spec.width)
     rows = torch.from_numpy(batch.merged(given, assign))
-    return PushOp(spec.name, spec.keys, bytes_of(rows), batch.sent)
+    return PushOp(spec.name, spec.keys, bytes_of(rows), *batch.named)
 
 
 def pull_op(
@@ -75,8 +78,9 @@ def pull_op(
     if out is None:
         out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
     _check_rows(spec, out, batch.count)
-    bytes_of(out)  # refuses one that is not contiguous
-    target, numbers, sent = out, batch.numbers, batch.sent
+    target, numbers, whole = out, batch.numbers, bytes_of(out)
+    if batch.as_given:
+        return PullOp(spec.name, spec.keys, whole, *batch.named), lambda: target
     staged = torch.empty((len(batch.chosen), spec.width), dtype=target.dtype)
 
     def finish() -> Tensor:
@@ -84,7 +88,7 @@ def pull_op(
         torch.index_select(staged, 0, torch.from_numpy(numbers.view(np.int64)), out=flat)
         return target
 
-    return PullOp(spec.name, spec.keys, bytes_of(staged), sent), finish
+    return PullOp(spec.name, spec.keys, bytes_of(staged), *batch.named), finish
 
 
 def keys_of(spec: TableSpec, keys: object) -> np.ndarray:

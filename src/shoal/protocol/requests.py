@@ -16,13 +16,17 @@ class PushOp(msgspec.Struct, frozen=True):
     """Push values for `rows` of a table, or for the sorted int64 `keys` among them.
 
     All buffers are bytes and borrowed. Of a sparse table `rows` are all its slots, and `keys` are
-    uint64 in the order of their slots (in any order if there is one server).
+    uint64, which are put in the order of their slots if several servers have them.
+
+    Attributes:
+        ordered: whether keys of a sparse table are in the order of their slots.
     """
 
     table: str
     rows: KeyRange
     values: memoryview
     keys: memoryview | None = None
+    ordered: bool = False
 
 
 class Answer:
@@ -39,16 +43,20 @@ class Answer:
 
 
 class PullOp(msgspec.Struct, frozen=True):
-    """Pull rows of a table into `out` (bytes).
+    """Pull rows of a table into `out` (bytes), or each row of a sparse table into its own view.
 
     Of a custom table: a call (`tables.custom.calls`) in place of the keys, to the server whose
     slots `rows` are, and an `Answer`.
+
+    Attributes:
+        ordered: whether keys of a sparse table are in the order of their slots.
     """
 
     table: str
     rows: KeyRange
-    out: memoryview | Answer
+    out: memoryview | list[memoryview] | Answer
     keys: memoryview | None = None
+    ordered: bool = False
 
 
 class Exchange(msgspec.Struct, frozen=True):

@@ -352,12 +352,13 @@ def _exchange(
     client: Client,
 ) -> Future:
     """Push and pull in one exchange; waits if it pulls."""
+    view = client.view
     lookups = [module._wanted(ids) for module, ids in wanted]
     pulls = [
-        pull_op(module.spec, Batch(module.spec, lookup.keys), None)
+        pull_op(module.spec, Batch(module.spec, lookup.keys, view), None)
         for (module, _), lookup in zip(wanted, lookups, strict=True)
     ]
-    ops = [push_op(spec, Batch(spec, keys), values) for spec, keys, values in pushes]
+    ops = [push_op(spec, Batch(spec, keys, view), values) for spec, keys, values in pushes]
     future = client.exchange(
         Exchange(tuple(ops), False, tuple(op for op, _ in pulls), weight=weight)
     )

@@ -12,7 +12,7 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.worker import in_flight
 from shoal.protocol.worker.in_flight import SubRequestPart
-from shoal.protocol.worker.routing import ServerPart
+from shoal.protocol.worker.server_part import ServerPart
 from shoal.tables.spec import bsp, ssp
 
 

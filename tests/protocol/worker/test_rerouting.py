@@ -1,14 +1,18 @@
 """Other servers have the rows: what is under way is cut anew, sent again, and answered once."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from shoal.keys import KeyRange
+from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.machine import Ticked
 from shoal.protocol.messages import SCHEDULER, NewView, Request
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.protocol.views import Placement
 from shoal.protocol.worker.rerouting import chained, moved
-from shoal.tables.spec import asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
 
 ROWS = 4
 
@@ -134,6 +138,43 @@ def test_a_push_and_its_pull_are_split_when_another_replica_becomes_the_tail(rig
     assert not any(pulls for _, _, _, pulls, _ in asked(rig))
     rig.answer(0, 0, "applied", view=(1, 2))
     assert [(to, pulls) for to, _, _, pulls, _ in asked(rig) if pulls] == [("1", [(0, ROWS)])]
+
+
+def slots(rigs, *edges):
+    """A view whose servers have the slots of a sparse table between these edges."""
+    spec = TableSpec("e", kind="sparse", access=Access("sum"), merge="sum").cut(1)
+    view = rigs.view_of(servers=3, tables=(spec,))
+    placements = tuple(Placement(KeyRange(*rows), (at,)) for at, rows in enumerate(pairwise(edges)))
+    return replace(view, number=len(edges), placements=(placements,))
+
+
+def test_keys_in_any_order_reach_the_servers_that_share_their_slots_later(rigs):
+    """One server had the table, so that nobody sorted them; then three, and one all shards."""
+    rig = rigs.WorkerRig()
+    views = [slots(rigs, *edges, SLOTS) for edges in ((0,), (0, 2000), (0, 2000, 3000))]
+    on_one = tuple(replace(each, chain=(0,)) for each in views[-1].placements[0])
+    views.append(replace(views[-1], number=9, placements=(on_one,)))
+    rig.receive(SCHEDULER, NewView(views[0]))
+    keys = np.arange(40, dtype=np.uint64)
+    out = np.zeros(40, np.float32)
+    exchange = Exchange(
+        (PushOp("e", KeyRange(0, SLOTS), keys.astype(np.float32).view(np.uint8).data, keys.data),),
+        pulls=(PullOp("e", KeyRange(0, SLOTS), out.view(np.uint8).data, keys.data),),
+    )
+    rig.ask(1, exchange)
+    for view in views[1:]:
+        rig.receive(SCHEDULER, NewView(view))
+        found = {}
+        for sent in rig.sends(Request):
+            buffers = iter(sent.buffers)
+            for part in sent.message.pushes:
+                here = np.frombuffer(next(buffers), np.uint64).tolist()
+                assert all(part.start <= slot_of(key) < part.stop for key in here)
+                found |= dict(zip(here, np.frombuffer(next(buffers), np.float32), strict=True))
+        assert found == {key: key for key in range(40)}
+    rig.answer(0, 1, "applied", np.array([*found], np.float32).tobytes(), view=views[-1].id)
+    assert rig.resolved()[1].error is None
+    assert out.tolist() == list(range(40))
 
 
 def test_a_timed_out_push_is_resent_to_the_next_replica_from_its_copy(rigs, rig):

@@ -193,6 +193,26 @@ def test_a_sparse_key_goes_to_the_server_of_its_slot(rigs, servers):
     assert sorted(seen) == list(range(100))
 
 
+@pytest.mark.parametrize("given_order", [True, False])
+def test_keys_in_any_order_go_to_the_servers_of_their_slots_with_their_rows(rigs, given_order):
+    """A worker does not sort them while one server has the table, and others may join."""
+    router = Router(rigs.view_of(servers=3, tables=(sparse_table(),)))
+    keys = np.arange(100, dtype=np.uint64)[:: 1 if given_order else -1].copy().data
+    out = values(*[0] * 100)
+    push, pull = PushOp("e", ALL, values(*keys), keys), PullOp("e", ALL, out, keys)
+    for at, share in enumerate(router.cut((push,), (pull,), False)[1]):
+        held, sent = rigs.held_by(router.view, at), np.frombuffer(share.buffers[0], np.uint64)
+        assert all(slot_of(int(key)) in held for key in sent)
+        assert np.frombuffer(share.buffers[1], np.float32).tolist() == sent.tolist()
+        assert [part.keys for part in share.pulls] == [SAME]
+        answer = memoryview(values(*sent))
+        for view in share.destination(share.nbytes_out):
+            view[:] = answer[: view.nbytes]
+            answer = answer[view.nbytes :]
+        assert not answer
+    assert np.frombuffer(out, np.float32).tolist() == list(keys)
+
+
 def test_keys_both_pushed_and_pulled_travel_once(rigs):
     router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
     keys, out = ordered(*range(50)), values(*[0] * 50)

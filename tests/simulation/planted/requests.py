@@ -19,6 +19,7 @@ from shoal.protocol.server.staging import RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import routing as routing_module
+from shoal.protocol.worker import slot_order
 from shoal.protocol.worker.in_flight import InFlight
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.routing import Router
@@ -351,4 +352,19 @@ def change_is_not_marked():
 def room_is_not_noticed():
     """A worker that has read its answers is not answered any more."""
     with patch.object(WaitQueue, "has_room", lambda self, worker: None):
+        yield
+
+
+@contextmanager
+def keys_are_taken_for_ordered():
+    """Keys that were for one server are cut for several as if they were in order."""
+    with patch.object(Router, "_unordered", lambda self, op: False):
+        yield
+
+
+@contextmanager
+def rows_stay_where_keys_move():
+    """Keys are put in the order of their slots, and not the rows that belong to them."""
+    right = slot_order._rows
+    with patch.object(slot_order, "_rows", lambda buffer, order: right(buffer, sorted(order))):
         yield

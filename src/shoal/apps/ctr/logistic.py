@@ -48,7 +48,7 @@ class Logistic:
         for table in (self._bias, self._linear):
             self._client.create_table(table)
         self._ahead: _Ahead | None = None
-        self._one = Keys(self._bias, BIAS)
+        self._one = Keys(self._bias, BIAS, self._client.view)
         none, offsets = np.empty(0, np.float32), np.zeros(0, np.int64)
         keys = np.empty(0, np.uint64)
         logits_of(none, 0.0, keys, none, offsets, none)  # compiled, or fetched from disk, by now
@@ -72,8 +72,8 @@ class Logistic:
             logits, batch.labels, ahead.numbers, batch.values, batch.offsets, gradients.numpy()
         )
         pushes = (
-            PushOp("bias", self._bias.keys, bytes_of(torch.tensor([slope])), self._one.sent),
-            PushOp("linear", self._linear.keys, bytes_of(gradients), ahead.keys.sent),
+            PushOp("bias", self._bias.keys, bytes_of(torch.tensor([slope])), *self._one.named),
+            PushOp("linear", self._linear.keys, bytes_of(gradients), *ahead.keys.named),
         )
         self._ahead = self._wanted(following) if following is not None else None
         self._exchange(pushes, self._ahead, float(len(batch)), True)
@@ -83,7 +83,7 @@ class Logistic:
         """Weights are pulled for each batch: there is nothing to do."""
 
     def _wanted(self, batch: Batch) -> _Ahead:
-        keys = Keys(self._linear, batch.keys)
+        keys = Keys(self._linear, batch.keys, self._client.view)
         return _Ahead(batch, keys, keys.numbers, torch.empty(len(keys.chosen)), torch.empty(1))
 
     def _exchange(
@@ -92,8 +92,8 @@ class Logistic:
         pulls: tuple[PullOp, ...] = ()
         if ahead is not None:
             pulls = (
-                PullOp("bias", self._bias.keys, bytes_of(ahead.bias), self._one.sent),
-                PullOp("linear", self._linear.keys, bytes_of(ahead.weights), ahead.keys.sent),
+                PullOp("bias", self._bias.keys, bytes_of(ahead.bias), *self._one.named),
+                PullOp("linear", self._linear.keys, bytes_of(ahead.weights), *ahead.keys.named),
             )
         self._client.exchange(Exchange(pushes, advance, pulls, weight=weight)).wait()
 

@@ -198,16 +198,17 @@ class Trainer:
         self, done: Block | None, changes: tuple[Tensor, ...], following: Block | None
     ) -> None:
         """Push a block's changes and pull the rows of the next one: one message a server."""
+        view = self._client.view
         pushes: list[PushOp] = []
         pulls: list[tuple[PullOp, Callable[[], Tensor]]] = []
         if done is not None:
             for spec, words, change in zip(
                 (self._in, self._out), (done.words, done.outs), changes, strict=True
             ):
-                pushes.append(push_op(spec, Batch(spec, words), change))
+                pushes.append(push_op(spec, Batch(spec, words, view), change))
         if following is not None:
             for spec, words in ((self._in, following.words), (self._out, following.outs)):
-                pulls.append(pull_op(spec, Batch(spec, words), None))
+                pulls.append(pull_op(spec, Batch(spec, words, view), None))
         ask = Exchange(tuple(pushes), pulls=tuple(op for op, _ in pulls))
         self._client.exchange(ask).wait()
         if following is not None:

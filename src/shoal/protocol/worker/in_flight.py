@@ -18,7 +18,7 @@ from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT, WINDOW
 from shoal.protocol.machine import Arrival, Discard, Sink
 from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
-from shoal.protocol.worker.routing import ServerPart, SubRequestPlan
+from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
 
 
 class SubRequestPart(msgspec.Struct, eq=False):

@@ -11,7 +11,8 @@ from shoal.protocol.messages import SAME, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import Placement, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest
-from shoal.protocol.worker.routing import Router, ServerPart, SubRequestPlan
+from shoal.protocol.worker.routing import Router
+from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
 
 
 def chained(view: View) -> bool:
@@ -101,7 +102,7 @@ def _cut(
 def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[PullOp]]:
     """A server's part as push and pull operations."""
     sent = iter(server_part.buffers)
-    outs: Iterator[memoryview | Answer] = iter(server_part.answers or server_part.outs)
+    answers, outs = iter(server_part.answers), iter(server_part.outs)
     pushes: list[PushOp] = []
     pulls = []
 
@@ -113,14 +114,27 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
     for part in server_part.pushes:
         keys = keys_of(part)
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
-        pushes.append(PushOp(name, rows, next(sent), keys))
+        pushes.append(PushOp(name, rows, next(sent), keys, len(view.placements[part.table]) > 1))
     for part in server_part.pulls:
-        name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
+        spec, rows = view.tables[part.table], KeyRange(part.start, part.stop)
         if part.keys == SAME:
-            keys = next(op.keys for op in pushes if (op.table, op.rows) == (name, rows))
+            keys = next(op.keys for op in pushes if (op.table, op.rows) == (spec.name, rows))
         else:
             keys = keys_of(part)
-        out = next(outs, None)
-        if out is not None:  # the caller still waits for it
-            pulls.append(PullOp(name, rows, out, keys))
+        out: memoryview | list[memoryview] | Answer | None = next(answers, None)
+        if out is None:
+            count = len(rows) if keys is None else len(keys)
+            out = _views_of(outs, count * spec.row_bytes)
+        if out:  # the caller still waits for it
+            ordered = len(view.placements[part.table]) > 1
+            pulls.append(PullOp(spec.name, rows, out, keys, ordered))
     return pushes, pulls
+
+
+def _views_of(outs: Iterator[memoryview], nbytes: int) -> memoryview | list[memoryview]:
+    """Take the views for so many bytes: one, or one for each row."""
+    views: list[memoryview] = []
+    while nbytes > 0 and (view := next(outs, None)) is not None:
+        views.append(view)
+        nbytes -= view.nbytes
+    return views[0] if len(views) == 1 else views

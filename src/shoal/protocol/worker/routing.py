@@ -15,97 +15,17 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX
-from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.messages import SAME, Part
 from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.repeats import check_repeats
+from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
+from shoal.protocol.worker.slot_order import in_slot_order
 from shoal.tables.spec import asp
 
 PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)
-
-
-class ServerPart(msgspec.Struct, frozen=True):
-    """One server's part of a sub-request.
-
-    Attributes:
-        buffers: pushed keys and values, then the keys of keyed pulls.
-        outs: destinations of pulled rows.
-        nbytes: bytes of `buffers`.
-        nbytes_out: bytes of `outs`, or -1 with `answers`.
-        answers: destinations of answers of any size, in place of `outs`.
-    """
-
-    server: NodeId
-    pushes: tuple[Part, ...]
-    pulls: tuple[Part, ...]
-    buffers: tuple[memoryview, ...]
-    outs: list[memoryview]
-    nbytes: int
-    nbytes_out: int
-    answers: tuple[Answer, ...] = ()
-
-    def without_push(self) -> ServerPart:
-        """The same pulls of the same keys, without the pushes."""
-        sent, pushed, pulls = iter(self.buffers), {}, []
-        for part in self.pushes:
-            if part.keys >= 0:
-                pushed[part.table, part.start, part.stop] = next(sent)
-            next(sent)
-        keys = []
-        for part in self.pulls:
-            if part.keys == SAME:
-                keys.append(pushed[part.table, part.start, part.stop])
-                part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
-            elif part.keys >= 0:
-                keys.append(next(sent))
-            pulls.append(part)
-        # `nbytes` stays: it is the credit that is returned with the answer
-        return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
-
-    def destination(self, nbytes: int) -> list[memoryview]:
-        """The destination of an answer of `nbytes` bytes."""
-        return [memoryview(bytearray(nbytes))] if self.answers else self.outs
-
-    def answered(self, views: list[memoryview]) -> None:
-        """Split an answer that has arrived; each of several answers follows its size."""
-        start, several = 0, len(self.answers) > 1
-        for answer in self.answers:
-            stop = views[0].nbytes
-            if several:
-                start += SIZE_BYTES
-                stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
-            answer.take(views[0][start:stop])
-            start = stop
-
-    def emptied(self) -> ServerPart:
-        """A part for the same server that pushes and pulls nothing."""
-        return ServerPart(self.server, (), (), (), [], 0, 0)
-
-    def without_caller(self, copied: bool) -> ServerPart:
-        """The same push, with copied bytes if `copied`, whose pulls are dropped."""
-        buffers = self.buffers
-        if copied:
-            buffers = tuple(memoryview(bytes(each)) for each in buffers)
-        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answers=())
-
-
-class SubRequestPlan(msgspec.Struct, frozen=True):
-    """The part of an exchange that is sent together, at most one message per server.
-
-    Attributes:
-        pushed: tables that it pushes to.
-        pulled: tables that it pulls from.
-        closing: whether one of the pushes is applied at the end of its round.
-        advances: whether it ends the worker's clock.
-    """
-
-    pushed: tuple[int, ...]
-    pulled: tuple[int, ...]
-    closing: bool
-    advances: bool
-    server_parts: list[ServerPart]
 
 
 class Plan(msgspec.Struct):
@@ -196,11 +116,13 @@ class Router:
         Raises:
             InvalidValue: an unknown table, rows that it does not have, or a buffer of another size.
         """
+        if any(map(self._unordered, pushes)) or any(map(self._unordered, pulls)):
+            pushes, pulls = in_slot_order(pushes, pulls, self._unordered)
         plan = self._plan(pushes, pulls, everybody)
         for op in pushes:
             self._check(op, op.values)
         for pull in pulls:
-            if isinstance(pull.out, Answer):
+            if not isinstance(pull.out, memoryview):
                 continue
             self._check(pull, pull.out)
             if pull.out.readonly:
@@ -238,11 +160,14 @@ class Router:
         outs: list[memoryview] = []
         answers: list[Answer] = []
         for index, first, last in server_part.pull_cuts:
-            out = pulls[index].out
-            if not isinstance(out, Answer):
-                outs.append(out[first:last])
+            pull = pulls[index]
+            if isinstance(pull.out, memoryview):
+                outs.append(pull.out[first:last])
+            elif isinstance(pull.out, Answer):
+                answers.append(pull.out)
             else:
-                answers.append(out)
+                size = self._sizes[self.numbers[pull.table]]
+                outs += pull.out[first // size : last // size]
         if answers and outs:
             raise InvalidValue("pulls from custom tables and from others need two exchanges")
         return outs, tuple(answers)
@@ -258,6 +183,13 @@ class Router:
             buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
             buffers.append(op.values[first * size : last * size])
         return buffers
+
+    def _unordered(self, op: PushOp | PullOp) -> bool:
+        """Whether several servers have the slots of its keys, and these may be in any order."""
+        if op.keys is None or op.ordered:
+            return False
+        number = self._number(op.table)
+        return self.view.tables[number].sparse and len(self.view.placements[number]) > 1
 
     # ------------------------------------------------------------------ plans
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange, slot_of
+from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import (
     AwaitView,
@@ -356,10 +356,10 @@ class Workload:
         """Return a push of 1 to a key of the ledger, alone or with zeros, and one to the stamp."""
         keys = None
         if not whole:
-            keys = self._ordered([key])
+            keys = self._named([key])
         elif self.sparse:
             others = sorted(self.ledger.intended)[-PUSHED_MOST:]
-            keys = self._ordered([each for each in others if each != key] + [key])
+            keys = self._named([each for each in others if each != key] + [key])
         one = self._ledger_buffer(keys)
         one.fill(0)
         row = key if keys is None else keys.tolist().index(key)
@@ -380,12 +380,11 @@ class Workload:
 
     def _some_keys(self, random: Random, most: int = 8) -> memoryview:
         known = list(self.ledger.intended)
-        return self._ordered(random.sample(known, min(most, len(known))))
+        return self._named(random.sample(known, min(most, len(known))))
 
-    def _ordered(self, keys: list[int]) -> memoryview:
-        if self.sparse:
-            return np.array(sorted(keys, key=slot_of), np.uint64).data
-        return np.array(sorted(keys), np.int64).data
+    def _named(self, keys: list[int]) -> memoryview:
+        """Return them as an operation names them: of a sparse table in any order."""
+        return (np.array(keys, np.uint64) if self.sparse else np.array(sorted(keys))).data
 
 
 def _spoil(pushes: Sequence[PushOp]) -> None:

@@ -1,0 +1,91 @@
+"""Server parts: what of an exchange goes to one server, and where its answer goes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.requests import Answer
+from shoal.protocol.views import NodeId
+
+
+class ServerPart(msgspec.Struct, frozen=True):
+    """One server's part of a sub-request.
+
+    Attributes:
+        buffers: pushed keys and values, then the keys of keyed pulls.
+        outs: destinations of pulled rows.
+        nbytes: bytes of `buffers`.
+        nbytes_out: bytes of `outs`, or -1 with `answers`.
+        answers: destinations of answers of any size, in place of `outs`.
+    """
+
+    server: NodeId
+    pushes: tuple[Part, ...]
+    pulls: tuple[Part, ...]
+    buffers: tuple[memoryview, ...]
+    outs: list[memoryview]
+    nbytes: int
+    nbytes_out: int
+    answers: tuple[Answer, ...] = ()
+
+    def without_push(self) -> ServerPart:
+        """The same pulls of the same keys, without the pushes."""
+        sent, pushed, pulls = iter(self.buffers), {}, []
+        for part in self.pushes:
+            if part.keys >= 0:
+                pushed[part.table, part.start, part.stop] = next(sent)
+            next(sent)
+        keys = []
+        for part in self.pulls:
+            if part.keys == SAME:
+                keys.append(pushed[part.table, part.start, part.stop])
+                part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
+            elif part.keys >= 0:
+                keys.append(next(sent))
+            pulls.append(part)
+        # `nbytes` stays: it is the credit that is returned with the answer
+        return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
+
+    def destination(self, nbytes: int) -> list[memoryview]:
+        """The destination of an answer of `nbytes` bytes."""
+        return [memoryview(bytearray(nbytes))] if self.answers else self.outs
+
+    def answered(self, views: list[memoryview]) -> None:
+        """Split an answer that has arrived; each of several answers follows its size."""
+        start, several = 0, len(self.answers) > 1
+        for answer in self.answers:
+            stop = views[0].nbytes
+            if several:
+                start += SIZE_BYTES
+                stop = start + int.from_bytes(views[0][start - SIZE_BYTES : start], "little")
+            answer.take(views[0][start:stop])
+            start = stop
+
+    def emptied(self) -> ServerPart:
+        """A part for the same server that pushes and pulls nothing."""
+        return ServerPart(self.server, (), (), (), [], 0, 0)
+
+    def without_caller(self, copied: bool) -> ServerPart:
+        """The same push, with copied bytes if `copied`, whose pulls are dropped."""
+        buffers = self.buffers
+        if copied:
+            buffers = tuple(memoryview(bytes(each)) for each in buffers)
+        return msgspec.structs.replace(self, buffers=buffers, outs=[], nbytes_out=0, answers=())
+
+
+class SubRequestPlan(msgspec.Struct, frozen=True):
+    """The part of an exchange that is sent together, at most one message per server.
+
+    Attributes:
+        pushed: tables that it pushes to.
+        pulled: tables that it pulls from.
+        closing: whether one of the pushes is applied at the end of its round.
+        advances: whether it ends the worker's clock.
+    """
+
+    pushed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    closing: bool
+    advances: bool
+    server_parts: list[ServerPart]

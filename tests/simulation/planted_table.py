@@ -62,7 +62,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "parts_not_cut",
     "pulls_go_by_clocks_of_open_rounds",  # a unit test has it
     "replaced_counts_as_broken",  # members reconnect before that matters; unit tests have it
-    "rows_recalled_too_early",
+    "rows_recalled_too_early",  # a unit test has it
     "synced_is_for_ever",
     "transfer_goes_on_under_another_view",
     "weights_not_handed_on",

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import asdict, replace
 
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import (
     Asked,
@@ -107,12 +108,17 @@ class ServerRig(Rig[ServerMachine]):
         workers: int = 2,
         unread_bytes: int = UNREAD_BYTES,
         long_bytes: float = inf,
+        save_every: int = 0,
         **more: Any,
     ) -> None:
         open_shard = cast(OpenStore, FakeShard)  # it has what these tests need of a store
         session = Session("server-0", "server")
         server = ServerMachine(
-            session, open_shard, unread_bytes=unread_bytes, long_bytes=long_bytes
+            session,
+            open_shard,
+            checkpoint_clocks=CheckpointClocks(save_every),
+            unread_bytes=unread_bytes,
+            long_bytes=long_bytes,
         )
         super().__init__(server)
         if servers == 1:  # one fragment: what is streamed has tests of its own

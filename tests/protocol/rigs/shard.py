@@ -62,6 +62,9 @@ class FakeShard:
     def stage_keys(self, rows: KeyRange, keys: int) -> FakeStaged:
         return FakeStaged(rows, keys, 0)
 
+    def state(self, copied: bool = False) -> dict[str, Any]:
+        return {"rows": array("q", self.rows)}
+
     def keep(self, clients: Collection[int]) -> None:
         self.kept = sorted(clients)
 

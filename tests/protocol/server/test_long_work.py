@@ -188,6 +188,26 @@ def test_what_was_kept_is_handled_one_at_a_time_so_that_lent_rows_are_sent_first
     assert offloaded(rig)
 
 
+def test_rows_that_are_lent_while_a_shard_is_saved_are_recalled_before_they_change(server, rigs):
+    """The round changes a small table too, which is read until it does."""
+    rig = server(bsp(), bsp(), save_every=1)
+    for clock in (0, 1):
+        pushed = {"pushes": (LARGE, SMALL), "advance": clock + 1}
+        rig.ask(0, clock, rigs.as_bytes(*[1] * 68), clock=clock, **pushed)
+    rig.ask(1, 0, advance=2)
+    first_round = offloaded(rig)
+    rig.handle(Offloaded(first_round.ticket, first_round.work()))
+    copy = offloaded(rig)
+    rig.ask(1, 1, pulls=(SMALL,))
+    [reply] = rig.sends()
+    recalled = []
+    reply.guard.keep(lambda: recalled.append(bytes(reply.buffers[0])))
+    rig.handle(Offloaded(copy.ticket, copy.work()))
+    assert recalled == [bytes(rigs.as_bytes(1, 1, 1, 1))]
+    end(rig, offloaded(rig))
+    assert bytes(reply.buffers[0]) == bytes(rigs.as_bytes(2, 2, 2, 2))
+
+
 def test_a_deadline_waits_while_a_handler_is_suspended(server, rigs):
     rig = server()
     push_large(rigs, rig)

@@ -213,6 +213,16 @@ def test_keys_in_any_order_go_to_the_servers_of_their_slots_with_their_rows(rigs
     assert np.frombuffer(out, np.float32).tolist() == list(keys)
 
 
+@pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4)])
+def test_values_that_do_not_fit_keys_in_any_order_are_refused(rigs, numbers):
+    router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
+    keys = np.array([5, 3, 4], np.uint64).data
+    for op in (PushOp("e", ALL, values(*numbers), keys), PullOp("e", ALL, values(*numbers), keys)):
+        ops = ((op,), ()) if isinstance(op, PushOp) else ((), (op,))
+        with pytest.raises(InvalidValue, match="3 rows of 4 bytes need 12 bytes"):
+            router.cut(*ops, False)
+
+
 def test_keys_both_pushed_and_pulled_travel_once(rigs):
     router = Router(rigs.view_of(servers=2, tables=(sparse_table(),)))
     keys, out = ordered(*range(50)), values(*[0] * 50)

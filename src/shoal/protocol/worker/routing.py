@@ -117,16 +117,10 @@ class Router:
             InvalidValue: an unknown table, rows that it does not have, or a buffer of another size.
         """
         if any(map(self._unordered, pushes)) or any(map(self._unordered, pulls)):
+            self._check_buffers(pushes, pulls)
             pushes, pulls = in_slot_order(pushes, pulls, self._unordered)
         plan = self._plan(pushes, pulls, everybody)
-        for op in pushes:
-            self._check(op, op.values)
-        for pull in pulls:
-            if not isinstance(pull.out, memoryview):
-                continue
-            self._check(pull, pull.out)
-            if pull.out.readonly:
-                raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+        self._check_buffers(pushes, pulls)
         server_parts = []
         for each in plan.servers:
             buffers = self._pushed(pushes, each)
@@ -309,9 +303,19 @@ class Router:
             raise InvalidValue(f"no table {table!r} in this run (known: {known})")
         return number
 
+    def _check_buffers(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> None:
+        for op in pushes:
+            self._check(op, op.values)
+        for pull in pulls:
+            if not isinstance(pull.out, memoryview):
+                continue
+            self._check(pull, pull.out)
+            if pull.out.readonly:
+                raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+
     def _check(self, op: PushOp | PullOp, buffer: memoryview) -> None:
         count = len(op.rows) if op.keys is None else len(op.keys)
-        size = self._sizes[self.numbers[op.table]]
+        size = self._sizes[self._number(op.table)]
         if buffer.nbytes != count * size:
             raise InvalidValue(
                 f"table {op.table!r}: {count} rows of {size} bytes need {count * size} bytes, "

@@ -27,6 +27,7 @@ from tests.transport.rigs import free_port
 pytestmark = pytest.mark.real
 
 ROWS = 600
+PLATEAU = 20  # epochs, after which rounds without a dead worker do not show in digits' accuracy
 
 
 @pytest.fixture
@@ -159,20 +160,20 @@ def test_chaos_loses_nothing(tmp_path):
     """Of a server, a worker and the scheduler, each of which is killed."""
     report = chaos("--kills", 3, out=tmp_path)
     assert report["faults"] == {"kill-server": 1, "kill-worker": 1, "kill-scheduler": 1}
-    assert nothing_is_lost(report)
+    assert_nothing_is_lost(report)
     assert report["scheduler_back_s_max"] is not None
     assert report["takeover_s_max"] is not None
 
 
 def test_chaos_strikes_whom_it_is_told_to_at_the_step_that_it_is_told(tmp_path):
     faults = "kill-server-1@5,restart-server-2@10,stop-worker-0@15,restart-worker@20"
-    report = chaos("--faults", faults, "--epochs", 8, out=tmp_path)
+    report = chaos("--faults", faults, out=tmp_path)
     kinds = ("kill-server", "restart-server", "stop-worker", "restart-worker")
     assert report["faults"] == dict.fromkeys(kinds, 1)
     injected = [(each["name"], each["step"]) for each in report["injected"]]
     assert [name for name, _ in injected[:3]] == ["server-1", "server-2", "worker-0"]
     assert all(step >= asked for (_, step), asked in zip(injected, (5, 10, 15, 20), strict=True))
-    assert nothing_is_lost(report)
+    assert_nothing_is_lost(report)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces")
@@ -180,21 +181,24 @@ def test_nothing_is_lost_where_links_are_cut_or_slow(tmp_path):
     faults = "partition-server,slow-worker,partition-scheduler"
     report = chaos("--faults", faults, "--kills", 3, out=tmp_path)
     assert report["faults"] == dict.fromkeys(faults.split(","), 1)
-    assert nothing_is_lost(report)
+    assert_nothing_is_lost(report)
     assert not list(Path("/run/netns").glob(f"shoal-{os.getpid()}-*"))
 
 
 def chaos(*arguments, out):
-    words = ["chaos", "digits", *map(str, arguments), "--out", str(out), "--json"]
+    words = ["chaos", "digits", "--epochs", str(PLATEAU), *map(str, arguments)]
+    words += ["--out", str(out), "--json"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def nothing_is_lost(report):
+def assert_nothing_is_lost(report):
+    """Nor is training worse than undisturbed."""
     wrong = ("acknowledged_lost", "acknowledged_doubled", "strange")
-    same = abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005
-    return same and report["acknowledged"] > 100 and not any(report[each] for each in wrong)
+    assert {each: report[each] for each in wrong} == dict.fromkeys(wrong, 0)
+    assert report["acknowledged"] > 100
+    assert report["accuracy"] == pytest.approx(report["accuracy_undisturbed"], abs=0.005)
 
 
 def test_chaos_needs_replicas(tmp_path):

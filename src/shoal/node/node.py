@@ -14,13 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from time import monotonic
 
-from shoal.errors import (
-    BadContent,
-    HandshakeFailed,
-    HandshakeRefused,
-    ShoalError,
-    WireError,
-)
+from shoal.errors import BadContent, HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
 from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
@@ -133,9 +127,9 @@ class Node:
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
-        watches = self._strangers.callers or self._paths.called or self._slow_readers.awaited
-        if watches or self._disk:
-            timeout_s = min(timeout_s, 0.0 if self._slow_readers.look_now else LOOK_S)
+        slow_readers = self._slow_readers
+        if slow_readers.awaited or self._strangers.callers or self._paths.called or self._disk:
+            timeout_s = min(timeout_s, 0.0 if slow_readers.look_now else LOOK_S)
         for fileno, mask in self._poller.wait(timeout_s, now):
             connection = self._connections.get(fileno)
             if connection is not None:
@@ -150,7 +144,9 @@ class Node:
                 self._accept()
         if self._disk is not None:
             self.perform(self._disk.due(now))
-        if watches:
+        if slow_readers.awaited:
+            self._look_at_readers(now)
+        if now >= self._look_at:
             self._look_at_connections(now)
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
@@ -217,16 +213,17 @@ class Node:
                 self._drop(oldest)
         self._add(connection)
 
-    def _look_at_connections(self, now: float) -> None:
-        """See who has room; now and then drop late callers, and replace paths that seem cut."""
+    def _look_at_readers(self, now: float) -> None:
+        """See which peers have room again."""
         for to, stuck in self._slow_readers.look(self._peers, now):
             if stuck is None:
                 self.handle(HasRoom(to))
             else:
                 self.counters["slow reader"] += 1
                 self._drop(stuck)
-        if now < self._look_at:
-            return
+
+    def _look_at_connections(self, now: float) -> None:
+        """Drop late callers, and replace paths that seem cut."""
         self._look_at = now + LOOK_S
         for connection, late in self._strangers.over(now):
             if late is not None:
@@ -330,27 +327,27 @@ class Node:
         for effect in effects:
             if self._disk is not None and self._disk.takes(effect):
                 continue
-            if isinstance(effect, Send):
+            if type(effect) is Send:
                 self._send(effect)
-            elif isinstance(effect, Resolve):
+            elif type(effect) is Resolve:
                 self._resolve(effect.request_id, effect.outcome)
-            elif isinstance(effect, Note):
+            elif type(effect) is Note:
                 self.on_note(effect)
-            elif isinstance(effect, Detach):
+            elif type(effect) is Detach:
                 connection = self._peers.get(effect.to)
                 if connection is not None:
                     connection.detach()
                 else:
                     self._dialer.detach(effect.to)
-            elif isinstance(effect, Save):
+            elif type(effect) is Save:
                 self._on_save(effect)
-            elif isinstance(effect, Offload):
+            elif type(effect) is Offload:
                 self._offloader.start(effect)
-            elif isinstance(effect, AwaitRoom):
+            elif type(effect) is AwaitRoom:
                 self._slow_readers.await_room(effect.to, monotonic())
-            elif isinstance(effect, HangUp):
+            elif type(effect) is HangUp:
                 self._hang_up(effect.to)
-            elif isinstance(effect, Stop):
+            elif type(effect) is Stop:
                 self.stopped = True
                 self.error = effect.error
 

@@ -18,7 +18,7 @@ from shoal.errors import AccessFailed, Refused
 from shoal.keys import KeyRange
 from shoal.protocol.limits import ANSWER_BYTES, WAITING_BYTES
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import SAME, SIZE_BYTES, Message, Request
+from shoal.protocol.messages import SAME, SIZE_BYTES, Request
 from shoal.protocol.server.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.opening import TableMemory
@@ -71,20 +71,18 @@ class RequestStaging:
         self._memory = memory
         self._rounds = rounds
 
-    def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+    def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
         """Return where a payload goes. Changes nothing: admission decides again once it is here."""
-        if not isinstance(message, Request):
-            return Discard(f"a {type(message).__name__} has no payload")
-        verdict = self._admission.verdict(sender, message)
-        footprint = self._admission.footprint(message) if verdict in TAKEN else None
+        verdict = self._admission.verdict(sender, request)
+        footprint = self._admission.footprint(request) if verdict in TAKEN else None
         if footprint is None:
             return Discard(verdict)
         if nbytes != footprint.nbytes:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
-        if self._overdraws(message, footprint):
+        if self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
         try:
-            admitted = self.take(sender, message, footprint)
+            admitted = self.take(sender, request, footprint)
         except NoMemory as error:
             return Discard(error.message)
         loads = admitted.loads

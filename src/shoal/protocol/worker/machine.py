@@ -91,6 +91,8 @@ class WorkerMachine:
         return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
 
     def problem_of(self, received: Received) -> str:
+        if isinstance(received.message, Reply):  # counts only from a server that was sent a part
+            return ""
         return misplaced(received.message, received.sender, self.session.role_of(received.sender))
 
     def handle(self, event: Event, now: float) -> Effects:

@@ -1,0 +1,130 @@
+"""Times a benchmark of two trees by turns, in the same minutes.
+
+    python tests/tools/compare_trees.py wire OLD NEW [--rounds 50] [--again]
+
+Each tree runs `shoal bench SUITE` in a process of its own, with clusters of its own. A process does
+one round of calls when it gets the turn, and waits for the next one. So both trees meet the same
+load of the machine, and the paired ratios of a round vary by a few per cent where ratios of whole
+runs vary by a half. With --again OLD runs once more: its ratios show what is noise.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from statistics import median, quantiles
+from typing import Any
+
+REST_S = 0.01  # after a round
+PARTNER_REST_S = 0.5  # where another process takes part, which may be a call behind
+Times = list[list[float]]  # the median call of each side, round by round
+
+
+# ---------------------------------------------------------------------------- a process of a tree
+
+
+def measure(suite: str, rounds: int) -> None:
+    """Run a suite; a round waits for a line on standard input, and prints a line."""
+    import shoal.apps.bench.rows as rows
+    from shoal.apps.bench.command import run_suite
+
+    def by_turns(sides: Any, count: int, own: int, warm_up: int = rows.WARM_UP) -> Any:
+        for call, _ in sides:
+            for _ in range(warm_up):
+                call()
+        measured: list[Any] = [[] for _ in sides]
+        begun.append(own)
+        for _ in range(own):
+            sys.stdin.readline()
+            for (call, cores), batches in zip(sides, measured, strict=True):
+                with rows.on(cores):
+                    batches.append([rows.timed(call) for _ in range(count)])
+            time.sleep(rest_s)
+            told = [len(begun), [median(each[-1]) for each in measured]]
+            print(json.dumps(told), file=out, flush=True)
+        return measured
+
+    from rich.console import Console
+
+    begun: list[int] = []
+    rest_s = PARTNER_REST_S if suite in ("train", "dense", "allreduce") else REST_S
+    out, sys.stdout = sys.stdout, sys.stderr
+    setattr(rows, "by_turns", by_turns)  # noqa: B010 - each round waits for its turn
+    report = run_suite(suite, rounds, Console(stderr=True, quiet=True))
+    print(json.dumps({"rows": [each["name"] for each in report["rows"]]}), file=out, flush=True)
+
+
+# ---------------------------------------------------------------------------- the one that compares
+
+
+def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Times]], list[str]]:
+    """Each measurement's rounds in all trees, and the names of the suite's rows."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", suite, str(rounds)]
+    order = Random(0)
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, "PYTHONPATH": str(tree / "src")},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    bufsize=1,
+                )
+            )
+            for tree in trees
+        ]
+        measured = defaultdict[int, list[Times]](lambda: [[] for _ in trees])
+        while True:
+            for number in order.sample(range(len(trees)), len(trees)):
+                given, told = processes[number].stdin, processes[number].stdout
+                assert given is not None
+                assert told is not None
+                given.write("\n")
+                line = told.readline()
+                if not line:
+                    raise SystemExit(f"{trees[number]} has ended early")
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    return list(measured.values()), found["rows"]
+                measured[found[0]][number].append(found[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite")
+    parser.add_argument("trees", nargs="*", type=Path)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--again", action="store_true", help="run the first tree once more")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        measure(given.suite, int(str(given.trees[0])))
+        return
+    trees = [each.resolve() for each in given.trees]
+    if given.again:
+        trees.append(trees[0])
+    measurements, rows = compared(given.suite, trees, given.rounds)
+    print("rows:", ", ".join(rows))
+    for number, found in enumerate(measurements, 1):
+        sides = [zip(*times, strict=False) for times in found]
+        for side, (first, *others) in enumerate(zip(*sides, strict=True)):
+            for tree, other in zip(trees[1:], others, strict=True):
+                ratios = [b / a for a, b in zip(first, other, strict=True)]
+                low, _, high = quantiles(ratios) if len(ratios) > 1 else ratios * 3
+                print(
+                    f"measurement {number}, side {side}: {median(first) * 1e6:.1f} us, in "
+                    f"{tree.name} x {median(ratios):.3f} ({low:.3f}..{high:.3f})",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,7 @@ def measure(suite: str, rounds: int) -> None:
     out, sys.stdout = sys.stdout, sys.stderr
     setattr(rows, "by_turns", by_turns)  # noqa: B010 - each round waits for its turn
     report = run_suite(suite, rounds, Console(stderr=True, quiet=True))
+    sys.stdin.readline()
     print(json.dumps({"rows": [each["name"] for each in report["rows"]]}), file=out, flush=True)
 
 
@@ -82,7 +83,8 @@ def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Time
             for tree in trees
         ]
         measured = defaultdict[int, list[Times]](lambda: [[] for _ in trees])
-        while True:
+        rows: list[str] = []
+        while not rows:
             for number in order.sample(range(len(trees)), len(trees)):
                 given, told = processes[number].stdin, processes[number].stdout
                 assert given is not None
@@ -93,8 +95,10 @@ def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Time
                     raise SystemExit(f"{trees[number]} has ended early")
                 found = json.loads(line)
                 if isinstance(found, dict):
-                    return list(measured.values()), found["rows"]
-                measured[found[0]][number].append(found[1])
+                    rows = found["rows"]
+                else:
+                    measured[found[0]][number].append(found[1])
+        return list(measured.values()), rows
 
 
 def main() -> None:

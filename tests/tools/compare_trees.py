@@ -53,7 +53,7 @@ def measure(suite: str, rounds: int) -> None:
     from rich.console import Console
 
     begun: list[int] = []
-    rest_s = PARTNER_REST_S if suite in ("train", "dense", "allreduce") else REST_S
+    rest_s = PARTNER_REST_S if suite in ("train", "allreduce") else REST_S
     out, sys.stdout = sys.stdout, sys.stderr
     setattr(rows, "by_turns", by_turns)  # noqa: B010 - each round waits for its turn
     report = run_suite(suite, rounds, Console(stderr=True, quiet=True))
@@ -103,7 +103,7 @@ def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Time
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite")
+    parser.add_argument("suite", choices=("wire", "sparse", "train", "allreduce"))
     parser.add_argument("trees", nargs="*", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--again", action="store_true", help="run the first tree once more")

@@ -180,7 +180,11 @@ class ServerMachine:
 
     def _begin(self, event: Event, out: Effects) -> None:
         """Handle an event in a coroutine, if it may come to long work."""
-        if isinstance(event, Received) and type(event.message) in CHANGES:
+        if (
+            isinstance(event, Received)
+            and type(event.message) in CHANGES
+            and (event.payload is None or event.payload.whole)  # a fragment is never large
+        ):
             self._interim.begin(event)
             self._long_work.run(partial(self._handle_work, event), out)
         else:

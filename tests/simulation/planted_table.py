@@ -36,7 +36,7 @@ MODULES = (
 SEEDS = 300
 UNSEEDED = "unseeded_choice"  # shows in the trace, and is no violation
 GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for below 100 only
-    "answers_stay_behind",
+    "answers_stay_behind",  # a unit test has it
     "call_answered_at_its_head",
     "checkpoints_begin_anew",
     "clock_not_told_again",
@@ -46,11 +46,11 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "departed_are_forgotten",
     "earlier_departures_dropped",
     "ended_for_ever",
-    "groups_begin_alike",
+    "groups_begin_alike",  # a unit test has it
     "half_a_push_stays_behind",
     "history_without_closed",
     "joiner_in_closed_rounds",
-    "lease_log_after_the_journal",
+    "lease_log_after_the_journal",  # a unit test has it
     "new_head_keeps_the_dead",
     "older_chunk_is_taken",
     "pulls_go_by_clocks_of_open_rounds",  # a unit test has it

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.protocol.machine import Append, Persist, Send
 from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Lease, Leased
 
 
@@ -69,3 +70,17 @@ def test_a_restarted_scheduler_keeps_the_groups_barriers_and_leases(attached, ri
     assert again.told(BarrierReleased) == {"guest-0": BarrierReleased("epoch", 0)}
     again.receive("guest-0", Lease(inc, 2, 1, 4))
     assert again.told(Leased)["guest-0"] == Leased(2, 0, 2, 1, False)
+
+
+def test_a_lease_is_logged_before_it_is_journalled_and_told(rigs):
+    """A scheduler that dies in between has granted nothing: its log begins anew with a lease that
+    nobody has."""
+    rig = rigs.SchedulerRig()
+    rig.join("server-0", "worker-0", "worker-1")
+    effects = rig.receive("worker-0", Lease(rig.incarnation("worker-0"), 0, 1, 4))
+    told = [
+        each for each in effects if not isinstance(each, Send) or isinstance(each.message, Leased)
+    ]
+    kinds = [type(each) for each in told if isinstance(each, Append | Persist | Send)]
+    assert kinds[-2:] == [Persist, Send]
+    assert set(kinds[:-2]) == {Append}

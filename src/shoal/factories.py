@@ -13,14 +13,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any
 from zlib import crc32
 
 from shoal.errors import NotImportable
 
 Factory = Callable[..., Any]
+TRACEBACK_CHARACTERS = 20_000  # at most, the last ones
+LIBRARIES = (
+    str(Path(__file__).parent),
+    *(get_path(each) for each in ("stdlib", "platlib", "purelib")),
+)
 _importing: list[str] = []  # files that are being executed for their definitions
 
 
@@ -150,3 +157,13 @@ def _module(name: str) -> Any:
     finally:
         _importing.pop()
     return module
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of an error from the first line of a user's code on; "" if it has none."""
+    told = traceback.TracebackException.from_exception(error)
+    for at, frame in enumerate(told.stack):
+        if not frame.filename.startswith(("<", *LIBRARIES)):
+            told.stack = traceback.StackSummary.from_list(told.stack[at:])
+            return "".join(told.format())[-TRACEBACK_CHARACTERS:]
+    return ""

@@ -32,7 +32,13 @@ def test_a_process_that_fails_is_started_again_where_others_have_its_state(join,
 
 @pytest.mark.parametrize("how", ["error", "status"])
 def test_a_run_goes_on_without_a_process_that_fails_and_is_given_up(join, how):
-    assert join(1, how, given_up=["server-0"]) == 1
+    assert join(1, how, given_up=["server-0", "server-1"]) == 1
+
+
+@pytest.mark.parametrize("how", ["error", "status"])
+def test_a_run_ends_where_all_are_lost_that_it_could_go_on_without(join, how):
+    with pytest.raises(ProcessDied, match="server-0"):
+        join(1, how, given_up=["server-0"])
 
 
 @pytest.mark.parametrize(

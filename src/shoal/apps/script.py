@@ -15,7 +15,8 @@ from shoal.apps.train.resume import begun_with, environment, join_run, resumed_a
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of
 from shoal.engines.local import LocalEngine
-from shoal.engines.options import FaultTolerantRun, Imports, WorkerRole
+from shoal.engines.options import FaultTolerantRun, Imports, Output, WorkerRole
+from shoal.engines.output import Followed
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import importable
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
@@ -27,6 +28,7 @@ class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fiel
     """How a script is run: the options of `shoal run`."""
 
     imports: Imports = ()
+    output: Output = "rank0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +44,7 @@ class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fiel
 def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = False) -> Path:
     """Run `script` on workers of its own with servers; returns the run's folder.
 
-    Rank 0 writes to this terminal, the others to their logs.
+    What workers print comes to this terminal as `how.output` has it, and to their logs.
 
     trust:  continue from what another user has left, too
 
@@ -75,7 +77,9 @@ def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = Fals
             engine.start(task)
         for task in _workers(engine, command, how, environment(how.resume, passed)):
             engine.start(task)
-        join_run(engine, how, "run", _words(command, how))
+        others = [f"worker-{rank}" for rank in range(1, how.workers if how.output == "all" else 1)]
+        with Followed({name: folder.log(name) for name in others}) as followed:
+            join_run(engine, how, "run", _words(command, how), followed.show)
     return folder.path
 
 
@@ -87,6 +91,7 @@ def _workers(
         "SHOAL_SCHEDULER": engine.address("scheduler"),
         "SHOAL_TOKEN": engine.token,  # not another cluster's
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
+        "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
         "OMP_NUM_THREADS": str(threads),
         **resumed,
     }
@@ -97,7 +102,7 @@ def _workers(
             "shoal.apps.script:worker_main",
             {"script": script, "args": args, "threads": threads},
             env={**env, "SHOAL_RANK": str(rank)},
-            inherit_output=rank == 0,
+            inherit_output=rank == 0 and how.output != "none",
         )
 
 
@@ -144,7 +149,7 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
     except BaseException as error:
         context = joined()
         if context is not None and not (isinstance(error, SystemExit) and not error.code):
-            context.client.abort(f"{type(error).__name__}: {error}"[:500])
+            context.client.fail(error)
             raise
         if not isinstance(error, SystemExit):
             raise

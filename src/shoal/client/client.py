@@ -257,11 +257,24 @@ class Client(Operations):
             self._driver.ask(AbortRun(reason)).wait(ABORT_S)
         self._driver.close()
 
+    def fail(self, error: BaseException) -> None:
+        """Leave the run because of an error, which ends the group unless others go on without it.
+
+        Args:
+            error: why; with `ClientOptions.abort_on_error` the other workers are told.
+        """
+        if self.options.abort_on_error:
+            self.abort(f"{type(error).__name__}: {error}"[:500])
+        else:
+            self._driver.close()
+
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
             self.close()
         else:
-            self.abort(f"{kind.__name__}: {error}"[:500])
+            self.fail(error)

@@ -61,9 +61,11 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self.client.abort(f"{kind.__name__}: {error}"[:500])
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is not None:
+            self.client.fail(error)
         self.close()
 
 

@@ -41,6 +41,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
             second their word may come too late.
         rank: the rank to ask for, -1 for any.
         debug: detect writes to borrowed buffers (one checksum per push).
+        abort_on_error: whether an error in the `with` block of the client, or in the script of
+            `shoal run`, ends this worker's group. False: this worker is lost, and the others go on.
         group: worker group to join. Each group has clocks, barriers, allreduce, leases and ranks
             of its own. "" is the first group, for which the cluster was started; other groups
             attach to a running cluster.
@@ -64,6 +66,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     sync_timeout_s: float = 10.0
     rank: int = -1
     debug: bool = False
+    abort_on_error: bool = True
     group: str = ""
     group_size: int = 1
     namespace: str | None = None

@@ -106,6 +106,7 @@ def init(
     options = ClientOptions(
         token=secret,
         rank=wish,
+        abort_on_error=env.get("SHOAL_ON_WORKER_LOSS", "stop") == "stop",
         init_timeout_s=init_timeout_s,
         sync_timeout_s=sync_timeout_s,
         group=group,

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import traceback
+from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -126,6 +127,8 @@ class Launcher:
         if not command.get("inherit_output"):
             os.dup2(log, 1)
         os.dup2(log, 2)
+        if isinstance(sys.stdout, TextIOWrapper):  # not None: it was closed
+            sys.stdout.reconfigure(line_buffering=True)  # logs have each line at once
         os.close(log)
         os.environ.update(command.get("env", {}))
         if command.get("network"):
@@ -160,6 +163,7 @@ def run_entry(command: dict[str, Any]) -> int:
     On a full disk that file stays away, and the exit status is all that is told.
     """
     from shoal.errors import ProcessDied, ShoalError
+    from shoal.factories import users_traceback
     from shoal.storage.files import write_whole
 
     try:
@@ -171,9 +175,11 @@ def run_entry(command: dict[str, Any]) -> int:
     except Exception as error:
         with contextlib.suppress(OSError):
             traceback.print_exc()
+            told = users_traceback(error)
             if not isinstance(error, ShoalError):
                 error = ProcessDied(f"{type(error).__name__}: {error}")
             report = {"type": type(error).__name__, "message": error.message, "story": error.trace}
+            report["traceback"] = told
             write_whole(Path(command["error"]), json.dumps(report))
         return 1
     return 0

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import indent
 from threading import Thread
 from time import monotonic
 
@@ -65,11 +66,15 @@ def spare_processes(servers: int, replicas: int) -> list[str]:
 
 
 class Report(msgspec.Struct):
-    """An error of a process, in a file."""
+    """An error of a process, in a file.
+
+    traceback:  of the user's code in it, if it has any
+    """
 
     type: str
     message: str
     story: list[str]
+    traceback: str = ""
 
 
 class LocalEngine:
@@ -86,6 +91,7 @@ class LocalEngine:
         self._tasks: dict[str, Task] = {}
         self._restarts = Restarts()
         self._returned: Counter[str] = Counter()
+        self._lost: list[Exit] = []  # of workers without which the run has gone on
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
@@ -193,6 +199,9 @@ class LocalEngine:
                     if isinstance(self._report(each), RangeLost):
                         give_up_at = monotonic()  # no other report says more
             tick()
+            if given_up and {each.name for each in self._lost} >= {*given_up}:
+                failed = failed or self._lost
+                give_up_at = min(give_up_at, monotonic() + GRACE_S)
             if self._only_late_ones():
                 give_up_at = min(give_up_at, monotonic() + LATE_S)
         if failed:
@@ -215,10 +224,11 @@ class LocalEngine:
         if not each.code:
             return True
         name, killed, report = each.name, each.code < 0, self._report(each)
+        if name in given_up and not isinstance(report, RunAborted):
+            self._lose(each, report)
+            return True
         if report is None or isinstance(report, ProcessDied | InvariantBroken):
-            if name in spare:
-                return self._plan_restart(name, killed) or self._can_be_spared(name)
-            return name in given_up
+            return name in spare and (self._plan_restart(name, killed) or self._can_be_spared(name))
         if name in self._restarts.names:
             if isinstance(report, ClusterFull):  # its predecessor does not count as dead yet
                 return self._plan_restart(name)
@@ -230,6 +240,12 @@ class LocalEngine:
                 self._plan_restart(name)
         return isinstance(report, Dropped)
 
+    def _lose(self, each: Exit, report: ShoalError | None) -> None:
+        """Note that the run goes on without a worker."""
+        self._lost.append(each)
+        why = report.message if report is not None else _how_it_ended(each)
+        log.warning("%s is lost, and the run goes on without it: %s", each.name, why)
+
     def start_again(self, name: str) -> None:
         """Start a process that has ended again, at once."""
         self._restarts.names.add(name)
@@ -238,7 +254,9 @@ class LocalEngine:
     def _plan_restart(self, name: str, killed: bool = True) -> bool:
         """Have a process started again, unless it died too often lately."""
         if not killed:
-            log.warning("%s has failed; its log: %s", name, self.folder.log(name))
+            path = self.folder.error(name)
+            why = reported(path).message if path.exists() else f"its log: {self.folder.log(name)}"
+            log.warning("%s has failed, and is started again: %s", name, why)
         return self._restarts.plan(name, killed, monotonic())
 
     def _can_be_spared(self, name: str) -> bool:
@@ -250,10 +268,11 @@ class LocalEngine:
 
     def _cause(self, failed: list[Exit]) -> ShoalError:
         """The most telling error: a killed process first, then the first typed report."""
-        told = [(each, report) for each in failed if (report := self._report(each)) is not None]
+        ended = [*failed, *self._lost]  # with all its workers a run is lost as well
+        told = [(each, report) for each in ended if (report := self._report(each)) is not None]
         killed = next((each for each in failed if each.code < 0), None)
         if killed is not None:
-            how = f"{killed.name} was killed by {signal.Signals(-killed.code).name}"
+            how = f"{killed.name} {_how_it_ended(killed)}"
             where = f"(its log: {self.folder.log(killed.name)})"
             for _, report in told:
                 if isinstance(report, RangeLost):
@@ -265,8 +284,9 @@ class LocalEngine:
             each, report = told[0]
             return type(report)(f"{each.name}: {report.message}", report.trace)
         each = failed[0]
-        log = self.folder.log(each.name)
-        return ProcessDied(f"{each.name} ended with status {each.code}; its log: {log}")
+        return ProcessDied(
+            f"{each.name} {_how_it_ended(each)}; its log: {self.folder.log(each.name)}"
+        )
 
     def _report(self, each: Exit) -> ShoalError | None:
         path = self.folder.error(each.name)
@@ -307,4 +327,14 @@ def reported(path: Path) -> ShoalError:
         report = msgspec.convert(read_object(path), Report)
     except (ValueError, ShoalError) as error:
         return ProcessDied(f"a process ended; {path}, which says why, is damaged: {error}")
-    return by_name(report.type)(report.message, report.story)
+    message = report.message
+    if report.traceback:
+        log_of_it = path.with_suffix(".log")
+        message += f"\n{indent(report.traceback.rstrip(), '  ')}\n  its log: {log_of_it}"
+    return by_name(report.type)(message, report.story)
+
+
+def _how_it_ended(each: Exit) -> str:
+    if each.code < 0:
+        return f"was killed by {signal.Signals(-each.code).name}"
+    return f"ended with status {each.code}"

@@ -34,6 +34,7 @@ Replicas = Annotated[int, option("Cluster", "servers that have a copy of each ro
 Memory = Annotated[str, option("Cluster", "memory that each server has for its tables, such as 4GiB or 500M; three quarters of this host's, shared by the servers that are started here together, if not given")]
 Token = Annotated[str, option("Network", "shared secret of the cluster", env="SHOAL_TOKEN")]
 Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated")]
+Output = Annotated[Literal["rank0", "all", "none"], option("Output", "whose prints come to this terminal: those of rank 0; of all workers, each line of the others behind its worker's name; or none. What rank 0 prints to the terminal is not in its log")]
 SlowWorkers = Annotated[Literal["wait", "drop", "backup"], option("Fault tolerance", "when the others wait for a worker more than half of the time: wait; drop the worker; or drop it, have the others do its batches and start it again (backup)")]
 CheckpointEvery = Annotated[int, option("Checkpoints", "clocks (steps) between checkpoints; 0: none", ge=0)]
 CheckpointEveryS = Annotated[float, option("Checkpoints", "seconds between checkpoints; 0: none", ge=0)]

@@ -77,7 +77,12 @@ def run_worker(
     strategy = kind(
         StrategyOptions(access, spec.staleness, spec.apply_at, batch=float(spec.worker_batch))
     )
-    options = ClientOptions(token=token, rank=rank, sync_timeout_s=spec.sync_timeout_s)
+    options = ClientOptions(
+        token=token,
+        rank=rank,
+        sync_timeout_s=spec.sync_timeout_s,
+        abort_on_error=spec.on_worker_loss == "stop",
+    )
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
         if not strategy.uses_servers and spec.collective == "gloo":

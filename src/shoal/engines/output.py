@@ -1,0 +1,67 @@
+"""What processes write to their logs, shown in the terminal of the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+READ_BYTES = 1 << 20  # of each log at once
+
+
+class Followed:
+    """Logs whose new lines are shown, each behind the name of its process.
+
+    A process writes to its log whatever becomes of the terminal, and never waits for it.
+
+    Args:
+        logs: by name of the process; a log may not be there yet.
+        out: where lines go; standard output by default.
+    """
+
+    def __init__(self, logs: Mapping[str, Path], out: TextIO | None = None) -> None:
+        self._logs = dict(logs)
+        self._out = out or sys.stdout
+        self._shown = dict.fromkeys(logs, 0)  # bytes
+
+    def show(self) -> None:
+        """Show the lines that have been completed since the last call."""
+        self._show(whole=True)
+
+    def _show(self, whole: bool) -> None:
+        for name, log in self._logs.items():
+            while lines := self._next(name, log, whole):
+                for line in lines:
+                    self._out.write(f"{name} | {line.decode(errors='replace')}\n")
+        self._out.flush()
+
+    def _next(self, name: str, log: Path, whole: bool) -> list[bytes]:
+        """The next lines of a log; with `whole` not the one that is being written.
+
+        Of a line that was overwritten (a progress bar) what was last in it.
+        """
+        try:
+            with log.open("rb") as file:
+                file.seek(self._shown[name])
+                new = file.read(READ_BYTES)
+        except FileNotFoundError:
+            return []
+        last = new.rfind(b"\n") + 1
+        if last or (whole and len(new) < READ_BYTES):
+            new = new[:last]
+        self._shown[name] += len(new)
+        lines = new.removesuffix(b"\n").split(b"\n") if new else []
+        return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+
+    def __enter__(self) -> Followed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._show(whole=False)

@@ -94,7 +94,19 @@ def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
         )
         files.append(file_of(tmp_path, text, name))
         sets.append((x, y))
-    options = ("--l2", 1, "--epochs", 20, "--batch-size", 50, "--strategy", "sync", "--json")
+    options = (
+        "--l1",
+        0,
+        "--l2",
+        1,
+        "--epochs",
+        20,
+        "--batch-size",
+        50,
+        "--strategy",
+        "sync",
+        "--json",
+    )
     ended = shoal(files[0], "--test", files[1], *options, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])["test"]["log_loss"]

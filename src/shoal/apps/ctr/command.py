@@ -25,7 +25,14 @@ from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder, shard_files
 
-FIGURES = ("rows", "seconds", "skipped", "bytes_pushed", "bytes_pulled")  # of each worker
+FIGURES = (
+    "rows",
+    "seconds",
+    "skipped",
+    "in_runs",
+    "bytes_pushed",
+    "bytes_pulled",
+)  # of each worker
 
 
 def run_ctr(
@@ -103,6 +110,7 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
         "skipped": sum(result["skipped"] for result in results),
+        "labels_in_runs": any(result["in_runs"] for result in results),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -148,3 +156,9 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])
     console.print(table)
+    if summary["labels_in_runs"]:
+        console.print(
+            "warning: the labels come in long runs, and --shuffle reaches over fewer rows than the "
+            "file has: shuffle the file, or raise --shuffle",
+            style="yellow",
+        )

@@ -20,6 +20,7 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     format: Annotated[Format, option("Data", "format of the files: libsvm (label i:x ...), dummy (label i ...) or criteo (40 tab-separated fields)")] = "auto"
     hash_bits: Annotated[int, option("Data", "bits that keys are hashed to; 0: keys keep their 64 bits", ge=0, le=63)] = 0
     skip_bad_lines: Annotated[int, option("Data", "malformed lines that a worker counts and leaves out before it stops", ge=0)] = 0
+    shuffle: Annotated[int, option("Data", "rows of a worker from which its next ones are drawn at random; 0: the order of the file", ge=0, le=1 << 30)] = 100_000
     model: Annotated[Literal["lr", "fm", "deepfm"], option("Model", "logistic regression, factorisation machine, or DeepFM")] = "lr"
     factors: Annotated[int, option("Model", "elements of a key's factor; fm, deepfm", ge=1)] = 8
     fields: Annotated[int, option("Model", "fields that the dense layers see; 0: as many as the first rows have; deepfm", ge=0)] = 0
@@ -29,10 +30,10 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strategy: Annotated[Literal["asgd", "sync", "ssp"], option("Training", "workers wait for nobody (asgd), for all in each step (sync), or for the slowest (ssp)")] = "asgd"
     staleness: Annotated[int, option("Training", "steps that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
     epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 1
-    batch_size: Annotated[int, option("Training", "rows of a worker in a step", ge=1)] = 256
-    l1: Annotated[float, option("Training", "L1 penalty of FTRL, which makes weights exactly 0", ge=0.0)] = 0.0
+    batch_size: Annotated[int, option("Training", "rows of a worker in a step", ge=1)] = 64
+    l1: Annotated[float, option("Training", "L1 penalty of FTRL, which makes weights exactly 0", ge=0.0)] = 1.0
     l2: Annotated[float, option("Training", "L2 penalty of FTRL", ge=0.0)] = 0.0
-    lr: Annotated[float, option("Training", "learning rate of the linear weights (FTRL's alpha)", gt=0.0)] = 0.1
+    lr: Annotated[float, option("Training", "learning rate of the linear weights (FTRL's alpha)", gt=0.0)] = 0.2
     beta: Annotated[float, option("Training", "FTRL's beta", ge=0.0)] = 1.0
     factor_lr: Annotated[float, option("Training", "learning rate of the factors (AdaGrad); fm, deepfm", gt=0.0)] = 0.02
     dense_lr: Annotated[float, option("Training", "learning rate of the dense layers (Adam); deepfm", gt=0.0)] = 0.001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch, reader_of
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
+from shoal.apps.ctr.shuffling import Labels, counted, shuffled
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.client.client import Client
 from shoal.client.context import Context
@@ -103,6 +104,7 @@ class Trainer:
         self._reader = reader_of(spec, spec.train, (context.rank, spec.workers))
         self._model = model_of(spec, context)
         self.progressive = Scores()
+        self._labels = Labels()
         self._missed = passed
         self._rows = self._steps = 0
         self._seconds = 0.0
@@ -110,7 +112,7 @@ class Trainer:
     def train(self) -> None:
         """Train all epochs; batches stay in memory if there is more than one."""
         kept: list[Batch] = []
-        batches: Iterable[Batch] = self._reader
+        batches = self._in_order((), 0)
         begin = time.monotonic()
         for epoch in range(self._spec.epochs):
             for batch, following in with_next(batches):
@@ -121,9 +123,17 @@ class Trainer:
                     begin = time.monotonic()
                     continue
                 self._step(batch, following, epoch)
-            order = np.random.default_rng((self._spec.seed, self._context.rank, epoch))
-            batches = [kept[at] for at in order.permutation(len(kept))]
+            batches = self._in_order(kept, epoch + 1)
         self._seconds = time.monotonic() - begin
+
+    def _in_order(self, kept: Sequence[Batch], epoch: int) -> Iterable[Batch]:
+        """The batches of an epoch: rows as they are drawn from the file, then `kept` batches."""
+        random = np.random.default_rng((self._spec.seed, self._context.rank, epoch))
+        if epoch:
+            return [kept[at] for at in random.permutation(len(kept))]
+        if self._spec.shuffle:
+            return shuffled(self._reader, self._spec.shuffle, random, self._labels)
+        return counted(self._reader, self._labels)
 
     def _step(self, batch: Batch, following: Batch | None, epoch: int) -> None:
         logits, loss = self._model.learn(batch, following)
@@ -144,6 +154,7 @@ class Trainer:
             "steps": self._steps,
             "seconds": self._seconds,
             "skipped": self._reader.skipped,
+            "in_runs": self._labels.in_runs and self._labels.rows > self._spec.shuffle,
             "bytes_pushed": self._context.client.bytes_pushed,
             "bytes_pulled": self._context.client.bytes_pulled,
         }

@@ -41,6 +41,7 @@ A9A = ("libsvm/a9a.gz", "libsvm/a9a.t.gz")
 CENSUS = ("census/census_148d_train.dummy.gz", "census/census_148d_test.dummy.gz")
 WORKERS = (1, 2)
 BITS = 16
+ROWS = 256  # of a batch
 EPOCHS = 3  # the first is read from the file meanwhile
 QUIET = Console(stderr=True, quiet=True)
 
@@ -51,8 +52,10 @@ ROUNDS = 3
 def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iterator[Row]:
     found = [each for each in data_dirs if (each / A9A[0]).is_file()]
     train = found[0] / A9A[0] if found else write_sample(folder.path, 0)[0]
-    spec = CtrSpec(train=str(train), hash_bits=BITS, epochs=EPOCHS, out=str(folder.path))
-    batches = list(Reader(train, spec.batch_size, hash_bits=BITS))
+    spec = CtrSpec(
+        train=str(train), hash_bits=BITS, epochs=EPOCHS, batch_size=ROWS, out=str(folder.path)
+    )
+    batches = list(Reader(train, ROWS, hash_bits=BITS))
     for workers in WORKERS:
         yield _speed(replace(spec, workers=workers), batches, rounds)
     if found:
@@ -124,7 +127,7 @@ def _sgd(batches: list[Batch]) -> float:
 
 def _log_loss(spec: CtrSpec, data: Path) -> Row:
     paths = [data / name for name in A9A]
-    asked = replace(spec, train=str(paths[0]), test=str(paths[1]), l2=1.0, epochs=20)
+    asked = replace(spec, train=str(paths[0]), test=str(paths[1]), l1=0.0, l2=1.0, epochs=20)
     found = run_ctr(asked, QUIET)["test"]["log_loss"]
     peer = _optimum(paths)["log_loss"]
     return beside(quality("a9a log loss", found, "nats", peer, "lower"), "scikit-learn", peer)

@@ -84,6 +84,47 @@ def test_workers_of_an_elastic_cluster_join_late_and_leave_early(by_hand):
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 
+SCRIPT = """
+import pathlib, shoal, torch
+
+context = shoal.init()
+model = torch.nn.Linear(2, 1)
+optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    pathlib.Path("trains").touch()
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--elastic",)], ids=["fixed", "elastic"])
+def test_ctrl_c_on_a_worker_ends_that_worker_alone(by_hand, tmp_path, more):
+    by_hand("scheduler", "--workers", 2, "--servers", 1, *more)
+    by_hand("server")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with (
+        subprocess.Popen(
+            [*SHOAL, "worker", "--scheduler", by_hand.address, "script.py"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker,
+        Client(by_hand.address) as other,
+    ):
+        other.barrier("params written")
+        done = other.advance()
+        until((tmp_path / "trains").exists, lambda: "it does not train")
+        worker.send_signal(signal.SIGINT)
+        _, said = worker.communicate(timeout=20)
+        done.wait()
+        until(lambda: len(other.view.workers) == 1, lambda: other.view)
+        other.advance().wait()
+    assert worker.returncode == 128 + signal.SIGINT
+    assert said.splitlines()[-1] == "interrupted: this worker has left the run; the others go on"
+    assert [process.wait(20) for process in by_hand.started] == [0, 0]
+
+
 def test_replicas_are_on_servers_with_different_host_labels(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 4, "--replicas", 2)
     for label in "aabb":

@@ -176,4 +176,7 @@ def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = 
     context = init(**given)
     context.resumed_at = passed
     context.resumed_tables = frozenset(tables_of(role.resume, passed))
-    worker_main(str(Path(script).resolve()), args)
+    try:
+        worker_main(str(Path(script).resolve()), args)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("this worker has left the run; the others go on") from None

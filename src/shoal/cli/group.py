@@ -32,7 +32,8 @@ SECTIONS = [  # of --help, in this order
     "Options",
 ]
 TOKEN_FILE = "shoal.token_file"
-EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
+EXIT_USAGE, EXIT_FAILED = 2, 1
+EXIT_INTERRUPTED, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # as shells have it
 
 
 class SectionedOption(click.Option):
@@ -95,7 +96,7 @@ class Shoal(click.Group):
             ctx.exit(EXIT_FAILED)
         except KeyboardInterrupt as interrupt:
             Console(stderr=True).print(": ".join(["interrupted", *map(str, interrupt.args)]))
-            ctx.exit(EXIT_INTERRUPTED)
+            ctx.exit(EXIT_TERMINATED if isinstance(interrupt, _Terminated) else EXIT_INTERRUPTED)
 
 
 def _complain(error: ShoalError) -> None:
@@ -242,17 +243,21 @@ def given() -> dict[str, Any]:
     return {k: v for k, v in ctx.params.items() if ctx.get_parameter_source(k) != default}
 
 
+class _Terminated(KeyboardInterrupt):
+    """By SIGTERM, not by Ctrl-C."""
+
+
 @contextmanager
 def ended_by_signals() -> Any:
     """Let SIGTERM clean up as Ctrl-C does, and say so once the processes of the run have ended."""
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def terminate(*_: object) -> None:
+        raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("every process of the run has been ended") from None
+    except KeyboardInterrupt as interrupt:
+        raise type(interrupt)("every process of the run has been ended") from None
     finally:
         signal.signal(signal.SIGTERM, before)

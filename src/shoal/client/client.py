@@ -261,9 +261,10 @@ class Client(Operations):
         """Leave the run because of an error, which ends the group unless others go on without it.
 
         Args:
-            error: why; with `ClientOptions.abort_on_error` the other workers are told.
+            error: why; with `ClientOptions.abort_on_error` the other workers are told. After a
+                `KeyboardInterrupt` (Ctrl-C) the others always go on: it is meant for this worker.
         """
-        if self.options.abort_on_error:
+        if self.options.abort_on_error and not isinstance(error, KeyboardInterrupt):
             self.abort(f"{type(error).__name__}: {error}"[:500])
         else:
             self._driver.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from shoal.engines.host_memory import table_memory
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
 from shoal.storage.run_folder import RunFolder
+from shoal.storage.scratch import ScratchFolder
 
 
 def start_cluster(
@@ -176,9 +175,10 @@ def server_task(
 
 def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
     """A scheduler and servers on this machine, for workers that will join, as `start_cluster`."""
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="shoal-run-")))
+    scratch = ScratchFolder("run")
+    folder = RunFolder(scratch.path)
     (folder.path / "logs").mkdir()
     engine = LocalEngine(folder)
-    engine.at_stop.callback(shutil.rmtree, folder.path, ignore_errors=True)
+    engine.at_stop.callback(scratch.remove)
     start_cluster(engine, servers, workers, **options)
     return engine

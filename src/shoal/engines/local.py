@@ -13,12 +13,10 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -49,6 +47,7 @@ from shoal.protocol.admin.question import Question
 from shoal.protocol.messages import DeathReport, DeathReportSeen
 from shoal.storage.files import read_object, write_private, write_whole
 from shoal.storage.run_folder import RunFolder
+from shoal.storage.scratch import ScratchFolder
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")
@@ -85,7 +84,8 @@ class LocalEngine:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.sockets = Path(tempfile.mkdtemp(prefix=f"shoal-{os.getpid()}-"))
+        self._scratch = ScratchFolder(str(os.getpid()))
+        self.sockets = self._scratch.path
         self.token = ""
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
@@ -309,7 +309,7 @@ class LocalEngine:
         except subprocess.TimeoutExpired:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        self._scratch.remove()
         for path in (self.folder.scheduler, self.folder.token):
             path.unlink(missing_ok=True)
         self.at_stop.close()

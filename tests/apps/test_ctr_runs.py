@@ -61,8 +61,8 @@ def test_predict_gives_the_runs_own_predictions(tmp_path):
     assert told.returncode == 0, told.stderr
     *chances, last = told.stdout.splitlines()
     assert json.loads(last)["figures"] == pytest.approx(summary["test"])
-    test = np.load(run / "workers" / "0" / "test.npz")
-    expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
+    with np.load(run / "workers" / "0" / "test.npz") as test:
+        expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
     np.testing.assert_allclose([float(each) for each in chances], expected, rtol=1e-5)
     before = (run / "sample_test.txt").read_text()
     (run / "bad.txt").write_text(before + "x 3:1\n")

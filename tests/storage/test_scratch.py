@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from errno import ENOLCK
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_a_lock_is_held_as_soon_as_it_can_be_seen(temporary, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     ScratchFolder("run").remove()
     assert seen == [[]]
+
+
+def test_a_file_system_without_locks_has_folders_that_nobody_takes_away(temporary, monkeypatch):
+    def flock(file, how):
+        raise OSError(ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    mine = ScratchFolder("run")
+    remove_abandoned(temporary)
+    assert mine.path.exists()
+    mine.remove()
+    assert not mine.path.exists()
 
 
 SCRIPT = """

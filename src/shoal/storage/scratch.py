@@ -32,16 +32,17 @@ class ScratchFolder:
         remove_abandoned(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
         fresh = self.path / f"{LOCK}.new"
-        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        fresh.rename(self.path / LOCK)  # nobody sees a lock that is not held
+        self._lock: int | None = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # this file system has no locks: nobody removes it later
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            fresh.rename(self.path / LOCK)  # nobody sees a lock that is not held
 
     def remove(self) -> None:
         """Remove it with all that is in it; further calls do nothing."""
-        if self._lock >= 0:
+        if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
-            self._lock = -1
+            self._lock = None
 
 
 def remove_abandoned(parent: Path) -> None:

@@ -24,10 +24,8 @@ from shoal.errors import NotImportable
 
 Factory = Callable[..., Any]
 TRACEBACK_CHARACTERS = 20_000  # at most, the last ones
-LIBRARIES = (
-    str(Path(__file__).parent),
-    *(get_path(each) for each in ("stdlib", "platlib", "purelib")),
-)
+SHOAL = str(Path(__file__).parent)
+LIBRARIES = tuple(get_path(each) for each in ("stdlib", "platlib", "purelib"))
 _importing: list[str] = []  # files that are being executed for their definitions
 
 
@@ -163,7 +161,7 @@ def users_traceback(error: BaseException) -> str:
     """The traceback of an error from the first line of a user's code on; "" if it has none."""
     told = traceback.TracebackException.from_exception(error)
     for at, frame in enumerate(told.stack):
-        if not frame.filename.startswith(("<", *LIBRARIES)):
+        if not frame.filename.startswith(("<", SHOAL, *LIBRARIES)):
             told.stack = traceback.StackSummary.from_list(told.stack[at:])
             return "".join(told.format())[-TRACEBACK_CHARACTERS:]
     return ""

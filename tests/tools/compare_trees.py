@@ -21,8 +21,8 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any
 
-REST_S = 0.01  # after a round
-PARTNER_REST_S = 0.5  # where another process takes part, which may be a call behind
+WITH_PARTNER = ("train", "allreduce")  # suites in which another process takes part
+REST_S = 0.5
 Times = list[list[float]]  # the median call of each side, round by round
 
 
@@ -45,7 +45,8 @@ def measure(suite: str, rounds: int) -> None:
             for (call, cores), batches in zip(sides, measured, strict=True):
                 with rows.on(cores):
                     batches.append([rows.timed(call) for _ in range(count)])
-            time.sleep(rest_s)
+            if suite in WITH_PARTNER:  # it may be some calls behind, and tells nobody of its end
+                time.sleep(REST_S)
             told = [len(begun), [median(each[-1]) for each in measured]]
             print(json.dumps(told), file=out, flush=True)
         return measured
@@ -53,7 +54,6 @@ def measure(suite: str, rounds: int) -> None:
     from rich.console import Console
 
     begun: list[int] = []
-    rest_s = PARTNER_REST_S if suite in ("train", "allreduce") else REST_S
     out, sys.stdout = sys.stdout, sys.stderr
     setattr(rows, "by_turns", by_turns)  # noqa: B010 - each round waits for its turn
     report = run_suite(suite, rounds, Console(stderr=True, quiet=True))

@@ -25,9 +25,8 @@ from sklearn.metrics import roc_auc_score
 from shoal.apps.ctr.readers import Reader
 from shoal.apps.ctr.shuffling import joined
 
-SETS: dict[
-    str, tuple[str, str | int]
-] = {  # training rows, test rows; or a number of rows of one file that are trained on
+Split = tuple[str, str | int]  # training and test rows; or how many of one file are trained on
+SETS: dict[str, Split] = {
     "a9a": ("libsvm/a9a.gz", "libsvm/a9a.t.gz"),
     "census": ("census/census_148d_train.dummy.gz", "census/census_148d_test.dummy.gz"),
     "agaricus": ("libsvm/agaricus.txt.train.gz", "libsvm/agaricus.txt.test.gz"),

@@ -200,7 +200,7 @@ class LocalEngine:
                         give_up_at = monotonic()  # no other report says more
             tick()
             if given_up and {each.name for each in self._lost} >= {*given_up}:
-                failed = failed or self._lost
+                failed = failed or [*self._lost]
                 give_up_at = min(give_up_at, monotonic() + GRACE_S)
             if self._only_late_ones():
                 give_up_at = min(give_up_at, monotonic() + LATE_S)

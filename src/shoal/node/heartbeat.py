@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from sysconfig import get_path
 from threading import Event, Thread, get_ident
 from types import FrameType
 
 from shoal.errors import ShoalError
-from shoal.factories import call_user_code
+from shoal.factories import LIBRARIES, SHOAL, call_user_code
 from shoal.node.dialer import CONNECT_TIMEOUT_S
 from shoal.protocol.machine import Arrival, Discard
 from shoal.protocol.messages import Message, ProcessHeartbeat
@@ -26,8 +25,6 @@ from shoal.transport import Connection, Identity, transport_for
 
 EVERY_S = 1.0
 PLACE_CHARACTERS = 200
-SHOAL = str(Path(__file__).parents[1])
-LIBRARIES = tuple(get_path(each) for each in ("stdlib", "platlib", "purelib"))
 
 
 class LoopProgress:

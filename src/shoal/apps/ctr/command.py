@@ -25,14 +25,8 @@ from shoal.reports.events import read_events
 from shoal.reports.live import Live
 from shoal.storage.run_folder import RunFolder, shard_files
 
-FIGURES = (
-    "rows",
-    "seconds",
-    "skipped",
-    "in_runs",
-    "bytes_pushed",
-    "bytes_pulled",
-)  # of each worker
+# of each worker
+FIGURES = ("rows", "seconds", "skipped", "in_runs", "bytes_pushed", "bytes_pulled")
 
 
 def run_ctr(

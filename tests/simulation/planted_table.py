@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "planted"
 PINS = FOLDER / "pins.json"
 MODULES = (
     "requests",
+    "state",
     "replication",
     "groups",
     "failure_detection",

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.keys import KeyRange, split_evenly
-from shoal.tables.dense.shard import DTYPES, DenseShard
+from shoal.tables.dense.rows import DTYPES
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.initial import BLOCK, NormalPairs, fill
 from shoal.tables.spec import Init, TableSpec
 

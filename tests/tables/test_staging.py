@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from shoal.keys import KeyRange
-from shoal.tables.dense.shard import DTYPES, DenseShard
+from shoal.tables.dense.rows import DTYPES
+from shoal.tables.dense.shard import DenseShard
 from tests.tables.dense.pushes import (
     WIDTH,
     Push,

@@ -213,7 +213,7 @@ class Client(Operations):
                         future.wait()
                         value = future.outcome
                     case DeclareTable(spec):
-                        self.create_table(spec)
+                        value = Outcome(value=self.create_table(spec))
                     case Exchange():
                         value = self._run(self._exchanges.finite.checked(request))
                     case _:

@@ -25,7 +25,7 @@ from shoal.keys import KeyRange
 from shoal.node.future import Finish, Future
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
-from shoal.tables.dense.shard import DTYPES
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from shoal.errors import NotFinite
 from shoal.protocol.requests import Exchange, PushOp
-from shoal.tables.dense.shard import DTYPES
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
 
 SINGLE_THREADED = 32_000  # elements; torch sums 32,768 and more on several threads

@@ -13,7 +13,7 @@ from shoal.client.values import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View
-from shoal.tables.dense.shard import DTYPES
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.sparse.distinct import by_slot, distinct
 from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import RowMethod, row_methods

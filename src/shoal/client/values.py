@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
-from shoal.tables.dense.shard import DTYPES
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
 
 Lens = Tensor | np.ndarray | Sequence[int] | None

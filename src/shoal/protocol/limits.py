@@ -21,6 +21,7 @@ UNREAD_BYTES = 64 << 20  # of answers that a worker has not read, before its pul
 KEYS_MAX = 1 << 22  # keys of a sparse table in one part of a request
 KEYS_TOLD_MAX = 1 << 30  # the same between servers: of a round of many workers, of a handler
 PARTS_MAX = 1 << 16  # parts of a message to one server: shards of all of its tables
+SLOTS_MAX = 16  # of a table's access method
 REPEATS_MAX = 8  # times that a request's pushes may name a shard's rows, and its pulls
 # Pushes of one worker that a server keeps until their rounds close; one push may exceed it alone.
 WAITING_BYTES = 4 << 30

@@ -135,6 +135,7 @@ class Outcome(msgspec.Struct, frozen=True):
         error: why the request has failed; None if it was applied.
         clock_min: the slowest worker's clock at the answering servers, or -1.
         round_weight: total weight of the pushes in the round before the read clock, or -1.
+        updates: the most updates of a fragment that was pulled with its slots, or -1.
         value: result of a request that does not pull rows (a view, a lease).
     """
 
@@ -142,6 +143,7 @@ class Outcome(msgspec.Struct, frozen=True):
     clock_min: int = -1
     round_weight: float = -1.0
     value: Any = None
+    updates: int = -1
 
 
 class Resolve(msgspec.Struct, frozen=True):

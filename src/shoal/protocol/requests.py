@@ -20,6 +20,8 @@ class PushOp(msgspec.Struct, frozen=True):
 
     Attributes:
         ordered: whether keys of a sparse table are in the order of their slots.
+        slots: to assign the rows' whole state: each slot of a dense table's access method, of as
+            many bytes as `values`.
     """
 
     table: str
@@ -27,6 +29,7 @@ class PushOp(msgspec.Struct, frozen=True):
     values: memoryview
     keys: memoryview | None = None
     ordered: bool = False
+    slots: tuple[memoryview, ...] = ()
 
 
 class Answer:
@@ -50,6 +53,7 @@ class PullOp(msgspec.Struct, frozen=True):
 
     Attributes:
         ordered: whether keys of a sparse table are in the order of their slots.
+        slots: where each slot of a dense table's access method goes, of as many bytes as `out`.
     """
 
     table: str
@@ -57,6 +61,7 @@ class PullOp(msgspec.Struct, frozen=True):
     out: memoryview | list[memoryview] | Answer
     keys: memoryview | None = None
     ordered: bool = False
+    slots: tuple[memoryview, ...] = ()
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -73,6 +78,7 @@ class Exchange(msgspec.Struct, frozen=True):
         lr: learning rate in place of the tables'.
         assign: write the pushed rows past the access method.
         last: whether this worker has finished every later clock as well.
+        updates: of rows that are assigned with their slots, how many updates they have had.
         route: cache of the router that has cut this exchange.
     """
 
@@ -85,6 +91,7 @@ class Exchange(msgspec.Struct, frozen=True):
     lr: float | None = None
     assign: bool = False
     last: bool = False
+    updates: int = 0
     route: Any = None
 
 

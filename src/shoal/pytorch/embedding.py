@@ -23,7 +23,7 @@ from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
-from shoal.tables.dense.shard import DTYPES
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.sparse.distinct import distinct
 from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp
 

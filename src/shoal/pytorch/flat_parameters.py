@@ -6,7 +6,7 @@ Pulls write into the model and pushes read from the gradients without a copy.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from shoal.client.client import Client
 
 ALIGN = 16  # elements: every parameter starts at an address aligned for vector instructions
+
+
+class Place(NamedTuple):
+    """Where a parameter is: `rows` of the flat buffer of its dtype."""
+
+    parameter: nn.Parameter
+    dtype: str
+    rows: slice
 
 
 class FlatParams:
@@ -31,6 +39,7 @@ class FlatParams:
         grads: by dtype, (n,) tensor whose pieces are the parameters' `.grad`.
         wires: by dtype, (n + 1,) tensor: `grads` with one more element, for a weight that travels
             along.
+        places: where each parameter is, in the order of the buffers.
 
     Raises:
         InvalidValue: there are no trainable parameters.
@@ -45,6 +54,7 @@ class FlatParams:
         self.values: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         self.wires: dict[str, Tensor] = {}
+        self.places: list[Place] = []
         groups: dict[str, list[nn.Parameter]] = {}
         for parameter in parameters:
             if parameter.requires_grad:
@@ -64,6 +74,7 @@ class FlatParams:
                 parameter.data = values[offset:stop].view(parameter.shape)
                 parameter.grad = grads[offset:stop].view(parameter.shape)
                 self._gradients.append((parameter, parameter.grad))
+                self.places.append(Place(parameter, dtype, slice(offset, stop)))
                 offset += -(-parameter.numel() // ALIGN) * ALIGN
             self.values[dtype] = values
             self.grads[dtype] = grads

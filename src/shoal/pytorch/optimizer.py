@@ -13,8 +13,10 @@ from shoal.client.context import Context, current
 from shoal.errors import InvalidValue, UsageError
 from shoal.protocol.requests import DeclareTable
 from shoal.pytorch.flat_parameters import FlatParams
+from shoal.pytorch.optimizer_state import from_torch_state, loaded, to_torch
 from shoal.strategies import StrategyOptions, strategies
-from shoal.tables.from_torch import from_torch
+from shoal.tables.from_torch import KERNEL_CHOICES, from_torch
+from shoal.tables.methods import make
 
 
 class _Gradients(FlatParams):
@@ -41,7 +43,8 @@ class Optimizer(torch.optim.Optimizer):
     the others go on.
 
     Args:
-        inner: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim.
+        inner: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim. What it has in its
+            state, on rank 0, is where the update goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
         staleness: bound of "ssp", in clocks.
         context: the context of `shoal.init()` by default.
@@ -77,6 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         context: Context | None = None,
     ) -> None:
         access = from_torch(inner)
+        self._access = make(access)
         self._context = context or current()
         self._inner = inner
         self._wrapped = False
@@ -88,8 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self._strategy: Any = strategies[strategy](
             StrategyOptions(access, staleness=staleness, prefix=prefix)
         )
-        client = self._context.client
-        client.drive(self._begin())
+        self._context.client.drive(self._begin())
+        inner.state.clear()  # its copy is where the update runs
         self._settings = self._present_settings()
         self._version = self._model.version
         self._wrapped = True
@@ -100,7 +104,10 @@ class Optimizer(torch.optim.Optimizer):
             yield DeclareTable(spec)
         writer = self._writer(spec.name for spec in specs)
         clock = self._context.client.clock if writer < 0 else 0
-        yield from self._strategy.begin(self._model, writer, clock)
+        states = from_torch_state(self._inner, self._model, self._access)
+        if not any(state.updates for state in states.values()):
+            states = {}
+        yield from self._strategy.begin(self._model, writer, clock, states)
 
     def _writer(self, tables: Iterable[str]) -> int:
         """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
@@ -200,7 +207,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._strategy.uses_servers and self._model.version != self._version:
             raise UsageError(
                 "the parameters were written to since the last step, and the next pull would "
-                "overwrite them; load weights before the optimizer is wrapped"
+                "overwrite them; load weights before the optimizer is wrapped, or before "
+                "load_state_dict"
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -208,18 +216,73 @@ class Optimizer(torch.optim.Optimizer):
         self._model.zero_grads()
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups' hyper-parameters and the strategy's state, without the tables on servers."""
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.param_groups
-        ]
-        return {"param_groups": groups, "strategy": self._strategy.state_dict()}
+        """The state that the wrapped optimizer would have had alone, which torch can load.
+
+        One worker may call it. With "sync" and "allreduce" it is of this worker's clock, as the
+        model's parameters are. With "ssp" and "asgd" each fragment of a table is of one moment; all
+        are of the same one after a barrier, when no worker pushes.
+
+        Returns:
+            The `state_dict` of the torch optimizer: its parameter groups, and for each parameter
+            its moments and number of steps. What servers keep in one count, such as the steps, is
+            the same for all parameters.
+
+        Example:
+            >>> import shoal, torch
+            >>> _ = shoal.init()
+            >>> model = torch.nn.Linear(2, 1)
+            >>> optimizer = shoal.Optimizer(torch.optim.Adam(model.parameters()))
+            >>> model(torch.ones(2)).backward()
+            >>> optimizer.step()
+            >>> sorted(optimizer.state_dict()["state"][0])
+            ['exp_avg', 'exp_avg_sq', 'step']
+        """
+        states = self._context.client.drive(self._strategy.read_state(self._model))
+        self.state.update(to_torch(self._inner, self._model, states))
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` has returned."""
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update(saved)
-        self._strategy.load_state_dict(state_dict["strategy"])
+        """Load a state: one that this class or torch has saved. All workers call it together.
+
+        The worker of the lowest rank writes its parameters, moments and number of steps; the others
+        get them into their models. So load the model's weights before the optimizer's state.
+
+        Args:
+            state_dict: of the same class of optimizer with the same parameters.
+
+        Raises:
+            InvalidValue: it is of another optimizer, counts different steps for some parameters, or
+                has other hyper-parameters (except the rate) than servers do. Nothing is changed.
+            UsageError: another group trains these parameters, or the worker that writes was lost.
+        """
+        context = self._context
+        if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
+            raise UsageError("another group trains these parameters: only its workers load a state")
+        other = loaded(self._inner, state_dict)
+        for before, group in zip(self._settings, other.param_groups, strict=True):
+            for name, value in before.items():
+                if name not in KERNEL_CHOICES and group[name] != value:
+                    raise InvalidValue(
+                        f"{name} is {group[name]!r} in this state, but was {value!r} when the "
+                        f"optimizer was wrapped; wrap one with {name}={group[name]!r}"
+                    )
+        states = from_torch_state(other, self._model, self._access)
+        writer = context.client.first_rank
+        writes = context.client.rank == writer
+        context.client.drive(self._strategy.write_state(self._model, states, writes))
+        if writer not in {member.rank for member in context.client.view.workers}:
+            raise UsageError(f"worker {writer} was lost while it wrote the state; load it again")
+        for group, given in zip(self.param_groups, other.param_groups, strict=True):
+            group.update({name: value for name, value in given.items() if name != "params"})
+        self._version = self._model.version
+
+    def _group_of_tables(self) -> str:
+        client = self._context.client
+        [group] = {client.table(spec.name).group for spec in self._strategy.tables(self._model)}
+        return group
 
     @property
     def flat(self) -> dict[str, Tensor]:

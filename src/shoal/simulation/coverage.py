@@ -55,6 +55,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "leased batches",
     "guests",
     "optimizer table",
+    "assigned states",
     "large cluster",
     "several hosts",
     "fixed size",

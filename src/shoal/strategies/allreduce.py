@@ -11,13 +11,21 @@ worker's own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.collective.base import AllReduce
-from shoal.strategies.base import Model, Program, StepResult, Strategy, StrategyOptions, strategies
+from shoal.strategies.base import (
+    Model,
+    OptimizerState,
+    Program,
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    strategies,
+)
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -77,18 +85,22 @@ class AllReduceSGD(Strategy):
     def tables(self, model: Model) -> list[TableSpec]:
         return []
 
-    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
         import torch
 
-        for dtype, values in sorted(model.values.items()):
+        for dtype, values in model.values.items():
             if dtype not in self._slots:
                 self._slots[dtype] = {
                     slot: torch.full_like(values, self._access.initial(slot))
                     for slot in self._access.slots()
                 }
-            if rank != 0:
-                values.zero_()  # the sum is then rank 0's
-            yield AllReduce(values)
+        yield from self.write_state(model, states or {}, rank == 0)
         self._groups.clear()
         for dtype, values in sorted(model.values.items()):
             wire = model.wires[dtype]
@@ -112,6 +124,34 @@ class AllReduceSGD(Strategy):
                 group.apply(self.updates, self.lr)
         self.updates += total > 0
         return StepResult(loss, weight, total * self.options.batch)
+
+    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
+        yield from ()
+        return {
+            dtype: OptimizerState(self.updates, {name: slots[name].clone() for name in slots})
+            for dtype, slots in self._slots.items()
+        }
+
+    def write_state(
+        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
+    ) -> Program:
+        import torch
+
+        for dtype, state in states.items() if writes else ():
+            self.updates = state.updates
+            for name, slot in self._slots[dtype].items():
+                slot.copy_(state.slots[name])
+        shared = [each for _, each in sorted(model.values.items())]
+        given = float(writes and (self.updates > 0 or bool(states)))
+        known = torch.tensor([self.updates * given, given], dtype=torch.float64)
+        yield AllReduce(known)
+        self.updates = int(known[0].item())
+        if known[1].item():  # else all slots are as they were opened
+            shared += [slot for _, slots in sorted(self._slots.items()) for slot in slots.values()]
+        for each in shared:
+            if not writes:
+                each.zero_()  # the sum is then the writer's
+            yield AllReduce(each)
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "slots": self._slots}

@@ -9,7 +9,7 @@ command lines list and check strategies without delay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -81,6 +81,19 @@ class StrategyOptions:
     batch: float = 1.0
 
 
+@dataclass
+class OptimizerState:
+    """The state of the optimizer of one flat parameter tensor.
+
+    Attributes:
+        updates: number of updates so far.
+        slots: by name in the access method's `slots()`, a tensor shaped as the parameters.
+    """
+
+    updates: int
+    slots: dict[str, Tensor]
+
+
 class Strategy(ABC):
     """Base class of training strategies.
 
@@ -111,8 +124,21 @@ class Strategy(ABC):
         """The tables for the model's parameters; none without servers."""
 
     @abstractmethod
-    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
-        """Distribute rank 0's initial parameters; later joiners pull the current ones."""
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
+        """Distribute rank 0's initial parameters; later joiners pull the current ones.
+
+        Args:
+            model: the worker's model.
+            rank: the worker's rank; -1 for one that never writes.
+            clock: the clock at which the worker joins.
+            states: the optimizer's state that is distributed as well, by dtype; of rank 0.
+        """
 
     @abstractmethod
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
@@ -121,6 +147,23 @@ class Strategy(ABC):
     def end(self, model: Model) -> Program:
         """Read the final parameters into the model."""
         yield from ()
+
+    @abstractmethod
+    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
+        """Return copies of the optimizer's state, by dtype. One worker may ask alone.
+
+        They are of this worker's clock where all workers are in step. Elsewhere each fragment is
+        of one moment, and all are of the same one only after a barrier.
+        """
+
+    @abstractmethod
+    def write_state(
+        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
+    ) -> Program:
+        """Replace the parameters and the optimizer's state by those of the worker that `writes`.
+
+        All workers take part: the others get the parameters into their models.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker."""
@@ -171,6 +214,17 @@ class TableOps:
         self.pushes = _whole_tables(PushOp, prefix, model.grads)
         self.pulls = _whole_tables(PullOp, prefix, model.values)
         self.assigns = _whole_tables(PushOp, prefix, model.values)
+
+
+STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
+
+
+def pieces(spec: TableSpec, slots: int) -> Iterator[KeyRange]:
+    """Ranges of whole fragments of a table as servers have it, of about `STATE_BYTES` of state."""
+    most = STATE_BYTES // (spec.row_bytes * (1 + slots))
+    size = max(1, most // spec.fragment_rows) * spec.fragment_rows
+    for start in range(0, spec.rows, size):
+        yield KeyRange(start, min(start + size, spec.rows))
 
 
 def _whole_tables(

@@ -6,20 +6,23 @@ strategies differ only in the tables' consistency.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from math import nan
 from typing import Any, ClassVar
 
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Outcome
-from shoal.protocol.requests import EnterBarrier, Exchange
+from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
 from shoal.strategies.base import (
     Model,
+    OptimizerState,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
     TableOps,
+    byte_view,
+    pieces,
     strategies,
     table_specs,
 )
@@ -41,10 +44,18 @@ class ServerStrategy(Strategy):
     def tables(self, model: Model) -> list[TableSpec]:
         return table_specs(model, self.options, self.consistency)
 
-    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
         self._ops, self._asked = TableOps(model, self.options.prefix), None
         self.clock = clock
-        if rank == 0 and not clock:
+        if rank == 0 and not clock and states:
+            yield from self._assign(model, states)
+        elif rank == 0 and not clock:
             yield Exchange(self._ops.assigns, assign=True)
         yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)
@@ -66,6 +77,51 @@ class ServerStrategy(Strategy):
             ask = Exchange(pushes, advance=True, pulls=pulls, weight=weight, lr=self.lr)
             self._asked = ask
         return ask
+
+    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
+        import torch
+
+        found = {}
+        for spec, names in self._tables_of(model):
+            values = model.values[spec.dtype]
+            state = OptimizerState(0, {name: torch.empty_like(values) for name in names})
+            spec = (yield DeclareTable(spec)).value
+            for piece in pieces(spec, len(names)) if names else ():
+                rows = slice(piece.start, piece.stop)
+                out = byte_view(torch.empty_like(values[rows]))  # this worker has them
+                slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
+                outcome = yield Exchange(pulls=(PullOp(spec.name, piece, out, slots=slots),))
+                state.updates = max(state.updates, outcome.updates)
+            found[spec.dtype] = state
+        return found
+
+    def write_state(
+        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
+    ) -> Program:
+        assert self._ops is not None, "begin comes first"
+        yield EnterBarrier(f"{self.options.prefix} loading")  # no push is under way any more
+        if writes:
+            yield from self._assign(model, states)
+        yield EnterBarrier(f"{self.options.prefix} loaded")
+        yield Exchange(pulls=self._ops.pulls)
+
+    def _assign(self, model: Model, states: Mapping[str, OptimizerState]) -> Program:
+        """Assign the model's parameters with the optimizer's state, in bounded pieces."""
+        for spec, names in self._tables_of(model):
+            values, state = model.values[spec.dtype], states[spec.dtype]
+            spec = (yield DeclareTable(spec)).value
+            for piece in pieces(spec, len(names)):
+                rows = slice(piece.start, piece.stop)
+                slots = tuple(byte_view(state.slots[name][rows]) for name in names)
+                push = PushOp(spec.name, piece, byte_view(values[rows]), slots=slots)
+                yield Exchange((push,), assign=True, updates=state.updates)
+
+    def _tables_of(self, model: Model) -> Iterator[tuple[TableSpec, tuple[str, ...]]]:
+        """Yield each table, with the names of its slots."""
+        from shoal.tables.methods import make
+
+        for spec in self.tables(model):
+            yield spec, make(spec.access).slots()
 
     def end(self, model: Model) -> Program:
         """Pull the parameters after all workers have finished, so that all have the same."""

@@ -22,7 +22,7 @@ _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.Adam: Adam,
     torch.optim.AdamW: Adam,
 }
-_KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not change results
+KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not change results
 
 
 def from_torch(optimizer: torch.optim.Optimizer) -> Access:
@@ -91,7 +91,7 @@ def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Option
         if name in method.options:
             as_default = type(method.options[name])  # momentum=0 is an int in torch, 0.0 here
             options[name] = as_default(value)
-        elif value and name not in _KERNEL_CHOICES:
+        elif value and name not in KERNEL_CHOICES:
             raise InvalidValue(
                 f"the access method {method.name} has no {name}, which this {kind.__name__} sets "
                 f"to {value!r} (known: {', '.join(method.options)})"

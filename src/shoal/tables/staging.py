@@ -137,7 +137,8 @@ class StagedRows:
     Attributes:
         rows: the range that the push covers.
         keys: (n,) int64 or None; strictly increasing within `rows` unless `problem()`.
-        values: (n, width) of the table's dtype.
+        values: (n, width) of the table's dtype; of a whole state, those of each slot follow.
+        slots: number of slots of a whole state; 0 for the rows alone.
         views: destinations of the payload.
     """
 
@@ -149,6 +150,7 @@ class StagedRows:
         "prepared",
         "retained",
         "rows",
+        "slots",
         "values",
         "views",
     )
@@ -161,8 +163,10 @@ class StagedRows:
         values_bytes: int,
         dtype: torch.dtype,
         width: int,
+        slots: int = 0,
     ) -> None:
         self.rows = rows
+        self.slots = slots
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
         self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
@@ -181,6 +185,10 @@ class StagedRows:
         if values_bytes:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
+
+    def states(self) -> Sequence[Tensor]:
+        """The values of the rows, and of each slot for them, of a whole state."""
+        return self.values.chunk(1 + self.slots)
 
     def problem(self) -> str:
         """Why the keys are invalid; empty if they are valid."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from shoal.keys import KeyRange
 from shoal.tables.spec import TableSpec
@@ -40,6 +40,7 @@ class FakeShard:
 
     new_row_bytes = 0
     lent = False
+    slots: ClassVar[dict[str, Any]] = {}
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -10,7 +11,8 @@ from shoal.protocol.machine import Discard, Received
 from shoal.protocol.messages import SAME, Part, Reply, Request
 from shoal.protocol.server import staging
 from shoal.tables.spec import bsp
-from tests.protocol.rigs.shard import FakeShard
+from tests.protocol.rigs.shard import FakeShard, FakeStaged
+from tests.protocol.rigs.views import as_bytes
 
 ALL = Part(0, 0, 4)
 
@@ -32,6 +34,8 @@ def refusals(server, request):
         {"pulls": (Part(0, 0, 4, SAME),)},  # of a push of all rows
         {"pushes": (Part(0, 0, 4, 2),) * 2, "pulls": (Part(0, 0, 4, SAME),)},
         {"pushes": (Part(0, 0, 4, 2),), "pulls": (Part(0, 0, 4, SAME),) * 2},
+        {"pushes": (Part(0, 0, 4, -1, 1),), "assign": True},  # the table has no slots
+        {"pushes": (), "pulls": (Part(0, 0, 4, -1, 1),)},
     ],
     ids=str,
 )
@@ -87,3 +91,58 @@ def test_what_a_worker_has_waiting_for_rounds_is_bounded(rigs, monkeypatch):
     assert "wait for rounds to close" in refusals(server, request)[0]
     server.receive("worker-1", Request((1, 1), 12, 0, 0, 0, (ALL,)), bytes(32))
     assert server.codes("worker-1") == ["accepted"]  # another worker
+
+
+class WithState(FakeShard):
+    """A shard with one slot, which goes with the rows."""
+
+    slots: ClassVar = {"momentum": None}
+
+    def stage_state(self, rows):
+        return FakeStaged(rows, -1, 2 * len(rows))
+
+    def write_state(self, staged, updates):
+        self.written = list(staged.values), updates
+
+    def read_state(self, rows):
+        return [as_bytes(*self.written[0])]
+
+    def most_updates(self, rows):
+        return self.written[1]
+
+
+STATE = Part(0, 0, 4, -1, 1)
+
+
+@pytest.fixture
+def stateful(rigs, monkeypatch):
+    monkeypatch.setattr("tests.protocol.rigs.machines.FakeShard", WithState)
+    return rigs.ServerRig(rigs.table())
+
+
+def test_a_whole_state_is_assigned_and_read_with_its_count(stateful):
+    values = bytes(as_bytes(*range(8)))
+    given = Request((1, 1), 11, 0, 0, 0, (STATE,), assign=True, updates=7)
+    stateful.receive("worker-0", given, values)
+    assert stateful.codes("worker-0") == ["applied"]
+    assert stateful.machine.replication.replicas[0].shard.written == (list(range(8)), 7)
+    stateful.handle(Received("worker-0", Request((1, 1), 11, 1, 0, 0, pulls=(STATE,))))
+    [answer] = stateful.sends(Reply)
+    assert (answer.message.updates, b"".join(map(bytes, answer.buffers))) == (7, values)
+    stateful.handle(Received("worker-0", Request((1, 1), 11, 2, 0, 0, pulls=(ALL,))))
+    assert stateful.sent(Reply)[0].updates == -1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pushes": (STATE,)},  # a gradient has no state
+        {"pushes": (Part(0, 0, 4, -1, 2),), "assign": True},
+        {"pushes": (Part(0, 0, 4, 2, 1),), "assign": True},
+        {"pushes": (), "pulls": (Part(0, 0, 4, 2, 1),)},
+        {"pushes": (), "pulls": (Part(0, 0, 4, -1, 2),)},
+    ],
+    ids=str,
+)
+def test_other_states_than_a_table_has_are_refused(stateful, more):
+    assert refusals(stateful, Request((1, 1), 11, 0, 0, 0, **more))

@@ -221,3 +221,19 @@ def test_a_view_with_the_same_chains_resends_nothing(rigs, rig):
     rig.ask(1, Exchange((push(rigs),)))
     rig.receive(SCHEDULER, NewView(replace(rig.view, number=2)))
     assert asked(rig) == []
+
+
+def test_a_state_keeps_its_slots_when_it_is_rerouted(rigs, rig):
+    rig = rig(asp())
+    rows, slot = rigs.as_bytes(1, 2, 3, 4), rigs.as_bytes(5, 6, 7, 8)
+    push = PushOp("w", KeyRange(0, ROWS), rows, slots=(slot,))
+    rig.ask(1, Exchange((push,), assign=True, updates=9))
+    out, state = rigs.as_bytes(0, 0, 0, 0), rigs.as_bytes(0, 0, 0, 0)
+    rig.ask(2, Exchange(pulls=(PullOp("w", KeyRange(0, ROWS), out, slots=(state,)),)))
+    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    [sent] = [each for each in rig.sends(Request) if each.message.pushes]
+    pieces = {(part.start, part.slots): None for part in sent.message.pushes}
+    assert (sent.to, sent.message.updates, sorted(pieces)) == ("server-1", 9, [(0, 1), (2, 1)])
+    assert sorted(b"".join(map(bytes, sent.buffers))) == sorted(bytes(rows) + bytes(slot))
+    [pull] = [each.message for each in rig.sends(Request) if each.message.pulls]
+    assert {(part.start, part.stop, part.slots) for part in pull.pulls} == {(0, 2, 1), (2, 4, 1)}

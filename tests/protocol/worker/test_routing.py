@@ -258,3 +258,24 @@ def test_a_sparse_pull_without_keys_or_with_too_many_is_refused(rigs, keys, monk
     chosen = None if keys is None else ordered(1, 2, 3)
     with pytest.raises(InvalidValue, match="sparse"):
         router.cut((), (PullOp("e", ALL, values(0, 0, 0), chosen),), False)
+
+
+def test_the_slots_of_a_state_follow_their_rows(router, rigs):
+    rows, slot = rigs.as_bytes(1, 2, 3), rigs.as_bytes(4, 5, 6)
+    push = PushOp("w", KeyRange(1, 4), rows, slots=(slot,))
+    out, state = rigs.as_bytes(0, 0, 0), rigs.as_bytes(0, 0, 0)
+    pull = PullOp("w", KeyRange(1, 4), out, slots=(state,))
+    server_parts = router.cut((push,), (pull,), everybody=False)[1]
+    assert [bytes(b"".join(share.buffers)) for share in server_parts] == [
+        bytes(rigs.as_bytes(*numbers)) for numbers in ((1, 4), (2, 3, 5, 6))
+    ]
+    assert [part.slots for share in server_parts for part in (*share.pushes, *share.pulls)] == [
+        1
+    ] * 4
+    assert [[each.nbytes for each in share.outs] for share in server_parts] == [[8, 8], [16, 16]]
+    again = router.cut((PushOp("w", KeyRange(1, 4), rows),), (), everybody=False)[1]
+    assert [part.slots for share in again for part in share.pushes] == [0, 0]  # another plan
+    without = server_parts[1].without_push()
+    assert (without.buffers, without.pushes) == ((), ())
+    with pytest.raises(InvalidValue, match="need 24 bytes, not 8"):
+        router.cut((PushOp("w", KeyRange(1, 4), rows, slots=(slot[:8],)),), (), everybody=False)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.tables.dense.shard import DTYPES, DenseShard
+from shoal.tables.dense.rows import DTYPES
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.spec import Access, TableSpec
 from tests.tables.dense.plain_table import PlainTable, programs
 from tests.tables.dense.pushes import (

@@ -6,7 +6,8 @@ import torch
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.tables.dense.shard import DTYPES, DenseShard
+from shoal.tables.dense.rows import DTYPES
+from shoal.tables.dense.shard import DenseShard
 from shoal.tables.initial import fill
 from shoal.tables.methods import make
 from shoal.tables.opening import checked, open_shard

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.limits import PARTS_MAX, Number
+from shoal.protocol.limits import PARTS_MAX, SLOTS_MAX, Number
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -29,12 +29,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         keys: -1 for every row of the range; the number of keys, which precede their values; or
             SAME, in a pull, for the keys that the same request pushes to the table.
+        slots: of a dense table, 0 for its rows, or the number of slots of its access method: the
+            slots' values for these rows follow the rows', slot by slot (the rows' whole state).
     """
 
     table: Annotated[int, Meta(ge=0, lt=1 << 31)]
     start: Number
     stop: Number
     keys: Annotated[int, Meta(ge=SAME, le=1 << 40)] = -1
+    slots: Annotated[int, Meta(ge=0, le=SLOTS_MAX)] = 0
 
 
 Parts = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]

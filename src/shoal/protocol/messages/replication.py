@@ -35,6 +35,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
         digest: of a check: digest of the head's rows at that version.
         pushed: clock of the push in it.
         group: worker group by whose clocks the tables go.
+        updates: of a write of rows with their slots, the number of updates that they have had.
     """
 
     view: ViewId
@@ -51,6 +52,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     digest: int = 0
     pushed: NumberOrNone = -1
     group: Name = ""
+    updates: Number = 0
 
 
 class ReplicateAck(Body, frozen=True, array_like=True, tag=True):

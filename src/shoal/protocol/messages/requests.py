@@ -23,6 +23,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
         lr: learning rate of this push in place of the table's.
         assign: write the rows past the access method.
         follows: earlier requests whose pushes the server has to admit before this one.
+        updates: of assigned rows with their slots, the number of updates that they have had.
     """
 
     view: ViewId
@@ -37,6 +38,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     lr: float | None = None
     assign: bool = False
     follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
+    updates: Number = 0
 
 
 Code = Literal[
@@ -56,6 +58,9 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     stale                   the views differ; `view` is the server's
     out_of_order            a request that it follows is missing: send that one first
     refused, round_closed   final, with `reason`
+
+    Attributes:
+        updates: the most updates that a fragment pulled with its slots has had; -1 without slots.
     """
 
     incarnation: Number
@@ -66,6 +71,7 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     clock_min: NumberOrNone = -1
     round_weight: float = -1.0
     payload: Number = 0
+    updates: NumberOrNone = -1
 
 
 class Probe(Body, frozen=True, array_like=True, tag=True):

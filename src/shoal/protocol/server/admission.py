@@ -46,6 +46,8 @@ class Footprint(msgspec.Struct, eq=False):
     immediate:  whether its pushes wait for no clock
     prompt:     whether its pulls wait for no clock
     calls:      whether it names a custom table
+    states:     whether it pushes rows with their slots
+    counts:     whether it pulls rows with their slots
     keyed:      whether a part of it names keys
     """
 
@@ -57,6 +59,8 @@ class Footprint(msgspec.Struct, eq=False):
     immediate: bool
     prompt: bool
     calls: bool
+    states: bool
+    counts: bool
     keyed: bool
 
 
@@ -97,6 +101,7 @@ class Admission:
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._specs: dict[int, TableSpec] = {}  # of each shard
+        self._slots: dict[int, int] = {}  # of each shard of a dense table: their number
         self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
@@ -122,6 +127,11 @@ class Admission:
         self.held = [[] for _ in tables]
         self._owners.clear()
         self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
+        self._slots = {
+            number: len(replica.shard.slots)
+            for number, replica in replicas.items()
+            if self._specs[number].kind == "dense"
+        }
         for number, replica in replicas.items():
             insort(self.held[replica.table], (replica.rows, number))
             head, tail = replica.previous == NONE, replica.tail == replica.rank
@@ -237,7 +247,9 @@ class Admission:
         if request.lr is not None and not -inf < request.lr < inf:
             return False
         footprint = self.footprint(request)
-        return footprint is not None and footprint.groups <= {log.group}
+        if footprint is None or (footprint.states and not request.assign):
+            return False
+        return footprint.groups <= {log.group}
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
         """Return whether a request admitted in `view` still is: same view, no duplicate seen."""
@@ -270,19 +282,21 @@ class Admission:
                 pushes,
                 pulls,
                 groups,
-                self._nbytes(pushes, pulls),
+                self._nbytes(request, pushes, pulls),
                 self._streams(pushes, pulls),
                 all(at in asp for at, _, _ in pushes),
                 all(at in asp for at, _, _ in pulls),
                 any(self._specs[at].kind == "custom" for at, _, _ in pulls),
+                any(part.slots for part in request.pushes),
+                any(part.slots for part in request.pulls),
                 any(keys >= 0 for _, _, keys in (*pushes, *pulls)),
             )
         return found
 
-    def _nbytes(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
+    def _nbytes(self, request: Request, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
         nbytes = sum(KEY_BYTES * keys for _, _, keys in pulls if keys > 0)
-        for shard, rows, keys in pushes:
-            size = self._specs[shard].row_bytes
+        for part, (shard, rows, keys) in zip(request.pushes, pushes, strict=True):
+            size = self._specs[shard].row_bytes * (1 + part.slots)
             nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
         return nbytes
 
@@ -314,6 +328,8 @@ class Admission:
             shard = held[at][1]
             ends = self._ends[shard]
             if not (ends.pushes if pushed is None else ends.pulls):
+                return None
+            if part.slots and (part.keys != -1 or part.slots != self._slots.get(shard)):
                 return None
             most = KEYS_MAX if self._hashed[part.table] else stop - start
             least = 0 if self._hashed[part.table] else -1

@@ -26,7 +26,7 @@ from shoal.protocol.server.replication.operations import NEW, Change, Operation
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.round_closing import RoundCloser
 from shoal.protocol.server.rounds import Contribution, Rounds
-from shoal.protocol.server.shard_store import ShardStore, Staged
+from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
 from shoal.protocol.session import Session
@@ -133,7 +133,7 @@ class Executor:
                 if due > minimum:
                     waiting.setdefault(due, []).append((replica, piece))
                 else:
-                    named = part if piece is staged else replica.part_of(piece)
+                    named = part if piece is staged else replica.part_of(piece, part.slots)
                     changes.append(Change(replica, named, request.lr, piece))
         if changes:
             pushed = -1 if at_once else request.clock
@@ -183,6 +183,7 @@ class Executor:
             round=self._checkpointer.latest(clock) - 1 if self._checkpointer.active else -1,
             pushed=pushed,
             group=log.group,
+            updates=admitted.request.updates,
         )
         failed = self._applier.apply(operation, out)
         if failed:
@@ -220,7 +221,8 @@ class Executor:
         buffers = self._staging.read(admitted)
         out.append(Note("served", {"pulls": admitted.footprint.pulls}))
         weight = self.rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
-        self._answer(admitted, "applied", out, "", buffers, weight)
+        updates = self._staging.updates(admitted) if admitted.footprint.counts else -1
+        self._answer(admitted, "applied", out, "", buffers, weight, updates)
 
     def look(self, out: Effects) -> None:
         """Answer the requests that no longer have to wait."""
@@ -244,11 +246,12 @@ class Executor:
         reason: str = "",
         buffers: tuple[memoryview, ...] = (),
         round_weight: float = -1.0,
+        updates: int = -1,
     ) -> None:
         """Record the outcome of a request, and reply."""
         request = admitted.request
         admitted.log.record(request.seq, code)
-        self.reply(out, admitted.sender, request, code, reason, buffers, round_weight)
+        self.reply(out, admitted.sender, request, code, reason, buffers, round_weight, updates)
 
     def reply(
         self,
@@ -259,6 +262,7 @@ class Executor:
         reason: str = "",
         buffers: tuple[memoryview, ...] = (),
         round_weight: float = -1.0,
+        updates: int = -1,
     ) -> None:
         """Reply to a worker, with the rows in `buffers`."""
         clocks = self._clocks.by_worker.get(request.incarnation)
@@ -275,6 +279,7 @@ class Executor:
             clocks.minimum,
             round_weight,
             nbytes,
+            updates,
         )
         out.append(Send(to, reply, buffers, self._staging.guard))
         if nbytes:
@@ -363,7 +368,7 @@ def _change_rows(operation: Operation, failed: dict[int, str]) -> list[Change]:
     for change in operation.changes:
         try:
             if change.staged is not None:
-                _change(change.replica.shard, operation.what, change.staged, change.lr)
+                _change(operation, change, change.staged)
         except AccessFailed as error:
             failed[change.replica.number] = error.message
         else:
@@ -371,10 +376,13 @@ def _change_rows(operation: Operation, failed: dict[int, str]) -> list[Change]:
     return changed
 
 
-def _change(shard: ShardStore, what: What, staged: Staged, lr: float | None) -> None:
-    if what == "push":
-        shard.apply(staged, lr)
-    elif what == "write":
+def _change(operation: Operation, change: Change, staged: Staged) -> None:
+    shard = change.replica.shard
+    if operation.what == "push":
+        shard.apply(staged, change.lr)
+    elif change.part.slots:
+        shard.write_state(staged, operation.updates)
+    elif operation.what == "write":
         shard.write(staged)
     else:
         with suppress(AccessFailed):  # the answer of a call may be an error

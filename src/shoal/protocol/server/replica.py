@@ -80,13 +80,13 @@ class Replica(msgspec.Struct, eq=False):
         """Whether no other server has the shard. Only staging and routing may ask this."""
         return len(self.chain) == 1
 
-    def part(self, rows: KeyRange, keys: int) -> Part:
+    def part(self, rows: KeyRange, keys: int, slots: int = 0) -> Part:
         """Return the part that names these rows, or `keys` keys among them."""
-        return Part(self.table, rows.start, rows.stop, keys)
+        return Part(self.table, rows.start, rows.stop, keys, slots)
 
-    def part_of(self, staged: Staged) -> Part:
+    def part_of(self, staged: Staged, slots: int = 0) -> Part:
         """Return the part that names the rows of a staged push."""
-        return self.part(staged.rows, -1 if staged.keys is None else len(staged.keys))
+        return self.part(staged.rows, -1 if staged.keys is None else len(staged.keys), slots)
 
     def open_part(self, rows: KeyRange) -> AppliedPart:
         """Return the part of a push that waits for its round."""
@@ -100,10 +100,13 @@ class Replica(msgspec.Struct, eq=False):
         self.shard.release(staged)
         return pieces
 
-    def problem_of(self, part: Part, call: bool, told: bool, least: int = 0) -> str:
+    def problem_of(
+        self, part: Part, call: bool, told: bool, least: int = 0, write: bool = False
+    ) -> str:
         """Return why a message cannot carry a part; empty if it can. Nothing is allocated before.
 
         call: whether it is a call of a custom table's handler
+        write: whether it assigns rows, and may assign their slots as well
         told: whether another replica sends it: the rows of a round, or its state
         least: of keys; -1 if it may have none at all, as a round without pushes to a sparse table
         """
@@ -112,6 +115,10 @@ class Replica(msgspec.Struct, eq=False):
             return f"rows [{part.start}:{part.stop}) of table {spec.name!r}, where {rows} are here"
         if (spec.kind == "custom") != call:
             return f"table {spec.name!r} is {spec.kind}"
+        if part.slots:
+            dense = write and spec.kind == "dense" and part.keys == -1
+            right = dense and part.slots == len(self.shard.slots)
+            return "" if right else f"{part.slots} slots of table {spec.name!r}"
         if spec.kind == "dense":
             least, most = -1, part.stop - part.start
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from shoal.keys import KeyRange
@@ -128,13 +128,24 @@ class MovableStore(ShardStore, Protocol):
 
 
 class RowStore(MovableStore, Protocol):
-    """A shard of a dense table, which also takes ranges of rows and streamed pushes."""
+    """A shard of a dense table, which also takes ranges of rows and streamed pushes.
+
+    slots:  the state of its access method, by name
+
+    The state of rows is their values, and each slot's values for them.
+    """
+
+    slots: Mapping[str, Any]
 
     def stream(self, rows: KeyRange) -> Any: ...
     def rows_of(self, streamed: Any, number: int) -> KeyRange: ...
     def apply_piece(self, streamed: Any, number: int, lr: float | None) -> None: ...
     def end_stream(self, streamed: Any) -> None: ...
     def read(self, rows: KeyRange) -> memoryview: ...
+    def most_updates(self, rows: KeyRange) -> int: ...
+    def read_state(self, rows: KeyRange) -> Sequence[memoryview]: ...
+    def stage_state(self, rows: KeyRange) -> Any: ...
+    def write_state(self, staged: Any, updates: int) -> None: ...
 
 
 BytesNeeded = Callable[[TableSpec, KeyRange], int]

@@ -117,9 +117,12 @@ class RequestStaging:
         streamed = footprint.streams and self._may_stream(request, footprint, log)
         shard: RowStore | None = None
         try:
-            for number, rows, keys in footprint.pushes:
+            for part, (number, rows, keys) in zip(request.pushes, footprint.pushes, strict=True):
                 shard = self._replicas[number].shard
-                loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
+                if part.slots:
+                    loads.append(shard.stage_state(rows))
+                else:
+                    loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
             for number, rows, keys in footprint.pulls:
                 shard = self._replicas[number].shard
                 if keys >= 0:
@@ -148,9 +151,12 @@ class RequestStaging:
         """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
-        for number, rows, keys in admitted.footprint.pulls:
+        pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
+        for part, (number, rows, keys) in pulls:
             shard = self._replicas[number].shard
-            if keys == SAME:
+            if part.slots:
+                found += shard.read_state(rows)
+            elif keys == SAME:
                 load = _pushed_to(number, rows, admitted.footprint, admitted.loads)
                 found.append(shard.read_keys(load))
             elif keys >= 0:
@@ -167,6 +173,15 @@ class RequestStaging:
             else:
                 found.append(shard.read(rows))
         return tuple(found)
+
+    def updates(self, admitted: AdmittedRequest) -> int:
+        """Return the most updates of a fragment that a request pulls with its slots."""
+        pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
+        return max(
+            self._replicas[number].shard.most_updates(rows)
+            for part, (number, rows, _) in pulls
+            if part.slots
+        )
 
     def _may_stream(self, request: Request, footprint: Footprint, log: RequestLog) -> bool:
         """Return whether to apply a push while it comes in.

@@ -33,6 +33,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     after: list[int] = []
     clock_min: int = FOREVER
     round_weight: float = -1.0
+    updates: int = -1
     nudged: bool = False
 
     def wait_on(self, now: float) -> None:
@@ -58,10 +59,12 @@ class PendingRequest(msgspec.Struct, eq=False):
             self.clock_min = reply.clock_min
         if reply.round_weight > self.round_weight:
             self.round_weight = reply.round_weight
+        if reply.updates > self.updates:
+            self.updates = reply.updates
 
     def outcome(self, error: ShoalError | None) -> Outcome:
         clock_min = -1 if self.clock_min == FOREVER else self.clock_min
-        return Outcome(error, clock_min, self.round_weight)
+        return Outcome(error, clock_min, self.round_weight, updates=self.updates)
 
 
 class PendingRequests:

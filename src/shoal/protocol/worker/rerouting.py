@@ -114,7 +114,9 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
     for part in server_part.pushes:
         keys = keys_of(part)
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
-        pushes.append(PushOp(name, rows, next(sent), keys, len(view.placements[part.table]) > 1))
+        values, *slots = (next(sent) for _ in range(1 + part.slots))
+        ordered = len(view.placements[part.table]) > 1
+        pushes.append(PushOp(name, rows, values, keys, ordered, tuple(slots)))
     for part in server_part.pulls:
         spec, rows = view.tables[part.table], KeyRange(part.start, part.stop)
         if part.keys == SAME:
@@ -125,9 +127,10 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         if out is None:
             count = len(rows) if keys is None else len(keys)
             out = _views_of(outs, count * spec.row_bytes)
+        slots = [slot for _ in range(part.slots) if (slot := next(outs, None)) is not None]
         if out:  # the caller still waits for it
             ordered = len(view.placements[part.table]) > 1
-            pulls.append(PullOp(spec.name, rows, out, keys, ordered))
+            pulls.append(PullOp(spec.name, rows, out, keys, ordered, tuple(slots)))
     return pushes, pulls
 
 

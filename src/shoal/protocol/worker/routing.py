@@ -157,6 +157,7 @@ class Router:
             pull = pulls[index]
             if isinstance(pull.out, memoryview):
                 outs.append(pull.out[first:last])
+                outs += [slot[first:last] for slot in pull.slots]
             elif isinstance(pull.out, Answer):
                 answers.append(pull.out)
             else:
@@ -172,6 +173,7 @@ class Router:
             op = pushes[index]
             if op.keys is None:
                 buffers.append(op.values[first:last])
+                buffers += [slot[first:last] for slot in op.slots]
                 continue
             size = self._sizes[self.numbers[op.table]]
             buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
@@ -194,7 +196,7 @@ class Router:
                 check_repeats(some, lambda table: self.view.tables[self._number(table)])
         if any(op.keys is not None for op in ops):
             return self._make_plan(pushes, pulls, everybody)
-        key = (everybody, len(pushes), *((op.table, op.rows) for op in ops))
+        key = (everybody, len(pushes), *((op.table, op.rows, len(op.slots)) for op in ops))
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= PLANS_KEPT:
@@ -210,7 +212,8 @@ class Router:
         for index, op in enumerate(pushes):
             for at, rows, first, last, keys in self._cuts(op):
                 server_part = servers.setdefault(at, _Server(members[at].id))
-                server_part.pushes.append(Part(self._number(op.table), rows.start, rows.stop, keys))
+                number, slots = self._number(op.table), len(op.slots)
+                server_part.pushes.append(Part(number, rows.start, rows.stop, keys, slots))
                 server_part.push_cuts.append((index, first, last))
         for index, pull in enumerate(pulls):
             number = self._number(pull.table)
@@ -219,8 +222,9 @@ class Router:
                 if not keys:
                     continue  # none of the keys is there
                 server_part = servers.setdefault(at, _Server(members[at].id))
+                named = SAME if same else keys
                 server_part.pulls.append(
-                    Part(number, rows.start, rows.stop, SAME if same else keys)
+                    Part(number, rows.start, rows.stop, named, len(pull.slots))
                 )
                 if keys > 0:
                     if not same:
@@ -305,13 +309,15 @@ class Router:
 
     def _check_buffers(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> None:
         for op in pushes:
-            self._check(op, op.values)
+            for buffer in (op.values, *op.slots):
+                self._check(op, buffer)
         for pull in pulls:
             if not isinstance(pull.out, memoryview):
                 continue
-            self._check(pull, pull.out)
-            if pull.out.readonly:
-                raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+            for out in (pull.out, *pull.slots):
+                self._check(pull, out)
+                if out.readonly:
+                    raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
 
     def _check(self, op: PushOp | PullOp, buffer: memoryview) -> None:
         count = len(op.rows) if op.keys is None else len(op.keys)

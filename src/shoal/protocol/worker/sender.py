@@ -72,6 +72,7 @@ class Sender:
             ask.lr,
             ask.assign,
             self._in_flight.follows(sub_request, server_part.server),
+            ask.updates,
         )
 
     # ------------------------------------------------------------------ probes

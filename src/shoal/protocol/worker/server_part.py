@@ -35,7 +35,8 @@ class ServerPart(msgspec.Struct, frozen=True):
         for part in self.pushes:
             if part.keys >= 0:
                 pushed[part.table, part.start, part.stop] = next(sent)
-            next(sent)
+            for _ in range(1 + part.slots):
+                next(sent)
         keys = []
         for part in self.pulls:
             if part.keys == SAME:

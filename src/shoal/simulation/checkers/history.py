@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import tiles
+from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import (
     BarrierReleased,
     End,
@@ -164,6 +165,12 @@ def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
         part = values[start : start + fragment_rows]
         if not (part == part[0]).all():
             raise violated("torn", f"a fragment reads {part.tolist()}")
+
+
+def check_not_refused(outcome: Outcome) -> None:
+    """`invariant`: requests of simulated workers may fail, but are never refused as invalid."""
+    if isinstance(outcome.error, InvalidValue):
+        raise violated("invariant", f"a valid request is refused: {outcome.error.message}")
 
 
 def check_canary(buffer: np.ndarray, canary: float) -> None:

@@ -2,9 +2,9 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds the table is sparse. A
 push to table `stamp` adds one number to every element, so that a torn or half-applied push shows.
-Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded) or
-leased batches (workloads.leases). Half of them have a table with optimizer state
-(workloads.optimizer).
+Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded), whole
+states that are assigned (workloads.state) or leased batches (workloads.leases). Half of them have
+a table with optimizer state (workloads.optimizer).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import (
@@ -33,7 +32,7 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.simulation.checkers.history import Ledger, check_canary, check_untorn, violated
+from shoal.simulation.checkers.history import Ledger, check_canary, check_not_refused, check_untorn
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.plan import Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
@@ -41,6 +40,7 @@ from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
+from shoal.simulation.workloads.state import StateWorkload
 from shoal.simulation.world import World
 from shoal.tables.spec import Access, TableSpec
 
@@ -48,7 +48,7 @@ STAMP_ROWS = 36
 STAMP_FRAGMENT = 3
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
-SPARSE, CUSTOM, OPTIMIZED = 0.25, 0.25, 0.5  # shares of the seeds
+SPARSE, CUSTOM, OPTIMIZED, ASSIGNED = 0.25, 0.25, 0.5, 0.3  # shares of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 TIMEOUT_S = 0.3  # of some requests
@@ -105,6 +105,8 @@ class Workload:
         random = Random(seed * 59 + 2)
         optimized = random.random() < OPTIMIZED
         self.optimizer = OptimizerWorkload(rule, random) if optimized else None
+        assigned = Random(seed * 61 + 4).random() < ASSIGNED
+        self.state = StateWorkload(rule, lambda: world.now) if assigned else None
         self._cancels = 0.4 if seed % 4 == 0 else 0.1  # share of pulls that are cancelled
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
@@ -122,7 +124,7 @@ class Workload:
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
         stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
-        others = (self.calls, self.bounded, self.leased, self.optimizer)
+        others = (self.calls, self.bounded, self.leased, self.optimizer, self.state)
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
     def crashed(self, node: NodeId) -> None:
@@ -152,6 +154,8 @@ class Workload:
         random = Random(self._seed * 31 + session.incarnation)
         while machine.clock < self.clocks and not session.ended:
             yield from self._clock(node, machine, random)
+            if self.state is not None and not session.ended:
+                yield from self.state.visit(random)
             if self._host is None and not session.ended:
                 yield from self.checkpoints.ask(machine)
             if self._host is not None and not session.ended and random.random() < 0.5:
@@ -232,7 +236,7 @@ class Workload:
         if machine.session.ended:
             return
         if outcome.error is not None:
-            _check_not_refused(outcome)
+            check_not_refused(outcome)
             self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
             for buffer in (ledger, stamp):
                 buffer.fill(CANARY)
@@ -269,7 +273,7 @@ class Workload:
         if pushes:
             (self.ledger.failed if outcome.error else self.ledger.acknowledged).add(key)
         if outcome.error is not None:
-            _check_not_refused(outcome)
+            check_not_refused(outcome)
             return
         check_untorn(rows, self._width)
         named = np.arange(self.keys) if keys is None else np.asarray(keys)
@@ -319,7 +323,7 @@ class Workload:
             keys = self._all_keys(Random(machine.clock))
             ledger, stamp, pulls = self._pulls(keys)
             outcome = yield Exchange(pulls=pulls)
-            _check_not_refused(outcome)
+            check_not_refused(outcome)
             if outcome.error is None:
                 self._world.coverage["insisted"] += 1
                 return self._check_read(machine, machine.clock, ledger, stamp, keys)
@@ -391,9 +395,3 @@ def _spoil(pushes: Sequence[PushOp]) -> None:
     """Write to the buffers of resolved pushes to ledger and stamp."""
     for push in pushes[:2]:
         push.values[:] = SPOILED * push.values.nbytes
-
-
-def _check_not_refused(outcome: Outcome) -> None:
-    """`invariant`: requests of these programs may fail, but are never refused as invalid."""
-    if isinstance(outcome.error, InvalidValue):
-        raise violated("invariant", f"a valid request is refused: {outcome.error.message}")

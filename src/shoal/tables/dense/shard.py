@@ -13,76 +13,32 @@ from torch import Tensor
 
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
-from shoal.tables.access import AccessMethod
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
-from shoal.tables.initial import fill
-from shoal.tables.methods import method_of
-from shoal.tables.sizes import dense_bytes
-from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
-from shoal.tables.spec import ITEM_SIZES, TableSpec
+from shoal.tables.dense.rows import DenseRows
+from shoal.tables.spec import TableSpec
 from shoal.tables.staging import (
     ALIGN,
     POOLED_PER_SIZE,
     Merged,
-    Shard,
     StagedRows,
     Staging,
     StreamedRows,
     aligned,
-    in_large_pages,
     side_by_side,
 )
 
-DTYPES = {name: getattr(torch, name) for name in ITEM_SIZES}
 _RANGES_KEPT = 64
 
 
-class DenseShard(Shard):
-    """The rows `held` of a table, with their optimizer state.
-
-    Attributes:
-        rows: (len(held), width) of the table's dtype; views of the shard `of`, if it is split.
-        slots: by name, optimizer state shaped as `rows`.
-        updates: for each fragment, the number of updates applied: the optimizer's step.
-        versions: for each fragment, the number of updates and assignments.
-    """
+class DenseShard(DenseRows):
+    """The rows `held` of a table, with their optimizer state: how pushes arrive and change them."""
 
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
-        self.spec = spec
-        self.held = held
-        self.access: AccessMethod = method_of(spec)
-        self.dtype: torch.dtype = DTYPES[spec.dtype]
-        self._row_bytes = spec.row_bytes
-        self.fragments = [part for part in spec.fragments() if held.covers(part)]
-        if of is None:
-            shape = (len(held), spec.width)
-            memory = in_large_pages(len(held) * self._row_bytes)
-            self.rows = torch.from_numpy(memory).view(self.dtype).view(shape)
-            fill(self.rows, spec.init, held)
-            self.slots = {
-                slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)
-                for slot in self.access.slots()
-            }
-            self.updates = [0] * len(self.fragments)
-            self.versions = [0] * len(self.fragments)
-        else:
-            self.rows, self.slots = of._piece(held)
-            first = of.fragments.index(self.fragments[0])
-            self.updates = of.updates[first : first + len(self.fragments)]
-            self.versions = of.versions[first : first + len(self.fragments)]
-        self._bytes = self.rows.view(-1).view(torch.uint8).numpy().data
+        super().__init__(spec, held, of)
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._ready_bytes = 0
-        self._all = list(enumerate(self.fragments))
         self._streams: dict[KeyRange, list[StreamedRows]] = {}
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    @property
-    def nbytes(self) -> int:
-        return dense_bytes(self.spec, self.held, len(self.slots))
 
     # ------------------------------------------------------------------ replicas
 
@@ -92,7 +48,12 @@ class DenseShard(Shard):
 
     def part_of(self, staged: StagedRows, rows: KeyRange) -> StagedRows:
         """The part of a push for some of its rows, staged here."""
-        if staged.keys is None:
+        if staged.slots:
+            part = self.stage_state(rows)
+            start = rows.start - staged.rows.start
+            for into, each in zip(part.states(), staged.states(), strict=True):
+                into.copy_(each[start : start + len(rows)])
+        elif staged.keys is None:
             part = self.stage(rows, -1)
             part.values.copy_(rows_of(staged, rows))
         else:
@@ -103,85 +64,6 @@ class DenseShard(Shard):
             part.keys.copy_(staged.keys[first:last])
             part.values.copy_(staged.values[first:last])
         return part
-
-    def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """A copy of the fragments from number `at` on with their state, of about `nbytes` bytes."""
-        size = self._row_bytes * (1 + len(self.slots))
-        stop = at + 1
-        while stop < len(self.fragments):
-            if (self.fragments[stop].stop - self.fragments[at].start) * size > nbytes:
-                break
-            stop += 1
-        some = KeyRange(self.fragments[at].start, self.fragments[stop - 1].stop)
-        counted = torch.tensor([self.updates[at:stop], self.versions[at:stop]])
-        rows, slots = self._piece(some)
-        views = copied([counted, rows, *slots.values()])
-        return Snapshot(some, -1, views, stop, stop == len(self.fragments))
-
-    def sample(self, at: int, nbytes: int) -> Sample:
-        """Fragment number `at`, of any size."""
-        return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
-
-    def digest(self, rows: KeyRange, keys: None) -> int:
-        """A digest of these rows and their state."""
-        updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
-        values, slots = self._piece(rows)
-        return crc32([updates, values, *slots.values()])
-
-    def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
-        """Staging memory for a snapshot of these rows."""
-        shape = (len(rows), self.spec.width)
-        counted = (torch.int64, (2, len(self._touched(rows))))
-        return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
-
-    def install(self, staged: StagedSnapshot) -> None:
-        """Set fragments to another replica's snapshot.
-
-        Raises:
-            AccessFailed: it is none; nothing is changed.
-        """
-        counted, sent, *states = staged.tensors
-        refuse(self.spec.name, bool((counted < 0).any()), "a count below 0")
-        rows, slots = self._piece(staged.rows)
-        rows.copy_(sent)
-        for slot, state in zip(slots.values(), states, strict=True):
-            slot.copy_(state)
-        for (index, _), updates, versions in zip(
-            self._touched(staged.rows), *counted.tolist(), strict=True
-        ):
-            self.updates[index], self.versions[index] = updates, versions
-
-    # ------------------------------------------------------------------ disk
-
-    def state(self, copied: bool = False) -> dict[str, Tensor]:
-        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each fragment."""
-        slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
-        live = {"rows": self.rows, **slots}
-        here = {name: each.clone() for name, each in live.items()} if copied else live
-        return {**here, "updates": torch.tensor(self.updates)}
-
-    def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
-        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their slots, and each fragment's number of updates.
-
-        Raises:
-            ValueError: it has other fragments.
-        """
-        start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
-        if start >= stop:
-            return
-        here = slice(start - self.held.start, stop - self.held.start)
-        there = slice(start - held.start, stop - held.start)
-        self.rows[here] = state["rows"][there]
-        for name, slot in self.slots.items():
-            if same and f"slot.{name}" in state:
-                slot[here] = state[f"slot.{name}"][there]
-        if same:
-            size, updates = self.spec.fragment_rows, state["updates"].tolist()
-            if held.start % size or len(updates) != -(-len(held) // size):
-                raise ValueError(f"{len(updates)} update counts, not one for each {size} rows")
-            for index, part in self._touched(KeyRange(start, stop)):
-                self.updates[index] = updates[(part.start - held.start) // size]
 
     # ------------------------------------------------------------------ arrival
 
@@ -199,6 +81,11 @@ class DenseShard(Shard):
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
         """Staging memory for the keys of a pull."""
         return self._stage(rows, keys, 0)
+
+    def stage_state(self, rows: KeyRange) -> StagedRows:
+        """Staging memory for the state of these rows, which `write_state` assigns."""
+        slots = len(self.slots)
+        return self._stage(rows, -1, len(rows) * self._row_bytes * (1 + slots), slots)
 
     def stream(self, rows: KeyRange) -> StreamedRows:
         """Staging memory for a push of `rows` that is applied fragment by fragment."""
@@ -235,10 +122,10 @@ class DenseShard(Shard):
         if len(ready) < POOLED_PER_SIZE:
             ready.append(streamed)
 
-    def _stage(self, rows: KeyRange, keys: int, values_bytes: int) -> StagedRows:
+    def _stage(self, rows: KeyRange, keys: int, values_bytes: int, slots: int = 0) -> StagedRows:
         keys_bytes = 0 if keys < 0 else -(-8 * keys // ALIGN) * ALIGN
         memory = self._staging.take(keys_bytes + values_bytes)
-        return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width)
+        return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width, slots)
 
     def release(self, staged: StagedRows) -> None:
         """Reuse staging memory, whose views must not be in use any more."""
@@ -247,7 +134,7 @@ class DenseShard(Shard):
             return
         if staged.retained:
             return
-        if staged.keys is not None:
+        if staged.keys is not None or staged.slots:
             if not staged.kept:
                 self._staging.give(staged._memory)
             return
@@ -342,10 +229,6 @@ class DenseShard(Shard):
         else:
             self._update_some(index, part, keys, values, lr)
 
-    def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
-        here = self._slice(part)
-        return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
-
     def _update_some(
         self, index: int, part: KeyRange, keys: Tensor, values: Tensor, lr: float | None
     ) -> None:
@@ -363,14 +246,6 @@ class DenseShard(Shard):
 
     # ------------------------------------------------------------------ reads
 
-    def read(self, rows: KeyRange) -> memoryview:
-        """The live bytes of `rows`, which the next update changes."""
-        if rows == self.held:
-            return self._bytes
-        size = self._row_bytes
-        start = rows.start - self.held.start
-        return self._bytes[start * size : (start + len(rows)) * size]
-
     def read_keys(self, staged: StagedRows) -> memoryview:
         """A copy of the rows at `staged.keys`."""
         assert staged.keys is not None
@@ -381,19 +256,3 @@ class DenseShard(Shard):
         staged.kept = False
         self.release(staged)
         return rows.view(-1).view(torch.uint8).numpy().data
-
-    # ------------------------------------------------------------------ helpers
-
-    def _slice(self, rows: KeyRange) -> slice:
-        return slice(rows.start - self.held.start, rows.stop - self.held.start)
-
-    def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
-        """The fragments that `rows` overlap, each with the overlap."""
-        if rows == self.held:
-            return self._all
-        if not len(rows):
-            return []
-        size, base = self.spec.fragment_rows, self.held.start
-        first = (rows.start - base) // size
-        last = -(-(rows.stop - base) // size)
-        return [(i, self.fragments[i] & rows) for i in range(first, last)]

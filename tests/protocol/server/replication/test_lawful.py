@@ -54,6 +54,7 @@ def test_operations_come_from_servers(tail, sender, message):
         ({"what": "check", "parts": (Part(0, 0, 4, 2),)}, "a check of 2 keys"),
         ({"number": NEXT + EARLY_MAX + 1}, "is the next"),
         ({"group": "nobody's"}, "no worker group"),
+        ({"what": "write", "parts": (Part(0, 0, 4, -1, 1),)}, "1 slots"),
     ],
 )  # fmt: skip
 def test_operations_that_no_server_sends(tail, changed, says):

@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from shoal.keys import KeyRange
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.replica import NONE, NOT_BEGUN, AppliedPart, Replica
@@ -34,7 +33,7 @@ from shoal.protocol.server.replication.round_trip import RoundTrip
 from shoal.protocol.server.shard_store import Loads, Staged
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
-Stage = Callable[[Replica, KeyRange, int], Staged]  # (replica, rows, keys): room for a part
+Stage = Callable[[Replica, Part], Staged]  # room for a part
 
 
 class Chains:
@@ -267,8 +266,7 @@ class Chains:
             return Discard(problem)  # and then it is refused
         try:
             loads = [
-                stage(replica, KeyRange(part.start, part.stop), part.keys)
-                for replica, part in zip(found, message.parts, strict=True)
+                stage(replica, part) for replica, part in zip(found, message.parts, strict=True)
             ]
         except MemoryError:
             return Discard("this server has no memory for it")  # it is resent

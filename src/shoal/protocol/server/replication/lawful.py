@@ -33,7 +33,8 @@ def problem_of(
     for replica, part in zip(found, message.parts, strict=True):
         told = message.what in ("round", "check")
         least = -1 if message.what == "round" else 0
-        problem = replica.problem_of(part, message.what == "call", told, least)
+        call, write = message.what == "call", message.what == "write"
+        problem = replica.problem_of(part, call, told, least, write)
         if problem:
             return problem
         if message.what == "check" and (part.keys >= 0) == (replica.shard.spec.kind == "dense"):

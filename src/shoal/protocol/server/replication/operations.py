@@ -96,6 +96,7 @@ class Operation(msgspec.Struct, eq=False):
     weight:    total weight of the round
     pushed:    the clock of its push, if that matters to checkpoints
     group:     the worker group whose clocks these are
+    updates:   of a write of rows with their slots, how many updates they have had
     retained:  staged memory that the buffers are in
     unread:    messages that carry parts of it and are not acknowledged: the next server may have
                the changes from the view before, and still reads the buffers
@@ -113,6 +114,7 @@ class Operation(msgspec.Struct, eq=False):
     digest: int = 0
     pushed: int = -1
     group: str = ""
+    updates: int = 0
     retained: list[tuple[ShardStore, Staged]] = []
     unread: int = 0
 
@@ -197,6 +199,7 @@ class Operation(msgspec.Struct, eq=False):
             self.digest,
             self.pushed,
             self.group,
+            self.updates,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Replicate, StateChunk
+from shoal.protocol.messages import Part, Replicate, StateChunk
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.opening import TableMemory
@@ -36,12 +36,14 @@ class Replayer:
     def stage(self, message: Replicate | StateChunk) -> Stage:
         """Return a function that makes staging memory for the parts of a message."""
 
-        def room(replica: Replica, rows: KeyRange, keys: int) -> Staged:
-            shard = replica.shard
+        def room(replica: Replica, part: Part) -> Staged:
+            shard, rows, keys = replica.shard, KeyRange(part.start, part.stop), part.keys
             if isinstance(message, StateChunk):
                 staged: Staged = shard.stage_snapshot(rows, keys)
             elif message.what in ("check", "call"):
                 staged = shard.stage_keys(rows, max(keys, 0))
+            elif part.slots:
+                staged = shard.stage_state(rows)
             elif message.what == "accept":
                 staged = shard.stage(rows, keys)
             else:
@@ -77,6 +79,7 @@ class Replayer:
             weight=message.weight,
             pushed=message.pushed,
             group=message.group,
+            updates=message.updates,
         )
         self._applier.apply(operation, out)
         if message.what == "round" and message.round >= 0:

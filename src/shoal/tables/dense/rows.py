@@ -1,0 +1,196 @@
+"""DenseRows: one server's rows of a dense table with their state, contiguous, in fragments.
+
+The state of rows is their values, the values of the access method's slots for them, and for each
+fragment the number of updates. It goes as a whole to other replicas (snapshots), to disk
+(checkpoints), and to and from workers that save or load an optimizer (`read_state`, `write_state`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.keys import KeyRange
+from shoal.tables.access import AccessMethod
+from shoal.tables.initial import fill
+from shoal.tables.methods import method_of
+from shoal.tables.sizes import dense_bytes
+from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
+from shoal.tables.spec import ITEM_SIZES, TableSpec
+from shoal.tables.staging import Shard, StagedRows, data_of, in_large_pages
+
+DTYPES = {name: getattr(torch, name) for name in ITEM_SIZES}
+
+
+class DenseRows(Shard):
+    """The rows `held` of a table, with their optimizer state.
+
+    Attributes:
+        rows: (len(held), width) of the table's dtype; views of the shard `of`, if it is split.
+        slots: by name, optimizer state shaped as `rows`.
+        updates: for each fragment, the number of updates applied: the optimizer's step.
+        versions: for each fragment, the number of updates and assignments.
+    """
+
+    def __init__(self, spec: TableSpec, held: KeyRange, of: DenseRows | None = None) -> None:
+        self.spec = spec
+        self.held = held
+        self.access: AccessMethod = method_of(spec)
+        self.dtype: torch.dtype = DTYPES[spec.dtype]
+        self._row_bytes = spec.row_bytes
+        self.fragments = [part for part in spec.fragments() if held.covers(part)]
+        if of is None:
+            shape = (len(held), spec.width)
+            memory = in_large_pages(len(held) * self._row_bytes)
+            self.rows = torch.from_numpy(memory).view(self.dtype).view(shape)
+            fill(self.rows, spec.init, held)
+            self.slots = {
+                slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)
+                for slot in self.access.slots()
+            }
+            self.updates = [0] * len(self.fragments)
+            self.versions = [0] * len(self.fragments)
+        else:
+            self.rows, self.slots = of._piece(held)
+            first = of.fragments.index(self.fragments[0])
+            self.updates = of.updates[first : first + len(self.fragments)]
+            self.versions = of.versions[first : first + len(self.fragments)]
+        self._bytes = data_of(self.rows)
+        self._all = list(enumerate(self.fragments))
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    @property
+    def nbytes(self) -> int:
+        return dense_bytes(self.spec, self.held, len(self.slots))
+
+    def read(self, rows: KeyRange) -> memoryview:
+        """The live bytes of `rows`, which the next update changes."""
+        if rows == self.held:
+            return self._bytes
+        size = self._row_bytes
+        start = rows.start - self.held.start
+        return self._bytes[start * size : (start + len(rows)) * size]
+
+    # ------------------------------------------------------------------ replicas
+
+    def snapshot(self, at: int, nbytes: int) -> Snapshot:
+        """A copy of the fragments from number `at` on with their state, of about `nbytes` bytes."""
+        size = self._row_bytes * (1 + len(self.slots))
+        stop = at + 1
+        while stop < len(self.fragments):
+            if (self.fragments[stop].stop - self.fragments[at].start) * size > nbytes:
+                break
+            stop += 1
+        some = KeyRange(self.fragments[at].start, self.fragments[stop - 1].stop)
+        counted = torch.tensor([self.updates[at:stop], self.versions[at:stop]])
+        rows, slots = self._piece(some)
+        views = copied([counted, rows, *slots.values()])
+        return Snapshot(some, -1, views, stop, stop == len(self.fragments))
+
+    def sample(self, at: int, nbytes: int) -> Sample:
+        """Fragment number `at`, of any size."""
+        return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
+
+    def digest(self, rows: KeyRange, keys: None) -> int:
+        """A digest of these rows and their state."""
+        updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
+        values, slots = self._piece(rows)
+        return crc32([updates, values, *slots.values()])
+
+    def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
+        """Staging memory for a snapshot of these rows."""
+        shape = (len(rows), self.spec.width)
+        counted = (torch.int64, (2, len(self._touched(rows))))
+        return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
+
+    def install(self, staged: StagedSnapshot) -> None:
+        """Set fragments to another replica's snapshot.
+
+        Raises:
+            AccessFailed: it is none; nothing is changed.
+        """
+        counted, sent, *states = staged.tensors
+        refuse(self.spec.name, bool((counted < 0).any()), "a count below 0")
+        rows, slots = self._piece(staged.rows)
+        rows.copy_(sent)
+        for slot, state in zip(slots.values(), states, strict=True):
+            slot.copy_(state)
+        for (index, _), updates, versions in zip(
+            self._touched(staged.rows), *counted.tolist(), strict=True
+        ):
+            self.updates[index], self.versions[index] = updates, versions
+
+    # ------------------------------------------------------------------ disk
+
+    def state(self, copied: bool = False) -> dict[str, Tensor]:
+        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each fragment."""
+        slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
+        live = {"rows": self.rows, **slots}
+        here = {name: each.clone() for name, each in live.items()} if copied else live
+        return {**here, "updates": torch.tensor(self.updates)}
+
+    def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
+        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
+        method their slots, and each fragment's number of updates.
+
+        Raises:
+            ValueError: it has other fragments.
+        """
+        start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
+        if start >= stop:
+            return
+        here = slice(start - self.held.start, stop - self.held.start)
+        there = slice(start - held.start, stop - held.start)
+        self.rows[here] = state["rows"][there]
+        for name, slot in self.slots.items():
+            if same and f"slot.{name}" in state:
+                slot[here] = state[f"slot.{name}"][there]
+        if same:
+            size, updates = self.spec.fragment_rows, state["updates"].tolist()
+            if held.start % size or len(updates) != -(-len(held) // size):
+                raise ValueError(f"{len(updates)} update counts, not one for each {size} rows")
+            for index, part in self._touched(KeyRange(start, stop)):
+                self.updates[index] = updates[(part.start - held.start) // size]
+
+    # ------------------------------------------------------------------ workers
+
+    def most_updates(self, rows: KeyRange) -> int:
+        """The most updates that one of these rows has had."""
+        return max((self.updates[index] for index, _ in self._touched(rows)), default=0)
+
+    def read_state(self, rows: KeyRange) -> list[memoryview]:
+        """The live bytes of `rows` and of their slots, which the next update changes."""
+        values, slots = self._piece(rows)
+        return [data_of(each) for each in (values, *slots.values()) if each.numel()]
+
+    def write_state(self, staged: StagedRows, updates: int) -> None:
+        """Assign rows and their slots, whose fragments have had so many updates."""
+        rows, slots = self._piece(staged.rows)
+        for here, sent in zip((rows, *slots.values()), staged.states(), strict=True):
+            here.copy_(sent)
+        for index, _ in self._touched(staged.rows):
+            self.updates[index] = updates
+            self.versions[index] += 1
+        self.release(staged)
+
+    # ------------------------------------------------------------------ places
+
+    def _piece(self, part: KeyRange) -> tuple[Tensor, dict[str, Tensor]]:
+        here = self._slice(part)
+        return self.rows[here], {name: slot[here] for name, slot in self.slots.items()}
+
+    def _slice(self, rows: KeyRange) -> slice:
+        return slice(rows.start - self.held.start, rows.stop - self.held.start)
+
+    def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
+        """The fragments that `rows` overlap, each with the overlap."""
+        if rows == self.held:
+            return self._all
+        if not len(rows):
+            return []
+        size, base = self.spec.fragment_rows, self.held.start
+        first = (rows.start - base) // size
+        last = -(-(rows.stop - base) // size)
+        return [(i, self.fragments[i] & rows) for i in range(first, last)]

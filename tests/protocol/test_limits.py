@@ -18,7 +18,8 @@ def header(*fields):
 def request(**changed):
     fields = {
         "view": [1, 1], "incarnation": 1, "seq": 0, "forget_below": 0, "clock": 0, "pushes": [],
-        "advance": -1, "pulls": [], "weight": 1.0, "lr": None, "assign": False, "follows": [],
+        "advance": -1, "pulls": [], "weight": 1.0, "rates": [], "assign": False, "follows": [],
+        "updates": 0,
     }  # fmt: skip
     assert decode(header("Request", *fields.values()))
     return header("Request", *{**fields, **changed}.values())
@@ -39,6 +40,9 @@ def request(**changed):
         request(pushes=[[0, 0, 1 << 63]]),
         request(pushes=[[0, 0, 4, -3]]),
         request(pushes=[[0, 0, 4, 1 << 62]]),
+        request(pushes=[[0, 0, 4, -1, 17]]),
+        request(rates=[math.inf]),
+        request(updates=-1),
         request(pulls=[[0, 0, 0]] * (PARTS_MAX + 1)),
         request(follows=[0] * (WINDOW + 1)),
         header("Replicate", [1, 1], -1, [], 0),

@@ -19,6 +19,9 @@ KINDS = {
     "adagrad": lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.5),
     "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
     "adadelta": lambda p: torch.optim.Adadelta(p),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.5, lambd=0.1, t0=1),
+    "rprop": lambda p: torch.optim.Rprop(p),
 }
 
 
@@ -33,8 +36,12 @@ def setup(kind, steps=0):
     return optimizer, FlatParams(module.parameters())
 
 
+def methods_of(optimizer, flat):
+    return dict.fromkeys(flat.values, make(from_torch(optimizer)[0]))
+
+
 def flat_state(optimizer, flat):
-    return from_torch_state(optimizer, flat, make(from_torch(optimizer)))
+    return from_torch_state(optimizer, flat, methods_of(optimizer, flat))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,7 +52,7 @@ def test_a_state_comes_back_as_torch_has_it(kind, steps):
     assert {state.updates for state in states.values()} == {
         min(steps, 1 if kind == "momentum" else 3)
     }
-    back = to_torch(optimizer, flat, states)
+    back = to_torch(optimizer, flat, methods_of(optimizer, flat), states)
     assert set(back) == set(optimizer.state)
     for parameter, wanted in optimizer.state.items():
         assert set(back[parameter]) == set(wanted)

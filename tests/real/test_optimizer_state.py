@@ -18,11 +18,19 @@ import copy, json, sys, torch, shoal
 KINDS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.05),
+    "adamw": lambda p: torch.optim.AdamW(groups(p), lr=0.05),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
     "adadelta": lambda p: torch.optim.Adadelta(p),
 }
 STRATEGIES = ("sync", "allreduce")
+
+def groups(parameters):
+    parameters = list(parameters)
+    decayed = [p for p in parameters if p.dim() > 1]
+    others = [p for p in parameters if p.dim() == 1]
+    return [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.02}]
+
 x = torch.randn(50, 16, 6, generator=torch.Generator().manual_seed(3))
 
 def model():
@@ -187,6 +195,52 @@ def test_the_next_run_goes_on_as_the_one_that_was_saved(run, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     for name, losses in json.loads(done.stdout).items():
         assert losses == pytest.approx(wanted[name], rel=1e-5), name
+
+
+WHOLE = (
+    COMMON
+    + """
+KINDS = {
+    "muon": lambda net: torch.optim.Muon([p for p in net.parameters() if p.dim() == 2], lr=0.1),
+    "adafactor": lambda net: torch.optim.Adafactor(net.parameters(), lr=0.1),
+    "lbfgs": lambda net: torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe"),
+}
+
+x = x.double()
+
+def run(net, optimizer, first, last, rank, workers):
+    for batch in x[first:last]:
+        mine = batch[16 * rank // workers : 16 * (rank + 1) // workers]
+        def closure():
+            optimizer.zero_grad()
+            loss = (net(mine) - mine.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+
+with shoal.init() as context:
+    for kind, make in KINDS.items():
+        alone, net = model().double(), model().double()
+        run(alone, make(alone), 0, 4, 0, 1)  # few: LBFGS amplifies rounding
+        optimizer = shoal.Optimizer(make(net), strategy="allreduce")
+        run(net, optimizer, 0, 2, context.rank, 2)
+        if context.rank == 0:  # the others get what it has
+            saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
+        run(net, optimizer, 2, 3, context.rank, 2)
+        given = saved if context.rank == 0 else (optimizer.state_dict(), net.state_dict())
+        net.load_state_dict(given[1])
+        optimizer.load_state_dict(given[0])
+        run(net, optimizer, 2, 4, context.rank, 2)
+        for one, two in zip(alone.parameters(), net.parameters()):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-6), (kind, one, two)
+        if context.rank == 0:
+            print(kind)
+"""
+)
+
+
+def test_optimizers_of_whole_matrices_and_closures_run_on_the_workers(run):
+    assert run(WHOLE, "--workers", "2").split() == ["muon", "adafactor", "lbfgs"]
 
 
 def test_after_a_barrier_all_workers_have_the_servers_state(run, tmp_path):

@@ -31,6 +31,7 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker.machine import WorkerOptions
+from shoal.tables.opening import checked
 from shoal.transport import Identity, transport_for
 
 log = logging.getLogger("shoal.client")
@@ -204,7 +205,11 @@ class Client(Operations):
                         else:
                             request.request = prepared or reduce_of(tensor, mean)
                             self._driver.run(request.request).result()
-                    case Start(asked):
+                    case Start(DeclareTable(spec)):
+                        future = self._driver.ask(DeclareTable(checked(spec)))
+                        tickets[future.request_id] = future
+                        value = future.request_id
+                    case Start(Exchange() as asked):
                         future = self.exchange(asked)
                         tickets[future.request_id] = future
                         value = future.request_id

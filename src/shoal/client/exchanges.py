@@ -100,9 +100,8 @@ class Exchanges:
             return msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
         op = self._push_op(table, values, keys, within, assign)
         ask = Exchange(
-            (op,),
+            (msgspec.structs.replace(op, lr=_rate(lr)),),
             weight=_weight(weight),
-            lr=_rate(lr),
             assign=assign,
             after=ids_of(after),
             timeout_s=timeout_s,
@@ -163,7 +162,8 @@ class Exchanges:
                 return self.finite.checked(cached.ask), lambda: out
         push, pull, finish = self._both_ops(table, values, keys, out)
         ids = ids_of(after)
-        ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight), _rate(lr))
+        push = msgspec.structs.replace(push, lr=_rate(lr))
+        ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight))
         if key is not None and out is not None:
             self._remember(key, ask, (values, out))
         return self.finite.checked(ask), finish

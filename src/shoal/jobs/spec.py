@@ -20,7 +20,8 @@ T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
 JOB_BYTES_MAX = 1 << 20  # of a job's file
 
-USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0, "adam": 0.002}
+USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0}
+USUAL_LR |= dict.fromkeys(("adam", "nadam", "radam", "adamax"), 0.002)
 
 
 class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +44,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     max_steps: Annotated[int, option("Training", "steps after which training stops; 0: no limit", ge=0)] = 0
     batch_size: Annotated[int, option("Training", "samples of a worker in a step", ge=1)] = 64
     global_batch_size: Annotated[int, option("Training", "samples of all workers together in a step, instead of --batch-size; 0: not used", ge=0)] = 0
-    optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta or adam, on the servers: `shoal list tables` has their options")] = "adam"
+    optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta, adam, ..., on the servers: `shoal list tables` has all, and their options")] = "adam"
     lr: Annotated[float, option("Training", "learning rate; 0: the optimizer's usual one", ge=0.0)] = 0.0
     schedule: Annotated[Literal["constant", "linear", "cosine"], option("Training", "decay of the learning rate over the run")] = "cosine"
     optimizer_options: Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated")] = {}  # noqa: RUF012

@@ -22,6 +22,7 @@ class PushOp(msgspec.Struct, frozen=True):
         ordered: whether keys of a sparse table are in the order of their slots.
         slots: to assign the rows' whole state: each slot of a dense table's access method, of as
             many bytes as `values`.
+        lr: learning rate in place of the table's.
     """
 
     table: str
@@ -30,6 +31,7 @@ class PushOp(msgspec.Struct, frozen=True):
     keys: memoryview | None = None
     ordered: bool = False
     slots: tuple[memoryview, ...] = ()
+    lr: float | None = None
 
 
 class Answer:
@@ -75,7 +77,6 @@ class Exchange(msgspec.Struct, frozen=True):
         timeout_s: seconds until an urgent probe; after twice this time the request fails. None for
             the worker's option.
         weight: weight of the pushes in their round, > 0.
-        lr: learning rate in place of the tables'.
         assign: write the pushed rows past the access method.
         last: whether this worker has finished every later clock as well.
         updates: of rows that are assigned with their slots, how many updates they have had.
@@ -88,7 +89,6 @@ class Exchange(msgspec.Struct, frozen=True):
     after: tuple[int, ...] = ()
     timeout_s: float | None = None
     weight: float = 1.0
-    lr: float | None = None
     assign: bool = False
     last: bool = False
     updates: int = 0
@@ -159,9 +159,9 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Yielded by a program to begin an exchange without waiting; it is sent a ticket."""
+    """Yielded by a program to begin a request without waiting; it is sent a ticket."""
 
-    request: Exchange
+    request: Exchange | DeclareTable
 
 
 class Wait(msgspec.Struct, frozen=True):

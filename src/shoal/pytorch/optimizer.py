@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from inspect import signature
 from math import nan
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 
 from shoal.client.context import Context, current
-from shoal.errors import InvalidValue, UsageError
-from shoal.protocol.requests import DeclareTable
+from shoal.collective.base import AllReduce
+from shoal.errors import InvalidValue, UnknownName, UsageError
+from shoal.protocol.requests import DeclareTable, Start, Wait
 from shoal.pytorch.flat_parameters import FlatParams
-from shoal.pytorch.optimizer_state import from_torch_state, loaded, to_torch
+from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers, loaded
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.from_torch import KERNEL_CHOICES, from_torch
 from shoal.tables.methods import make
@@ -32,8 +34,9 @@ class Optimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; `step` exchanges gradients and parameters with the other workers.
 
     With a strategy that uses servers the update runs there: the optimizer's class and
-    hyper-parameters become the tables' access method (server-side optimizer). The learning rate is
-    sent with each push, so that torch's lr_schedulers work on this object. With P workers, weights
+    hyper-parameters become the tables' access method (server-side optimizer), one table for each
+    dtype and parameter group. The groups' learning rates are sent with each push, so that torch's
+    lr_schedulers work on this object. With P workers, weights
     w_i and gradients g_i, a synchronous step computes::
 
         g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
@@ -43,8 +46,9 @@ class Optimizer(torch.optim.Optimizer):
     the others go on.
 
     Args:
-        inner: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim. What it has in its
-            state, on rank 0, is where the update goes on.
+        inner: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or Rprop of
+            torch.optim; with "allreduce" any optimizer but SparseAdam. What it has in its state, on
+            rank 0, is where the update goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
         staleness: bound of "ssp", in clocks.
         context: the context of `shoal.init()` by default.
@@ -79,35 +83,50 @@ class Optimizer(torch.optim.Optimizer):
         staleness: int = 0,
         context: Context | None = None,
     ) -> None:
-        access = from_torch(inner)
-        self._access = make(access)
+        kind = strategies[strategy]
+        accesses = from_torch(inner) if kind.uses_servers else []
+        if isinstance(inner, torch.optim.SparseAdam):
+            raise UnknownName(
+                "SparseAdam takes sparse gradients, and workers exchange dense ones; use Adam, or "
+                "shoal.nn.Embedding, whose rows have an optimizer of their own on the servers"
+            )
         self._context = context or current()
         self._inner = inner
         self._wrapped = False
+        closure = signature(inner.step).parameters.get("closure")
+        self._steers = closure is not None and closure.default is closure.empty
         super().__init__(inner.param_groups, dict(inner.defaults))
         self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
-        self._model = _Gradients(p for group in inner.param_groups for p in group["params"])
+        self._model = _Gradients(inner.param_groups)
         prefix = f"params{self._context.models or ''}"
         self._context.models += 1
-        self._strategy: Any = strategies[strategy](
-            StrategyOptions(access, staleness=staleness, prefix=prefix)
+        of_buffers = {b: accesses[number] for b, number in self._model.groups.items() if accesses}
+        update = None if kind.uses_servers else inner.step
+        options = StrategyOptions(
+            staleness=staleness, prefix=prefix, accesses=of_buffers, update=update
         )
+        self._strategy = made = cast(Any, kind(options))
+        self._state: StateOnServers | StateOnWorkers
+        if kind.uses_servers:
+            methods = {buffer: make(access) for buffer, access in of_buffers.items()}
+            self._state = StateOnServers(inner, self._model, made, methods)
+        else:
+            self._state = StateOnWorkers(inner, self._model, made)
         self._context.client.drive(self._begin())
-        inner.state.clear()  # its copy is where the update runs
         self._settings = self._present_settings()
         self._version = self._model.version
         self._wrapped = True
 
     def _begin(self) -> Any:
         specs = self._strategy.tables(self._model)
-        for spec in specs:
-            yield DeclareTable(spec)
+        declared = []
+        for spec in specs:  # all at once, in one view
+            declared.append((yield Start(DeclareTable(spec))))
+        for ticket in declared:
+            yield Wait(ticket)
         writer = self._writer(spec.name for spec in specs)
         clock = self._context.client.clock if writer < 0 else 0
-        states = from_torch_state(self._inner, self._model, self._access)
-        if not any(state.updates for state in states.values()):
-            states = {}
-        yield from self._strategy.begin(self._model, writer, clock, states)
+        yield from self._state.begin(writer, clock)
 
     def _writer(self, tables: Iterable[str]) -> int:
         """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
@@ -151,23 +170,52 @@ class Optimizer(torch.optim.Optimizer):
             The closure's loss; None without a closure.
 
         Raises:
-            InvalidValue: the learning rates of parameter groups differ, or another
-                hyper-parameter has changed since the optimizer was wrapped.
-            UsageError: the parameters were written to since the last step.
+            InvalidValue: a hyper-parameter other than the rate has changed since the optimizer
+                was wrapped, and servers run it.
+            UsageError: the parameters were written to since the last step, and servers have others;
+                or an optimizer that evaluates the loss, such as LBFGS, has no closure.
             NotFinite: a gradient holds a NaN or an infinity.
         """
         loss: float | None = None
+        if self._steers:
+            return self._steered(closure, weight)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check_unchanged()
         self._model.attach_grads()
         self._model.weight = weight
-        self._strategy.lr = float(self.param_groups[0]["lr"])
+        self._strategy.rates = {
+            buffer: float(self.param_groups[number]["lr"])
+            for buffer, number in self._model.groups.items()
+        }
         with torch.no_grad():
             self._context.client.drive(self._strategy.step(self._model, ()))
         self._version = self._model.version
         return loss
+
+    def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:
+        """A step of an optimizer that evaluates the loss itself, such as LBFGS.
+
+        Each evaluation is of the weighted mean over all workers, so that all decide alike.
+        """
+        if closure is None:
+            raise UsageError(
+                f"{type(self._inner).__name__} evaluates the loss: give step a closure"
+            )
+        client = self._context.client
+
+        def averaged() -> float:
+            loss = torch.as_tensor(closure()).detach().to(torch.float64, copy=True)
+            self._model.attach_grads()
+            with torch.no_grad():
+                total = client.drive(self._strategy.average(weight))
+                loss *= weight
+                client.drive(_mean(loss))
+            return float(loss) / total if total else float(loss)
+
+        with torch.enable_grad():
+            return float(self._inner.step(averaged))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: tables have the size of the parameters that were wrapped.
@@ -185,17 +233,14 @@ class Optimizer(torch.optim.Optimizer):
     def _present_settings(self) -> list[dict[str, Any]]:
         """All groups' hyper-parameters except the rate, which is sent with every push."""
         return [
-            {name: group[name] for name in self._inner.defaults if name != "lr"}
+            {name: group.get(name) for name in self._inner.defaults if name != "lr"}
             for group in self.param_groups
         ]
 
     def _check_unchanged(self) -> None:
         """Refuse changes of hyper-parameters or weights that servers would not see."""
-        if len({float(group["lr"]) for group in self.param_groups}) > 1:
-            raise InvalidValue(
-                "the learning rates of the parameter groups differ, but a table has one rate; give "
-                "all groups the same lr"
-            )
+        if not self._strategy.uses_servers:
+            return
         for before, now in zip(self._settings, self._present_settings(), strict=True):
             for name, value in now.items():
                 if value != before[name]:
@@ -204,7 +249,7 @@ class Optimizer(torch.optim.Optimizer):
                         f"{value!r} now; only the learning rate may change (a scheduler that "
                         "cycles the momentum as well takes cycle_momentum=False)"
                     )
-        if self._strategy.uses_servers and self._model.version != self._version:
+        if self._model.version != self._version:
             raise UsageError(
                 "the parameters were written to since the last step, and the next pull would "
                 "overwrite them; load weights before the optimizer is wrapped, or before "
@@ -237,8 +282,7 @@ class Optimizer(torch.optim.Optimizer):
             >>> sorted(optimizer.state_dict()["state"][0])
             ['exp_avg', 'exp_avg_sq', 'step']
         """
-        states = self._context.client.drive(self._strategy.read_state(self._model))
-        self.state.update(to_torch(self._inner, self._model, states))
+        self.state.update(self._context.client.drive(self._state.read()))
         try:
             return super().state_dict()
         finally:
@@ -254,14 +298,28 @@ class Optimizer(torch.optim.Optimizer):
             state_dict: of the same class of optimizer with the same parameters.
 
         Raises:
-            InvalidValue: it is of another optimizer, counts different steps for some parameters, or
-                has other hyper-parameters (except the rate) than servers do. Nothing is changed.
+            InvalidValue: it is of another optimizer; or servers run this one, and the state counts
+                different steps for some parameters or has other hyper-parameters (except the rate)
+                than they do. Nothing is changed.
             UsageError: another group trains these parameters, or the worker that writes was lost.
         """
         context = self._context
         if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
             raise UsageError("another group trains these parameters: only its workers load a state")
         other = loaded(self._inner, state_dict)
+        if self._strategy.uses_servers:
+            self._check_settings(other)
+        self._state.check(other)
+        writer = context.client.first_rank
+        context.client.drive(self._state.write(other, context.client.rank == writer))
+        if writer not in {member.rank for member in context.client.view.workers}:
+            raise UsageError(f"worker {writer} was lost while it wrote the state; load it again")
+        for group, given in zip(self.param_groups, other.param_groups, strict=True):
+            group.update({name: value for name, value in given.items() if name != "params"})
+        self._version = self._model.version
+
+    def _check_settings(self, other: torch.optim.Optimizer) -> None:
+        """Refuse a state with other hyper-parameters than servers have."""
         for before, group in zip(self._settings, other.param_groups, strict=True):
             for name, value in before.items():
                 if name not in KERNEL_CHOICES and group[name] != value:
@@ -269,15 +327,6 @@ class Optimizer(torch.optim.Optimizer):
                         f"{name} is {group[name]!r} in this state, but was {value!r} when the "
                         f"optimizer was wrapped; wrap one with {name}={group[name]!r}"
                     )
-        states = from_torch_state(other, self._model, self._access)
-        writer = context.client.first_rank
-        writes = context.client.rank == writer
-        context.client.drive(self._strategy.write_state(self._model, states, writes))
-        if writer not in {member.rank for member in context.client.view.workers}:
-            raise UsageError(f"worker {writer} was lost while it wrote the state; load it again")
-        for group, given in zip(self.param_groups, other.param_groups, strict=True):
-            group.update({name: value for name, value in given.items() if name != "params"})
-        self._version = self._model.version
 
     def _group_of_tables(self) -> str:
         client = self._context.client
@@ -286,5 +335,10 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        """The flat parameters, a one-dimensional tensor per dtype."""
+        """The flat parameters, by buffer (`shoal.FlatParams`)."""
         return self._model.values
+
+
+def _mean(value: Tensor) -> Generator[Any, Any, None]:
+    """Replace a tensor by its mean over the workers."""
+    yield AllReduce(value, mean=True)

@@ -1,13 +1,13 @@
 """Optimizer state as torch.optim has it, from and to the state of flat parameters.
 
 torch keeps a state for each parameter, under its own names and with a count of steps. Tables and
-allreduce keep it for all parameters of a dtype together, with one count.
+allreduce keep it for a whole buffer of parameters, with one count.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,10 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue
 from shoal.pytorch.flat_parameters import FlatParams
-from shoal.strategies.base import OptimizerState
+from shoal.pytorch.spreading import spread
+from shoal.strategies.allreduce import AllReduceSGD
+from shoal.strategies.base import OptimizerState, Program
+from shoal.strategies.servers import ServerStrategy
 from shoal.tables.access import AccessMethod
 
 TORCH_NAMES = {"momentum": "momentum_buffer"}  # of slots; the others are called as in torch
@@ -23,28 +26,34 @@ Dict = dict[str, Any]
 
 
 def to_torch(
-    inner: torch.optim.Optimizer, flat: FlatParams, states: Mapping[str, OptimizerState]
+    inner: torch.optim.Optimizer,
+    flat: FlatParams,
+    accesses: Mapping[str, AccessMethod],
+    states: Mapping[str, OptimizerState],
 ) -> dict[Tensor, Dict]:
     """The state of each parameter, as `inner` would have it after as many steps."""
     found: dict[Tensor, Dict] = {}
     for place in flat.places:
-        state = states[place.dtype]
+        state, scalars = states[place.buffer], accesses[place.buffer].scalars
         if not state.updates and not isinstance(inner, torch.optim.Adagrad):
             continue  # torch makes most states in the first step
         of_one: Dict = {}
         if not isinstance(inner, torch.optim.SGD):
             of_one["step"] = torch.tensor(float(state.updates))
         for name, slot in state.slots.items():
-            of_one[TORCH_NAMES.get(name, name)] = slot[place.rows].view(place.parameter.shape)
+            values = slot[place.rows].view(place.parameter.shape)
+            if name in scalars:
+                values = values[(0,) * values.dim()].float().clone()
+            of_one[TORCH_NAMES.get(name, name)] = values
         if of_one:
             found[place.parameter] = of_one
     return found
 
 
 def from_torch_state(
-    inner: torch.optim.Optimizer, flat: FlatParams, access: AccessMethod
+    inner: torch.optim.Optimizer, flat: FlatParams, accesses: Mapping[str, AccessMethod]
 ) -> dict[str, OptimizerState]:
-    """The state of the flat parameters, by dtype, from what `inner` holds for each parameter.
+    """The state of the flat parameters, by buffer, from what `inner` holds for each parameter.
 
     A parameter without a state, which torch has never updated, gets the state of one whose
     gradients were 0.
@@ -54,15 +63,18 @@ def from_torch_state(
     """
     steps: dict[int, Tensor] = {}
     found: dict[str, OptimizerState] = {}
-    for dtype, values in flat.values.items():
+    for buffer, values in flat.values.items():
+        access = accesses[buffer]
         slots = {name: torch.full_like(values, access.initial(name)) for name in access.slots()}
-        found[dtype] = OptimizerState(0, slots)
+        found[buffer] = OptimizerState(0, slots)
     for index, place in enumerate(flat.places):
         of_one = inner.state.get(place.parameter) or {}
-        for name, slot in found[place.dtype].slots.items():
+        for name, slot in found[place.buffer].slots.items():
             given = of_one.get(TORCH_NAMES.get(name, name))
             if given is None:
                 continue
+            if name in accesses[place.buffer].scalars:
+                given = torch.as_tensor(given).expand(place.parameter.shape)
             if given.shape != place.parameter.shape:
                 raise InvalidValue(
                     f"{TORCH_NAMES.get(name, name)} of parameter {index} has shape "
@@ -95,3 +107,78 @@ def loaded(inner: torch.optim.Optimizer, state_dict: Dict) -> torch.optim.Optimi
             f"this is no state_dict of {type(inner).__name__} with these parameters: {error}"
         ) from error
     return copied
+
+
+class StateOnServers:
+    """The state of an optimizer whose tables' access methods compute what `inner` computes."""
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        flat: FlatParams,
+        strategy: ServerStrategy,
+        accesses: Mapping[str, AccessMethod],
+    ) -> None:
+        self._inner = inner
+        self._flat: Any = flat
+        self._strategy = strategy
+        self._accesses = accesses
+
+    def begin(self, rank: int, clock: int) -> Program:
+        """Begin the strategy; on rank 0 with the state that `inner` has."""
+        states = self._states_of(self._inner)
+        if not any(state.updates for state in states.values()):
+            states = {}
+        yield from self._strategy.begin(self._flat, rank, clock, states)
+        self._inner.state.clear()  # it is on the servers
+
+    def read(self) -> Generator[Any, Any, Mapping[Tensor, Dict]]:
+        """Return the state of each parameter."""
+        states = yield from self._strategy.read_state(self._flat)
+        return to_torch(self._inner, self._flat, self._accesses, states)
+
+    def check(self, other: torch.optim.Optimizer) -> None:
+        """Refuse a state that servers cannot hold."""
+        self._states_of(other)
+
+    def write(self, other: torch.optim.Optimizer, writes: bool) -> Program:
+        """Replace parameters and state by those of the worker that `writes`: of `other`."""
+        states = self._states_of(other) if writes else {}
+        yield from self._strategy.write_state(self._flat, states, writes)
+
+    def _states_of(self, optimizer: torch.optim.Optimizer) -> dict[str, OptimizerState]:
+        return from_torch_state(optimizer, self._flat, self._accesses)
+
+
+class StateOnWorkers:
+    """The state of an optimizer that runs on every worker: `inner`'s own."""
+
+    def __init__(
+        self, inner: torch.optim.Optimizer, flat: FlatParams, strategy: AllReduceSGD
+    ) -> None:
+        self._inner = inner
+        self._flat: Any = flat
+        self._strategy = strategy
+
+    def begin(self, rank: int, clock: int) -> Program:
+        """Begin the strategy, with the state that rank 0 has."""
+        yield from self._strategy.begin(self._flat, rank, clock)
+        yield from self._spread(self._inner, rank == 0)
+
+    def read(self) -> Generator[Any, Any, Mapping[Tensor, Dict]]:
+        """Return the state of each parameter."""
+        yield from ()
+        return self._inner.state
+
+    def check(self, other: torch.optim.Optimizer) -> None:
+        """Any state will do."""
+
+    def write(self, other: torch.optim.Optimizer, writes: bool) -> Program:
+        """Replace parameters and state by those of the worker that `writes`: of `other`."""
+        yield from self._strategy.spread(self._flat, writes)
+        yield from self._spread(other, writes)
+
+    def _spread(self, other: torch.optim.Optimizer, writes: bool) -> Program:
+        packed = other.state_dict()
+        state = yield from spread(packed["state"], writes)
+        self._inner.state = loaded(self._inner, {**packed, "state": state}).state

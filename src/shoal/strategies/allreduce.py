@@ -11,7 +11,7 @@ worker's own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shoal.collective.base import AllReduce
 from shoal.strategies.base import (
     Model,
-    OptimizerState,
     Program,
     StepResult,
     Strategy,
@@ -36,29 +35,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Group:
-    """The parameters of one dtype, prepared for all steps.
+    """The parameters of one buffer, prepared for all steps.
 
     Attributes:
+        buffer: its name.
         update: the flat gradient, a view of the buffer that is reduced.
         share: the element behind it: this worker's weight, then the mean weight.
         reduction: the allreduce of both.
-        apply: the access method, bound to the parameters.
+        apply: the access method, bound to the parameters; None with `StrategyOptions.update`.
     """
 
+    buffer: str
     update: Tensor
     share: Tensor
     reduction: AllReduce
-    apply: Prepared
+    apply: Prepared | None
 
 
 class AllReduceSGD(Strategy):
     """Strategy "allreduce": synchronous SGD without servers.
 
-    Update rule, with the access method's `update` on each worker::
+    Update rule, on each worker::
 
         g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
 
-    State: the access method's slots and the number of updates, in `state_dict`.
+    State: the access method's slots and the number of updates, in `state_dict`; the caller's own
+    with `StrategyOptions.update`.
 
     Args:
         options: the optimizer (`access`) and the usual batch weight (`batch`).
@@ -73,42 +75,60 @@ class AllReduceSGD(Strategy):
     uses_servers: ClassVar[bool] = False
 
     def __init__(self, options: StrategyOptions) -> None:
-        from shoal.tables.methods import make
-
         super().__init__(options)
-        self._access = make(options.access)
         self._slots: dict[str, dict[str, Tensor]] = {}
         self._groups: list[_Group] = []
-        self.lr: float | None = None
         self.updates = 0
 
     def tables(self, model: Model) -> list[TableSpec]:
         return []
 
-    def begin(
-        self,
-        model: Model,
-        rank: int,
-        clock: int = 0,
-        states: Mapping[str, OptimizerState] | None = None,
-    ) -> Program:
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+        yield from self.spread(model, rank == 0)
+        self._groups.clear()
+        for buffer, values in sorted(model.values.items()):
+            wire, apply = model.wires[buffer], None
+            if self.options.update is None:
+                apply = self._prepared(buffer, values, wire[:-1])
+            reduction = AllReduce(wire, mean=True)
+            self._groups.append(_Group(buffer, wire[:-1], wire[-1], reduction, apply))
+
+    def spread(self, model: Model, writes: bool) -> Program:
+        """Replace the parameters by those of the worker that `writes`."""
+        for _, values in sorted(model.values.items()):
+            if not writes:
+                values.zero_()  # the sum is then the writer's
+            yield AllReduce(values)
+
+    def _prepared(self, buffer: str, values: Tensor, update: Tensor) -> Prepared:
         import torch
 
-        for dtype, values in model.values.items():
-            if dtype not in self._slots:
-                self._slots[dtype] = {
-                    slot: torch.full_like(values, self._access.initial(slot))
-                    for slot in self._access.slots()
-                }
-        yield from self.write_state(model, states or {}, rank == 0)
-        self._groups.clear()
-        for dtype, values in sorted(model.values.items()):
-            wire = model.wires[dtype]
-            prepared = self._access.prepared(values, self._slots[dtype], wire[:-1])
-            self._groups.append(_Group(wire[:-1], wire[-1], AllReduce(wire, mean=True), prepared))
+        from shoal.tables.methods import make
+
+        access = make(self.options.access_of(buffer))
+        if buffer not in self._slots:
+            self._slots[buffer] = {
+                slot: torch.full_like(values, access.initial(slot)) for slot in access.slots()
+            }
+        return access.prepared(values, self._slots[buffer], update)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        total = yield from self.average(weight)
+        if total:
+            for group in self._groups:
+                if group.apply is not None:
+                    group.apply(self.updates, self.rates.get(group.buffer))
+            if self.options.update is not None:
+                self.options.update()
+        self.updates += total > 0
+        return StepResult(loss, weight, total * self.options.batch)
+
+    def average(self, weight: float) -> Generator[Any, Any, float]:
+        """Replace the gradients by their weighted mean over the workers.
+
+        Returns the workers' mean weight, in units of `StrategyOptions.batch`.
+        """
         share, total = weight / self.options.batch, 0.0
         for group in self._groups:
             if not share:
@@ -117,50 +137,19 @@ class AllReduceSGD(Strategy):
                 group.update.mul_(share)
             group.share.fill_(share)
             yield group.reduction
-            total = group.share.item()  # the workers' mean weight, in units of `batch`
-            if total:
-                if total != 1:
-                    group.update.div_(total)
-                group.apply(self.updates, self.lr)
-        self.updates += total > 0
-        return StepResult(loss, weight, total * self.options.batch)
-
-    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
-        yield from ()
-        return {
-            dtype: OptimizerState(self.updates, {name: slots[name].clone() for name in slots})
-            for dtype, slots in self._slots.items()
-        }
-
-    def write_state(
-        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
-    ) -> Program:
-        import torch
-
-        for dtype, state in states.items() if writes else ():
-            self.updates = state.updates
-            for name, slot in self._slots[dtype].items():
-                slot.copy_(state.slots[name])
-        shared = [each for _, each in sorted(model.values.items())]
-        given = float(writes and (self.updates > 0 or bool(states)))
-        known = torch.tensor([self.updates * given, given], dtype=torch.float64)
-        yield AllReduce(known)
-        self.updates = int(known[0].item())
-        if known[1].item():  # else all slots are as they were opened
-            shared += [slot for _, slots in sorted(self._slots.items()) for slot in slots.values()]
-        for each in shared:
-            if not writes:
-                each.zero_()  # the sum is then the writer's
-            yield AllReduce(each)
+            total = group.share.item()
+            if total and total != 1:
+                group.update.div_(total)
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "slots": self._slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = int(state["updates"])
-        for dtype, slots in state["slots"].items():  # in place: `_groups` holds these tensors
+        for buffer, slots in state["slots"].items():  # in place: `_groups` holds these tensors
             for name, values in slots.items():
-                self._slots.setdefault(dtype, {}).setdefault(name, values).copy_(values)
+                self._slots.setdefault(buffer, {}).setdefault(name, values).copy_(values)
 
 
 strategies.add(AllReduceSGD.name, AllReduceSGD)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+import msgspec
+
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PullOp, PushOp
@@ -27,12 +29,12 @@ Op = TypeVar("Op")
 
 
 class Model(Protocol):
-    """A model as strategies see it: flat parameters and gradients, one pair per dtype.
+    """A model as strategies see it: flat parameters and gradients, in one or more buffers.
 
     Attributes:
-        values: by dtype, (n,) parameters.
-        grads: by dtype, (n,) gradients.
-        wires: by dtype, (n + 1,): the gradients with one more element, for their weight.
+        values: by buffer, (n,) parameters.
+        grads: by buffer, (n,) gradients.
+        wires: by buffer, (n + 1,): the gradients with one more element, for their weight.
     """
 
     values: dict[str, Tensor]
@@ -72,6 +74,9 @@ class StrategyOptions:
         apply_at: when pushes of ssp change the rows: "arrival" or "round_end".
         prefix: prefix of the tables' names, distinct for each model of a run.
         batch: the usual weight of a batch, the same on all workers.
+        accesses: the optimizers of buffers that have another one than `access`.
+        update: of allreduce, what updates the parameters from the mean gradients in place of
+            `access`, such as a torch optimizer's `step`.
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
@@ -79,11 +84,17 @@ class StrategyOptions:
     apply_at: str = "arrival"
     prefix: str = "params"
     batch: float = 1.0
+    accesses: Mapping[str, Access] = field(default_factory=dict)
+    update: Callable[[], object] | None = None
+
+    def access_of(self, buffer: str) -> Access:
+        """The optimizer of a buffer."""
+        return self.accesses.get(buffer, self.access)
 
 
 @dataclass
 class OptimizerState:
-    """The state of the optimizer of one flat parameter tensor.
+    """The state of the optimizer of one buffer of flat parameters.
 
     Attributes:
         updates: number of updates so far.
@@ -108,6 +119,7 @@ class Strategy(ABC):
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
         options: as given.
+        rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
     """
 
     name: ClassVar[str]
@@ -118,26 +130,20 @@ class Strategy(ABC):
 
     def __init__(self, options: StrategyOptions) -> None:
         self.options = options
+        self.rates: Mapping[str, float] = {}
 
     @abstractmethod
     def tables(self, model: Model) -> list[TableSpec]:
         """The tables for the model's parameters; none without servers."""
 
     @abstractmethod
-    def begin(
-        self,
-        model: Model,
-        rank: int,
-        clock: int = 0,
-        states: Mapping[str, OptimizerState] | None = None,
-    ) -> Program:
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         """Distribute rank 0's initial parameters; later joiners pull the current ones.
 
         Args:
             model: the worker's model.
             rank: the worker's rank; -1 for one that never writes.
             clock: the clock at which the worker joins.
-            states: the optimizer's state that is distributed as well, by dtype; of rank 0.
         """
 
     @abstractmethod
@@ -147,23 +153,6 @@ class Strategy(ABC):
     def end(self, model: Model) -> Program:
         """Read the final parameters into the model."""
         yield from ()
-
-    @abstractmethod
-    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
-        """Return copies of the optimizer's state, by dtype. One worker may ask alone.
-
-        They are of this worker's clock where all workers are in step. Elsewhere each fragment is
-        of one moment, and all are of the same one only after a barrier.
-        """
-
-    @abstractmethod
-    def write_state(
-        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
-    ) -> Program:
-        """Replace the parameters and the optimizer's state by those of the worker that `writes`.
-
-        All workers take part: the others get the parameters into their models.
-        """
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker."""
@@ -185,17 +174,17 @@ strategies: Registry[type[Strategy]] = Registry("strategy")
 def table_specs(
     model: Model, options: StrategyOptions, consistency: Consistency
 ) -> list[TableSpec]:
-    """One table per dtype of the model."""
+    """One table per buffer of the model."""
     return [
         TableSpec(
-            f"{options.prefix}.{dtype}",
+            f"{options.prefix}.{buffer}",
             len(values),
             (),
-            dtype,
-            access=options.access,
+            str(values.dtype).removeprefix("torch."),
+            access=options.access_of(buffer),
             consistency=consistency,
         )
-        for dtype, values in sorted(model.values.items())
+        for buffer, values in sorted(model.values.items())
     ]
 
 
@@ -211,9 +200,17 @@ class TableOps:
     """Push and pull operations of a model's tables, built once: its buffers do not move."""
 
     def __init__(self, model: Model, prefix: str) -> None:
-        self.pushes = _whole_tables(PushOp, prefix, model.grads)
+        self._buffers = sorted(model.grads)
+        self._pushes = _whole_tables(PushOp, prefix, model.grads)
         self.pulls = _whole_tables(PullOp, prefix, model.values)
         self.assigns = _whole_tables(PushOp, prefix, model.values)
+
+    def pushes(self, rates: Mapping[str, float]) -> tuple[PushOp, ...]:
+        """The gradients, with these learning rates by buffer."""
+        return tuple(
+            msgspec.structs.replace(op, lr=rates.get(buffer))
+            for buffer, op in zip(self._buffers, self._pushes, strict=True)
+        )
 
 
 STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
@@ -231,6 +228,6 @@ def _whole_tables(
     op: Callable[[str, KeyRange, memoryview], Op], prefix: str, buffers: dict[str, Tensor]
 ) -> tuple[Op, ...]:
     return tuple(
-        op(f"{prefix}.{dtype}", KeyRange(0, len(each)), byte_view(each))
-        for dtype, each in sorted(buffers.items())
+        op(f"{prefix}.{buffer}", KeyRange(0, len(each)), byte_view(each))
+        for buffer, each in sorted(buffers.items())
     )

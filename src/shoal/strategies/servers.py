@@ -38,7 +38,7 @@ class ServerStrategy(Strategy):
         super().__init__(options)
         self._ops: TableOps | None = None
         self._asked: Exchange | None = None
-        self.lr: float | None = None  # overrides the tables' rate, for torch's lr_schedulers
+        self._asked_with: tuple[float, Mapping[str, float]] = 1.0, {}
         self.clock = 0
 
     def tables(self, model: Model) -> list[TableSpec]:
@@ -51,6 +51,7 @@ class ServerStrategy(Strategy):
         clock: int = 0,
         states: Mapping[str, OptimizerState] | None = None,
     ) -> Program:
+        """Distribute rank 0's parameters, and the optimizer's `states` by buffer if it has any."""
         self._ops, self._asked = TableOps(model, self.options.prefix), None
         self.clock = clock
         if rank == 0 and not clock and states:
@@ -70,20 +71,23 @@ class ServerStrategy(Strategy):
     def _exchange(self, weight: float) -> Exchange:
         """A step's exchange; the previous object if it is equal, because that is routed already."""
         assert self._ops is not None, "begin comes first"
-        pushes, weight = self._ops.pushes if weight else (), weight or 1.0
-        ask = self._asked
-        if ask is None or (ask.pushes, ask.weight, ask.lr) != (pushes, weight, self.lr):
-            pulls = self._ops.pulls
-            ask = Exchange(pushes, advance=True, pulls=pulls, weight=weight, lr=self.lr)
-            self._asked = ask
-        return ask
+        if self._asked is None or self._asked_with != (weight, self.rates):
+            pushes, pulls = self._ops.pushes(self.rates) if weight else (), self._ops.pulls
+            self._asked = Exchange(pushes, advance=True, pulls=pulls, weight=weight or 1.0)
+            self._asked_with = weight, dict(self.rates)
+        return self._asked
 
     def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
+        """Return copies of the optimizer's state, by buffer. One worker may ask alone.
+
+        They are of this worker's clock under "sync". Otherwise each fragment is of one moment, and
+        all are of the same one only after a barrier.
+        """
         import torch
 
         found = {}
-        for spec, names in self._tables_of(model):
-            values = model.values[spec.dtype]
+        for buffer, spec, names in self._tables_of(model):
+            values = model.values[buffer]
             state = OptimizerState(0, {name: torch.empty_like(values) for name in names})
             spec = (yield DeclareTable(spec)).value
             for piece in pieces(spec, len(names)) if names else ():
@@ -92,12 +96,16 @@ class ServerStrategy(Strategy):
                 slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
                 outcome = yield Exchange(pulls=(PullOp(spec.name, piece, out, slots=slots),))
                 state.updates = max(state.updates, outcome.updates)
-            found[spec.dtype] = state
+            found[buffer] = state
         return found
 
     def write_state(
         self, model: Model, states: Mapping[str, OptimizerState], writes: bool
     ) -> Program:
+        """Replace the parameters and the optimizer's state by those of the worker that `writes`.
+
+        All workers take part: the others get the parameters into their models.
+        """
         assert self._ops is not None, "begin comes first"
         yield EnterBarrier(f"{self.options.prefix} loading")  # no push is under way any more
         if writes:
@@ -107,8 +115,8 @@ class ServerStrategy(Strategy):
 
     def _assign(self, model: Model, states: Mapping[str, OptimizerState]) -> Program:
         """Assign the model's parameters with the optimizer's state, in bounded pieces."""
-        for spec, names in self._tables_of(model):
-            values, state = model.values[spec.dtype], states[spec.dtype]
+        for buffer, spec, names in self._tables_of(model):
+            values, state = model.values[buffer], states[buffer]
             spec = (yield DeclareTable(spec)).value
             for piece in pieces(spec, len(names)):
                 rows = slice(piece.start, piece.stop)
@@ -116,12 +124,12 @@ class ServerStrategy(Strategy):
                 push = PushOp(spec.name, piece, byte_view(values[rows]), slots=slots)
                 yield Exchange((push,), assign=True, updates=state.updates)
 
-    def _tables_of(self, model: Model) -> Iterator[tuple[TableSpec, tuple[str, ...]]]:
-        """Yield each table, with the names of its slots."""
+    def _tables_of(self, model: Model) -> Iterator[tuple[str, TableSpec, tuple[str, ...]]]:
+        """Yield each buffer, its table and the names of its slots."""
         from shoal.tables.methods import make
 
-        for spec in self.tables(model):
-            yield spec, make(spec.access).slots()
+        for buffer, spec in zip(sorted(model.values), self.tables(model), strict=True):
+            yield buffer, spec, make(spec.access).slots()
 
     def end(self, model: Model) -> Program:
         """Pull the parameters after all workers have finished, so that all have the same."""

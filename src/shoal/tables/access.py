@@ -2,6 +2,7 @@
 
     sum, assign                              the update is a value: in this module
     sgd, adagrad, rmsprop, adadelta, adam    the update is a gradient: `tables.dense.optimizers`
+    nadam, radam, adamax, asgd, rprop        by torch's implementation: `tables.dense.torch_methods`
 
 `tables.methods` finds a method by its name. All methods keep this contract:
 
@@ -64,6 +65,13 @@ RANGES = {
     "rho": UNIT,
     "beta1": BELOW_ONE,
     "beta2": BELOW_ONE,
+    "momentum_decay": NOT_NEGATIVE,
+    "lambd": NOT_NEGATIVE,
+    "t0": NOT_NEGATIVE,
+    "eta_minus": BELOW_ONE,
+    "eta_plus": NOT_NEGATIVE,
+    "step_min": NOT_NEGATIVE,
+    "step_max": NOT_NEGATIVE,
 }
 
 
@@ -96,6 +104,7 @@ class AccessMethod(ABC):
     name: ClassVar[str]
     options: ClassVar[Options]
     dtypes: ClassVar[frozenset[str]]
+    scalars: ClassVar[frozenset[str]] = frozenset()  # slots with one number for all rows
 
     def __init__(self, options: Options) -> None:
         self.settings = checked(self.name, self.options, options)

@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
+from shoal.tables.dense.torch_methods import ASGD, Adamax, NAdam, RAdam, Rprop
 from shoal.tables.methods import make
 from shoal.tables.spec import Access, Options
 
@@ -21,31 +22,39 @@ _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.Adadelta: Adadelta,
     torch.optim.Adam: Adam,
     torch.optim.AdamW: Adam,
+    **{method.kind: method for method in (NAdam, RAdam, Adamax, ASGD, Rprop)},
+}
+# Options that torch has under another name, or two in one.
+_NAMES = {
+    "betas": ("beta1", "beta2"),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("step_min", "step_max"),
+    "decoupled_weight_decay": ("decoupled",),
 }
 KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not change results
 
 
-def from_torch(optimizer: torch.optim.Optimizer) -> Access:
-    """The access method, with its options, that computes what `optimizer` computes.
+def from_torch(optimizer: torch.optim.Optimizer) -> list[Access]:
+    """For each parameter group the access method, with its options, that computes the same.
 
-    The rate is the optimizer's current one, without a schedule: a worker whose rate is changed by a
+    The rate is the group's current one, without a schedule: a worker whose rate is changed by a
     torch.optim.lr_scheduler sends it with each push. The optimizer's accumulated state is not read.
 
     Args:
-        optimizer: SGD, Adagrad, RMSprop, Adadelta, Adam or AdamW of torch.optim.
+        optimizer: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or Rprop
+            of torch.optim.
 
     Returns:
-        The access method for a table's specification.
+        The access methods for the specifications of the groups' tables.
 
     Raises:
         UnknownName: another class; a subclass too, because it may compute anything.
-        InvalidValue: parameter groups that differ in more than their parameters, or an option
-            that no access method has.
+        InvalidValue: an option that no access method has.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
-        >>> from_torch(torch.optim.Adagrad(model.parameters(), lr=0.5)).name
-        'adagrad'
+        >>> [each.name for each in from_torch(torch.optim.Adagrad(model.parameters(), lr=0.5))]
+        ['adagrad']
     """
     kind = type(optimizer)
     if kind not in _SAME:
@@ -54,21 +63,12 @@ def from_torch(optimizer: torch.optim.Optimizer) -> Access:
             f"no access method computes what {kind.__module__}.{kind.__qualname__} does "
             f"(supported: torch.optim's {supported})"
         )
-    first, *others = [
-        {name: _plain(group[name]) for name in optimizer.defaults}
-        for group in optimizer.param_groups
-    ]
-    for other in others:
-        for name, value in first.items():
-            if other[name] != value:
-                raise InvalidValue(
-                    f"{kind.__name__} has parameter groups with {name}={value!r} and "
-                    f"{name}={other[name]!r}, but a table has one access method; use one "
-                    f"group, or one optimizer per group"
-                )
-    access = Access(_SAME[kind].name, _options(kind, first))
-    make(access)  # refuses, by name, values out of range that torch accepts (alpha > 1)
-    return access
+    found = []
+    for group in optimizer.param_groups:
+        options = {name: _plain(group[name]) for name in optimizer.defaults}
+        found.append(Access(_SAME[kind].name, _options(kind, options)))
+        make(found[-1])  # refuses, by name, values out of range that torch accepts (alpha > 1)
+    return found
 
 
 def _plain(value: object) -> Any:
@@ -82,12 +82,13 @@ def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Option
     """A parameter group's hyper-parameters as options of the access method for `kind`."""
     method = _SAME[kind]
     options: Options = {}
-    if method is Adam:
-        # torch before 2.6 has no decoupled_weight_decay; the class decides there
-        is_adamw = kind is torch.optim.AdamW
-        options["decoupled"] = group.pop("decoupled_weight_decay", is_adamw)
-        options["beta1"], options["beta2"] = group.pop("betas")
+    given: dict[str, Any] = {}
     for name, value in group.items():
+        values = value if isinstance(value, tuple) else (value,)
+        given |= dict(zip(_NAMES.get(name, (name,)), values, strict=True))
+    if method is Adam:  # torch before 2.6 has no option for it: the class decides there
+        given.setdefault("decoupled", kind is torch.optim.AdamW)
+    for name, value in given.items():
         if name in method.options:
             as_default = type(method.options[name])  # momentum=0 is an int in torch, 0.0 here
             options[name] = as_default(value)

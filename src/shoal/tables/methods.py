@@ -9,10 +9,13 @@ from shoal.errors import InvalidValue
 from shoal.registry import Registry
 from shoal.tables.access import AccessMethod, Assign, Sum
 from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
+from shoal.tables.dense.torch_methods import ASGD, Adamax, NAdam, RAdam, Rprop
 from shoal.tables.spec import Access, TableSpec
 
 access_methods: Registry[type[AccessMethod]] = Registry("access method")
-for _method in (Sum, Assign, SGD, Adagrad, RMSprop, Adadelta, Adam):
+_VALUES = (Sum, Assign)
+_GRADIENTS = (SGD, Adagrad, RMSprop, Adadelta, Adam, NAdam, RAdam, Adamax, ASGD, Rprop)
+for _method in (*_VALUES, *_GRADIENTS):
     access_methods.add(_method.name, _method)
 
 

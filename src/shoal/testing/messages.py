@@ -76,7 +76,7 @@ EXAMPLES: list[m.Message] = [
     m.Request((2, 5), 7, 1, 0, 0),
     m.Request(
         (2, 5), 7, 9, 8, 3, (m.Part(0, 0, 10), m.Part(0, 4, 9, 2)), FOREVER,
-        (m.Part(0, 0, 1 << 62),), 0.25, 1e-3, True,
+        (m.Part(0, 0, 1 << 62),), 0.25, (1e-3, None), True,
     ),
     m.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
     m.Reply(7, 9, (2, 5), "waiting", "waits for worker-1 (clock 2)"),

@@ -25,8 +25,7 @@ def refusals(server, request):
 @pytest.mark.parametrize(
     "more",
     [
-        {"lr": math.nan},
-        {"lr": math.inf},
+        {"rates": (0.5, 0.5)},  # of one part
         {"weight": math.inf},
         {"forget_below": 1},
         {"pushes": (ALL,) * (REPEATS_MAX + 1)},

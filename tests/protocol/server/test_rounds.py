@@ -5,7 +5,7 @@ from shoal.protocol.server.rounds import Contribution, Rounds
 
 
 def push(clock, seq, group=""):
-    return Contribution("worker-0", RequestLog(7, 0, group), seq, clock, 1.0, None, [], clock)
+    return Contribution("worker-0", RequestLog(7, 0, group), seq, clock, 1.0, [], clock)
 
 
 def test_a_push_that_came_with_its_rows_opens_a_round_that_had_closed_here():

@@ -1,5 +1,7 @@
 """A worker by hand: fan-out, time-outs, late answers, refusals, views."""
 
+from msgspec.structs import replace
+
 from shoal.errors import (
     Cancelled,
     InvalidValue,
@@ -45,8 +47,9 @@ from shoal.tables.spec import ssp
 
 
 def test_a_push_resolves_when_it_is_applied(worker, push):
-    (request,) = worker.ask(1, Exchange(push, weight=2.0, lr=0.5))
-    assert (request.seq, request.clock, request.weight, request.lr) == (0, 0, 2.0, 0.5)
+    rated = tuple(replace(op, lr=0.5) for op in push)
+    (request,) = worker.ask(1, Exchange(rated, weight=2.0))
+    assert (request.seq, request.clock, request.weight, request.rates) == (0, 0, 2.0, (0.5,))
     worker.answer(0, 0, "applied")
     assert worker.resolved()[1].error is None
     assert list(worker.machine._requests) == []

@@ -94,7 +94,9 @@ def _plain_asks(right, self, cut, view):
     right(self, cut, view)
     for sub_request in self.sub_requests.values():
         if sub_request.plan.pushed:
-            sub_request.ask = replace(sub_request.ask, lr=None, weight=1.0, route=None)
+            sub_request.ask = replace(sub_request.ask, weight=1.0, route=None)
+        for part in sub_request.parts.values():
+            part.server_part = replace(part.server_part, rates=())
 
 
 reads_of_before_land = bug(

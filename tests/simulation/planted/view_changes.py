@@ -40,12 +40,16 @@ def _copied_entries(change):
     return make
 
 
+def _unrate(entry):
+    entry.parts = [replace(part, lr=None) for part in entry.parts]
+
+
 weight_lost_in_takeover = bug(
     Takeover, "take_over", _copied_entries(lambda self, entry: setattr(entry, "weight", 1.0)),
     "A new head counts what the one before had accepted with weight 1.",
 )  # fmt: skip
 rate_lost_in_takeover = bug(
-    Takeover, "take_over", _copied_entries(lambda self, entry: setattr(entry, "lr", None)),
+    Takeover, "take_over", _copied_entries(lambda self, entry: _unrate(entry)),
     "A new head applies what the one before had accepted at the table's rate.",
 )  # fmt: skip
 

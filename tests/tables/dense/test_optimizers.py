@@ -58,6 +58,31 @@ CASES = [
         )
     ),
     *(
+        (optimizer, {"lr": 0.01, "weight_decay": 0.1, "maximize": True})
+        for optimizer in (torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta)
+    ),
+    *(
+        (optimizer, options)
+        for optimizer in (torch.optim.NAdam, torch.optim.RAdam)
+        for options in combinations(
+            weight_decay=[0, 0.1], decoupled_weight_decay=[False, True], maximize=[False, True]
+        )
+    ),
+    *(
+        (torch.optim.Adamax, options)
+        for options in combinations(betas=[(0.9, 0.999), (0.5, 0.6)], weight_decay=[0, 0.1])
+    ),
+    *(
+        (torch.optim.ASGD, options)
+        for options in combinations(lambd=[1e-4, 0.1], t0=[1e6, 10], weight_decay=[0, 0.1])
+    ),
+    *(
+        (torch.optim.Rprop, options)
+        for options in combinations(
+            etas=[(0.5, 1.2), (0.9, 2.0)], step_sizes=[(1e-6, 50), (0.1, 1)]
+        )
+    ),
+    *(
         (optimizer, options)
         for optimizer in (torch.optim.Adam, torch.optim.AdamW)
         for options in combinations(
@@ -72,7 +97,7 @@ CASES = [
 
 
 def access_of(optimizer_class, options: dict) -> Access:
-    return from_torch(optimizer_class([torch.nn.Parameter(torch.ones(1))], **options))
+    return from_torch(optimizer_class([torch.nn.Parameter(torch.ones(1))], **options))[0]
 
 
 def show(value) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shoal.protocol.limits import WINDOW, Number, NumberOrNone, Text
+from shoal.protocol.limits import PARTS_MAX, WINDOW, Finite, Number, NumberOrNone, Text
 from shoal.protocol.messages.base import Body, Parts
 from shoal.protocol.views import ViewId
 
@@ -20,7 +20,8 @@ class Request(Body, frozen=True, array_like=True, tag=True):
         clock: the worker's clock at the push.
         advance: the worker's clock afterwards, or -1.
         weight: weight of this push in its round, > 0, such as its batch size.
-        lr: learning rate of this push in place of the table's.
+        rates: for each part of the push, the learning rate in place of the table's; or none at
+            all.
         assign: write the rows past the access method.
         follows: earlier requests whose pushes the server has to admit before this one.
         updates: of assigned rows with their slots, the number of updates that they have had.
@@ -35,7 +36,7 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     advance: NumberOrNone = -1
     pulls: Parts = ()
     weight: float = 1.0
-    lr: float | None = None
+    rates: Annotated[tuple[Finite | None, ...], Meta(max_length=PARTS_MAX)] = ()
     assign: bool = False
     follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
     updates: Number = 0

@@ -244,7 +244,7 @@ class Admission:
         """Return whether all that it names is here, and its worker's group may push to it."""
         if not 0 < request.weight < inf or request.forget_below > request.seq:
             return False
-        if request.lr is not None and not -inf < request.lr < inf:
+        if request.rates and len(request.rates) != len(request.pushes):
             return False
         footprint = self.footprint(request)
         if footprint is None or (footprint.states and not request.assign):

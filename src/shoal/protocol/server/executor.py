@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.consistency import Clocks
@@ -25,7 +26,7 @@ from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import NEW, Change, Operation
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.round_closing import RoundCloser
-from shoal.protocol.server.rounds import Contribution, Rounds
+from shoal.protocol.server.rounds import Contribution, PushPart, Rounds
 from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.wait_queue import WaitQueue, read_clock
@@ -120,10 +121,11 @@ class Executor:
         minimum = 0 if at_once else self._clocks.of(log.group).minimum
         known = request.seq in log.parts
         changes: list[Change] = []
-        waiting: dict[int, list[tuple[Replica, Staged]]] = {}  # by the clock that they wait for
+        waiting: dict[int, list[PushPart]] = {}  # by the clock that they wait for
         arrived = () if admitted.streamed else admitted.loads  # or it is in the rows
-        for part, (number, _, _), staged in zip(
-            request.pushes, admitted.footprint.pushes, arrived, strict=False
+        rates = request.rates or repeat(None)
+        for part, (number, _, _), staged, lr in zip(
+            request.pushes, admitted.footprint.pushes, arrived, rates, strict=False
         ):
             replica, pieces = self._replicas[number], [staged]
             if known:  # it has come again, and some of it may be in the rows
@@ -131,18 +133,18 @@ class Executor:
             due = 0 if at_once else self.wait_queue.due(number, request)
             for piece in pieces:
                 if due > minimum:
-                    waiting.setdefault(due, []).append((replica, piece))
+                    waiting.setdefault(due, []).append(PushPart(number, piece, lr))
                 else:
                     named = part if piece is staged else replica.part_of(piece, part.slots)
-                    changes.append(Change(replica, named, request.lr, piece))
+                    changes.append(Change(replica, named, lr, piece))
         if changes:
             pushed = -1 if at_once else request.clock
             self._apply(admitted, "write" if request.assign else "push", changes, out, pushed)
         for due, parts in waiting.items():
-            log.wait(request.seq, [replica.open_part(staged.rows) for replica, staged in parts])
+            opened = [self._replicas[p.number].open_part(p.staged.rows) for p in parts]
+            log.wait(request.seq, opened)
             weight = request.weight if due > request.clock else 0.0
-            loads = [(replica.number, staged) for replica, staged in parts]
-            at = request.seq, due - 1, weight, request.lr, loads, request.clock
+            at = request.seq, due - 1, weight, parts, request.clock
             self.rounds.add(Contribution(admitted.sender, log, *at))
         accepted = bool(waiting) or (known and log.is_open(request.seq))
         out.append(Note("pushed", {"request": request, "accepted": accepted}))

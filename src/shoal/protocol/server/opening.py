@@ -137,9 +137,9 @@ class TableMemory:
         """The same, by what is free now; by the keys that are new, if that is too little."""
         waiting: defaultdict[int, list[Staged]] = defaultdict(list)
         for entry in self._rounds.entries():
-            for number, staged in entry.parts:
-                if staged.keys is not None:
-                    waiting[number].append(staged)
+            for part in entry.parts:
+                if part.staged.keys is not None:
+                    waiting[part.number].append(part.staged)
         free = spare = self.free
         for number, pushed in waiting.items():
             each = self._replicas[number].shard.new_row_bytes

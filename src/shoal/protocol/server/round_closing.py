@@ -81,7 +81,7 @@ class RoundCloser:
 
     def _close(self, group: str, clock: int, out: Effects) -> None:
         entries = self._rounds.close(group, clock)
-        delayed = [entry for entry in entries if any(self._is_single(n) for n, _ in entry.parts)]
+        delayed = [each for each in entries if any(self._is_single(p.number) for p in each.parts)]
         merged = [entry for entry in entries if entry not in delayed]
         if merged:
             # a reader that sees the new clock must also find the delayed pushes in the rows
@@ -98,7 +98,7 @@ class RoundCloser:
     def _do(self, operation: Operation, entries: list[Contribution], out: Effects) -> None:
         failed = self._apply(operation, out)
         for entry in entries if failed else ():
-            problems = [failed[number] for number, _ in entry.parts if number in failed]
+            problems = [failed[p.number] for p in entry.parts if p.number in failed]
             if problems:
                 self._refuse(entry, "; ".join(problems), out)
 
@@ -117,8 +117,8 @@ class RoundCloser:
         """Return the operation that merges a round's pushes; workers have reached a clock."""
         pushes = defaultdict(list)
         for entry in entries:
-            for number, staged in entry.parts:
-                pushes[number].append((entry.weight, entry.lr, staged))
+            for part in entry.parts:
+                pushes[part.number].append((entry.weight, part.lr, part.staged))
         return Operation(
             "round",
             (self._chains.rank,),
@@ -135,9 +135,9 @@ class RoundCloser:
     def _push(self, entry: Contribution) -> Operation:
         """Return the operation of a push that waited for a checkpoint clock."""
         changes = []
-        for number, staged in entry.parts:
-            replica = self._replicas[number]
-            changes.append(Change(replica, replica.part_of(staged), entry.lr, staged))
+        for part in entry.parts:
+            replica = self._replicas[part.number]
+            changes.append(Change(replica, replica.part_of(part.staged), part.lr, part.staged))
         return Operation(
             "push",
             (self._chains.rank,),

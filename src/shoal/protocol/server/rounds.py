@@ -13,6 +13,14 @@ from shoal.protocol.server.shard_store import Staged
 from shoal.protocol.views import NodeId
 
 
+class PushPart(msgspec.Struct, frozen=True, eq=False):
+    """The part of a push for one shard, with the learning rate in place of the table's."""
+
+    number: int
+    staged: Staged
+    lr: float | None = None
+
+
 class Contribution(msgspec.Struct, eq=False):
     """A push that is accepted into an open round, and not applied yet.
 
@@ -26,8 +34,7 @@ class Contribution(msgspec.Struct, eq=False):
     seq: int
     clock: int
     weight: float
-    lr: float | None
-    parts: list[tuple[int, Staged]]
+    parts: list[PushPart]
     pushed: int
 
     @property
@@ -70,8 +77,8 @@ class Rounds:
         entries = self.open.setdefault((entry.log.group, entry.clock), [])
         for known in entries:
             if known.log is entry.log and known.seq == entry.seq:
-                new = {number for number, _ in entry.parts}
-                known.parts = [p for p in known.parts if p[0] not in new] + entry.parts
+                new = {part.number for part in entry.parts}
+                known.parts = [p for p in known.parts if p.number not in new] + entry.parts
                 return
         entries.append(entry)
 
@@ -85,8 +92,8 @@ class Rounds:
             view.nbytes
             for entry in self.entries()
             if entry.log.incarnation == worker
-            for _, staged in entry.parts
-            for view in staged.views
+            for part in entry.parts
+            for view in part.staged.views
         )
 
     def waits(self, group: str) -> bool:
@@ -101,14 +108,18 @@ class Rounds:
         """Cut every part to the shards that are still here."""
         for each, entries in list(self.open.items()):
             for entry in entries:
-                entry.parts = [piece for part in entry.parts for piece in cut(*part)]
+                entry.parts = [
+                    PushPart(*piece, part.lr)
+                    for part in entry.parts
+                    for piece in cut(part.number, part.staged)
+                ]
             self.open[each] = [entry for entry in entries if entry.parts]
 
     def remove(self, worker: int, seq: int, numbers: Collection[int]) -> None:
         """Remove the parts of a push that are for these shards."""
         for entry in self.entries():
             if entry.log.incarnation == worker and entry.seq == seq:
-                entry.parts = [part for part in entry.parts if part[0] not in numbers]
+                entry.parts = [part for part in entry.parts if part.number not in numbers]
 
     def take(self) -> list[Contribution]:
         """Remove and return the pushes of all open rounds."""

@@ -209,20 +209,22 @@ class RequestStaging:
             return False
         self.guard.recall()
         number = payload.landed - 1
-        for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
+        for index, load in enumerate(admitted.loads):
             if number < len(load.views):
-                self._apply(self._replicas[at], load, number, request, log)
+                self._apply(admitted, index, number)
                 break
             number -= len(load.views)
         return True
 
-    def _apply(
-        self, replica: Replica, load: Staged, number: int, request: Request, log: RequestLog
-    ) -> None:
+    def _apply(self, admitted: AdmittedRequest, index: int, number: int) -> None:
+        """Apply fragment `number` of part `index` of a push."""
+        request, log, load = admitted.request, admitted.log, admitted.loads[index]
+        replica = self._replicas[admitted.footprint.pushes[index][0]]
+        lr = request.rates[index] if request.rates else None
         part = replica.part(replica.shard.rows_of(load, number), -1)
         if log.missing(request.seq, part):
             self._checkpointer.contain(replica, request.clock)
-            replica.shard.apply_piece(load, number, request.lr)
+            replica.shard.apply_piece(load, number, lr)
             log.land(request.seq, AppliedPart(part, replica, replica.count()))
 
     def end_stream(self, admitted: AdmittedRequest) -> bool:

@@ -111,12 +111,13 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
             return None
         return next(sent).cast("Q" if view.tables[part.table].hashed else "q")
 
-    for part in server_part.pushes:
+    rates = server_part.rates or (None,) * len(server_part.pushes)
+    for part, lr in zip(server_part.pushes, rates, strict=True):
         keys = keys_of(part)
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
         values, *slots = (next(sent) for _ in range(1 + part.slots))
         ordered = len(view.placements[part.table]) > 1
-        pushes.append(PushOp(name, rows, values, keys, ordered, tuple(slots)))
+        pushes.append(PushOp(name, rows, values, keys, ordered, tuple(slots), lr))
     for part in server_part.pulls:
         spec, rows = view.tables[part.table], KeyRange(part.start, part.stop)
         if part.keys == SAME:

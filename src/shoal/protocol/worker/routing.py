@@ -121,7 +121,7 @@ class Router:
             pushes, pulls = in_slot_order(pushes, pulls, self._unordered)
         plan = self._plan(pushes, pulls, everybody)
         self._check_buffers(pushes, pulls)
-        server_parts = []
+        server_parts, rated = [], any(op.lr is not None for op in pushes)
         for each in plan.servers:
             buffers = self._pushed(pushes, each)
             for index, first, last in each.key_cuts:
@@ -144,6 +144,7 @@ class Router:
                     nbytes,
                     nbytes_out,
                     answers,
+                    tuple(pushes[index].lr for index, _, _ in each.push_cuts) if rated else (),
                 )
             )
         return plan, server_parts

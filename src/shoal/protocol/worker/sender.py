@@ -69,7 +69,7 @@ class Sender:
             sub_request.advance,
             server_part.pulls,
             ask.weight,
-            ask.lr,
+            server_part.rates,
             ask.assign,
             self._in_flight.follows(sub_request, server_part.server),
             ask.updates,

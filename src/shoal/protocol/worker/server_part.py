@@ -18,6 +18,7 @@ class ServerPart(msgspec.Struct, frozen=True):
         nbytes: bytes of `buffers`.
         nbytes_out: bytes of `outs`, or -1 with `answers`.
         answers: destinations of answers of any size, in place of `outs`.
+        rates: for each part of the push its learning rate; none at all if no part has one.
     """
 
     server: NodeId
@@ -28,6 +29,7 @@ class ServerPart(msgspec.Struct, frozen=True):
     nbytes: int
     nbytes_out: int
     answers: tuple[Answer, ...] = ()
+    rates: tuple[float | None, ...] = ()
 
     def without_push(self) -> ServerPart:
         """The same pulls of the same keys, without the pushes."""
@@ -46,7 +48,9 @@ class ServerPart(msgspec.Struct, frozen=True):
                 keys.append(next(sent))
             pulls.append(part)
         # `nbytes` stays: it is the credit that is returned with the answer
-        return msgspec.structs.replace(self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys))
+        return msgspec.structs.replace(
+            self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys), rates=()
+        )
 
     def destination(self, nbytes: int) -> list[memoryview]:
         """The destination of an answer of `nbytes` bytes."""

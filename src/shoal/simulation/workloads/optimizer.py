@@ -71,13 +71,13 @@ class OptimizerWorkload:
         self._unsure: set[int] = set()  # pushes that may never have been sent
 
     def push(self, key: int, rank: int, clock: int, random: Random) -> tuple[PushOp, Pushed]:
-        """Return a push, with the weight and rate of its whole exchange."""
+        """Return a push with its rate, and the weight of its whole exchange."""
         value = 1.0 if self.scheduled else float(random.randint(1, 4))
         lr = None if self.scheduled else random.choice([None, 0.25, 1.0])
         pushed = Pushed(rank, clock, random.choice([1.0, 2.0, 4.0]), lr, value)
         self.pushed[key] = pushed
         values = np.full(ROWS, value, np.float64).view(np.uint8).data
-        return PushOp("model", KeyRange(0, ROWS), values), pushed
+        return PushOp("model", KeyRange(0, ROWS), values, lr=lr), pushed
 
     def split(self, clock: int) -> None:
         """Record that a worker sends two requests at a clock: its weight may count twice."""

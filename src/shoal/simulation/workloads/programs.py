@@ -59,7 +59,7 @@ STREAMED = 0.4  # share of the clocks in which a whole push goes alone, to be ap
 class Extras:
     """The pushes and pulls of an exchange beside `ledger` and `stamp`.
 
-    how:      weight and rate of the exchange
+    how:      weight of the exchange
     pushers:  called with the outcome of the pushes
     readers:  called with the outcome of the pulls
     """
@@ -301,7 +301,7 @@ class Workload:
             of_model, model = optimizer.pull()
             extras.pushes.append(push)
             extras.pulls.append(of_model)
-            extras.how = {"weight": how.weight, "lr": how.lr}
+            extras.how = {"weight": how.weight}
             extras.pushers.append(lambda outcome: optimizer.acknowledged(key, outcome))
             extras.readers.append(
                 lambda at, got, more: optimizer.read(at, model, got.round_weight, more)

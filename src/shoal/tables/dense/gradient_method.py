@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.tables.access import AccessMethod, Slots, require_alike
-from shoal.tables.schedules import schedule_lr
+from shoal.tables.schedules import SCHEDULE_OPTIONS, schedule_lr
 from shoal.tables.spec import Options
 
 # Rows are updated in blocks of this many elements, one fragment of float32: scratch is bounded, and
@@ -24,6 +24,10 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 WIDE_FLOATS = FLOATS - {"float16"}
 
 
+COMMON_OPTIONS: Options = {"maximize": False, **SCHEDULE_OPTIONS}
+NEGATED = 3  # scratch of an update under `maximize`
+
+
 class GradientMethod(AccessMethod):
     """An access method whose update is a gradient. It has a learning rate and works in blocks."""
 
@@ -33,7 +37,8 @@ class GradientMethod(AccessMethod):
         super().__init__(options)
         self._rate = schedule_lr(self.settings)
         self._slots = self.slots()
-        self._decay = self._number("weight_decay")  # added to the gradient
+        self._decay = float(self.settings.get("weight_decay", 0.0))  # added to the gradient
+        self._ascends = self._flag("maximize")
 
     @abstractmethod
     def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
@@ -47,12 +52,17 @@ class GradientMethod(AccessMethod):
         rate = self._rate(step) if lr is None else lr
         tensors = (rows, update, *(slots[name] for name in self._slots))
         if rows.numel() <= BLOCK or not all(each.is_contiguous() for each in tensors):
-            self._block(rows, slots, update, step, rate)
+            self._do(rows, slots, update, step, rate)
             return
         cut = [torch.split(each.view(-1), BLOCK) for each in tensors]
         for row_block, update_block, *state in zip(*cut, strict=True):
             by_name = dict(zip(self._slots, state, strict=True))
-            self._block(row_block, by_name, update_block, step, rate)
+            self._do(row_block, by_name, update_block, step, rate)
+
+    def _do(self, rows: Tensor, slots: Slots, update: Tensor, step: int, rate: float) -> None:
+        if self._ascends:
+            update = torch.neg(update, out=pool.like(update, NEGATED))
+        self._block(rows, slots, update, step, rate)
 
 
 class _Pool(threading.local):

@@ -1,10 +1,11 @@
 """Dense optimizers: access methods whose update is a gradient.
 
-    sgd, adagrad, rmsprop, adadelta, adam
+    sgd, adagrad, rmsprop, adadelta, adam         (further ones: `tables.dense.torch_methods`)
 
 Each computes what the torch.optim class of that name computes; `tables.from_torch` translates an
 optimizer. Below, θ are rows, g is the update, t = step + 1 counts updates, and η is the learning
-rate: the push's `lr`, or the table's schedule (`shoal.tables.schedules`) at `step`.
+rate: the push's `lr`, or the table's schedule (`shoal.tables.schedules`) at `step`. Each has the
+option `maximize` (false by default), under which g is the negated update: it ascends.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue
 from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, SGD_LR, Slots
-from shoal.tables.dense.gradient_method import FLOATS, GradientMethod, decayed, pool
-from shoal.tables.schedules import SCHEDULE_OPTIONS
+from shoal.tables.dense.gradient_method import (
+    COMMON_OPTIONS,
+    FLOATS,
+    GradientMethod,
+    decayed,
+    pool,
+)
 from shoal.tables.spec import Options
 
 
@@ -28,7 +34,7 @@ class SGD(GradientMethod):
 
     Update rule::
 
-        g' = ±g + λ θ                     minus under `maximize`
+        g' = g + λ θ
         b  ← g' at step 0, then μ b + (1 - d) g'
         θ  ← θ - η (g' + μ b if nesterov else b)      without momentum: θ - η g'
 
@@ -40,7 +46,6 @@ class SGD(GradientMethod):
         dampening: d; 0 by default.
         nesterov: look ahead; false by default. Needs momentum > 0 and dampening 0.
         weight_decay: λ, >= 0; 0 by default.
-        maximize: ascend instead of descend; false by default.
 
     Example:
         >>> rows = torch.tensor([1.0, 2.0])
@@ -60,8 +65,7 @@ class SGD(GradientMethod):
         "dampening": 0.0,
         "nesterov": False,
         "weight_decay": 0.0,
-        "maximize": False,
-        **SCHEDULE_OPTIONS,
+        **COMMON_OPTIONS,
     }
 
     def __init__(self, options: Options) -> None:
@@ -69,7 +73,6 @@ class SGD(GradientMethod):
         self._momentum = self._number("momentum")
         self._dampening = self._number("dampening")
         self._nesterov = self._flag("nesterov")
-        self._sign = -1.0 if self._flag("maximize") else 1.0
         if self._nesterov and (self._momentum == 0 or self._dampening != 0):
             raise InvalidValue(
                 f"sgd: nesterov=True needs momentum > 0 and dampening = 0, not "
@@ -85,11 +88,11 @@ class SGD(GradientMethod):
             return
         velocity = slots["momentum"]
         if step == 0:  # undampened, and independent of the slot's old value
-            torch.mul(update, self._sign, out=velocity)
+            velocity.copy_(update)
             fresh = 1.0
         else:
             fresh = 1.0 - self._dampening
-            velocity.mul_(self._momentum).add_(update, alpha=fresh * self._sign)
+            velocity.mul_(self._momentum).add_(update, alpha=fresh)
         if self._decay:
             velocity.add_(rows, alpha=fresh * self._decay)
         if self._nesterov:
@@ -99,10 +102,10 @@ class SGD(GradientMethod):
             rows.add_(velocity, alpha=-lr)
 
     def _descend(self, rows: Tensor, update: Tensor, lr: float) -> None:
-        """θ ← θ - η g', as (1 - η λ) θ - η (±g)."""
+        """θ ← θ - η g', as (1 - η λ) θ - η g."""
         if self._decay:
             rows.mul_(1.0 - lr * self._decay)
-        rows.add_(update, alpha=-lr * self._sign)
+        rows.add_(update, alpha=-lr)
 
 
 @final
@@ -141,7 +144,7 @@ class Adagrad(GradientMethod):
         "weight_decay": 0.0,
         "initial_accumulator_value": 0.0,
         "eps": 1e-10,
-        **SCHEDULE_OPTIONS,
+        **COMMON_OPTIONS,
     }
 
     def __init__(self, options: Options) -> None:
@@ -204,7 +207,7 @@ class RMSprop(GradientMethod):
         "weight_decay": 0.0,
         "momentum": 0.0,
         "centered": False,
-        **SCHEDULE_OPTIONS,
+        **COMMON_OPTIONS,
     }
 
     def __init__(self, options: Options) -> None:
@@ -278,7 +281,7 @@ class Adadelta(GradientMethod):
         "rho": 0.9,
         "eps": 1e-6,
         "weight_decay": 0.0,
-        **SCHEDULE_OPTIONS,
+        **COMMON_OPTIONS,
     }
 
     def __init__(self, options: Options) -> None:
@@ -342,7 +345,7 @@ class Adam(GradientMethod):
         **ADAM_OPTIONS,
         "amsgrad": False,
         "decoupled": False,
-        **SCHEDULE_OPTIONS,
+        **COMMON_OPTIONS,
     }
 
     def __init__(self, options: Options) -> None:

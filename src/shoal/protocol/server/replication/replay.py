@@ -12,7 +12,7 @@ from shoal.protocol.server.replica import NOT_BEGUN, Replica
 from shoal.protocol.server.replication.chain import Chains, Stage
 from shoal.protocol.server.replication.operations import Change, Operation
 from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.rounds import Contribution
+from shoal.protocol.server.rounds import Contribution, PushPart
 from shoal.protocol.server.shard_store import Loads, Staged
 
 
@@ -114,8 +114,7 @@ class Replayer:
         for incarnation, seq, _ in message.origins:  # exactly one
             found = self._admission.log_of(incarnation)
             if found is not None:
-                parts, clock = [(replica.number, staged)], message.round
-                weight, pushed = message.weight, message.pushed
-                entry = Contribution(*found, seq, clock, weight, change.lr, parts, pushed)
+                parts, weight = [PushPart(replica.number, staged, change.lr)], message.weight
+                entry = Contribution(*found, seq, message.round, weight, parts, message.pushed)
                 self._applier.copied.add(entry)
         return change.copied()

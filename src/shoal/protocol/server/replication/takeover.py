@@ -40,10 +40,10 @@ class Takeover:
         """Replicate the pushes that wait for rounds, so that any replica can take over."""
         for entry in self._rounds.entries():
             changes = []
-            for number, staged in entry.parts:
-                replica = self._replicas[number]
+            for part in entry.parts:
+                replica, staged = self._replicas[part.number], part.staged
                 if replica.following != NONE:
-                    change = Change(replica, replica.part_of(staged), entry.lr, staged)
+                    change = Change(replica, replica.part_of(staged), part.lr, staged)
                     changes.append(change.copied())
             operation = Operation(
                 "accept",
@@ -77,13 +77,13 @@ class Takeover:
         """Add the pushes that the old heads had accepted, for shards that this server heads now."""
         for entry in self._applier.copied.take():
             mine = [
-                (number, staged)
-                for number, staged in entry.parts
-                if self._waits_here(self._replicas[number], entry.clock)
+                part
+                for part in entry.parts
+                if self._waits_here(self._replicas[part.number], entry.clock)
             ]
             if mine and self._admission.counts(entry.sender, entry.log, entry.clock):
                 self._rounds.add(msgspec.structs.replace(entry, parts=mine))
-                waiting = [self._replicas[number].open_part(staged.rows) for number, staged in mine]
+                waiting = [self._replicas[p.number].open_part(p.staged.rows) for p in mine]
                 entry.log.wait(entry.seq, waiting)
 
     def _waits_here(self, replica: Replica, clock: int) -> bool:

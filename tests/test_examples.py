@@ -1,5 +1,6 @@
 """Every example runs, each way that README says it does."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -7,8 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
+import torch
+
+from shoal.errors import DataMissing
+from shoal.storage.checkpoints import Checkpoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOAL = [sys.executable, "-m", "shoal"]
@@ -116,3 +122,57 @@ def test_evaluating_beside_a_run(tmp_path):
     assert len(seen) > 2
     assert seen[0] < seen[-1]
     assert seen[-1] == trained[0] > 0.88
+
+
+def test_a_transformer_that_is_killed_three_times_ends_with_the_same_weights(tmp_path):
+    """Its own script does the rest: two groups, bfloat16, a schedule, clipping, dropout."""
+    script, random = EXAMPLES / "transformer.py", Random(11)
+
+    def command(title: str, *words: str) -> list[str]:
+        checkpoints = ["--checkpoint-every", "10", "--title", title]
+        return [
+            *SHOAL_RUN,
+            *checkpoints,
+            *words,
+            str(script),
+            "--epochs",
+            "1",
+            "--out",
+            f"{title}.pt",
+        ]
+
+    output_of(command("whole"), tmp_path)
+    resume: list[str] = []
+    for number in range(3):
+        run = subprocess.Popen(
+            command(f"killed{number}", *resume), cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        try:
+            while not (saved := complete(tmp_path, f"killed{number}")):
+                assert run.poll() is None
+                time.sleep(0.05)
+            time.sleep(2 * random.random())  # at some step after that
+        finally:
+            run.kill()
+            run.wait()
+        resume = ["--resume", str(saved)]
+    text = output_of(command("rest", *resume), tmp_path)
+    assert "saved to rest.pt" in text
+    whole, rest = (torch.load(tmp_path / f"{name}.pt") for name in ("whole", "rest"))
+    assert all(torch.equal(each, rest["model"][name]) for name, each in whole["model"].items())
+    for index, state in whole["optimizer"]["state"].items():
+        assert all(
+            torch.equal(each, rest["optimizer"]["state"][index][name])
+            for name, each in state.items()
+        )
+    written = output_of([*PYTHON, str(script), "--write", "rest.pt"], tmp_path)
+    assert written.startswith("def ")
+
+
+def complete(folder: Path, title: str) -> Path | None:
+    """The folder of a run, once it has a checkpoint that is complete."""
+    for run in folder.glob(f"shoal-runs/{title}-*"):
+        with contextlib.suppress(DataMissing):
+            Checkpoints(run / "checkpoints").choose()
+            return run
+    return None

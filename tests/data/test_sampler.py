@@ -238,6 +238,34 @@ def test_the_default_part_is_the_process_own_when_iterating_starts() -> None:
     assert list(Sampler(range(5), rank=0, world_size=5, shuffle=False)) == [0]
 
 
+@pytest.mark.usefixtures("membership")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7, 100])
+def test_a_resumed_run_goes_on_with_the_next_batch(steps: int, drop_last: bool) -> None:
+    data = TensorDataset(torch.arange(21))
+
+    def epochs(before: int) -> list[list[list[int]]]:
+        set_membership(0, 2, before)
+        sampler = Sampler(data, seed=3, batch_size=4, drop_last=drop_last)
+        loader = DataLoader(data, batch_size=4, sampler=sampler, drop_last=drop_last)
+        return [[batch.tolist() for (batch,) in loader] for _ in range(4)]
+
+    whole, rest = epochs(0), epochs(steps)
+    assert [len(each) for each in whole] == [2 if drop_last else 3] * 4
+    flat = [batch for epoch in whole for batch in epoch]
+    assert [batch for epoch in rest for batch in epoch] == flat[steps:]
+    for before, after in zip(whole, rest, strict=True):  # the epochs keep their places
+        assert after == before[len(before) - len(after) :]
+
+
+@pytest.mark.usefixtures("membership")
+def test_a_resumed_sampler_without_a_batch_size_says_that_it_begins_again(caplog: Any) -> None:
+    set_membership(0, 1, 5)
+    assert len(list(Sampler(range(20)))) == 20
+    assert "give it the batch_size" in caplog.text
+    assert len(list(Sampler(range(20), rank=0, world_size=1))) == 20  # not of this run
+
+
 def test_bad_arguments_of_a_sampler_are_refused() -> None:
     with pytest.raises(InvalidValue, match="both rank and world_size"):
         Sampler(range(3), rank=0)
@@ -247,5 +275,7 @@ def test_bad_arguments_of_a_sampler_are_refused() -> None:
         set_membership(0, 0)
     with pytest.raises(InvalidValue, match="seed -1"):
         Sampler(range(3), seed=-1)
+    with pytest.raises(InvalidValue, match="batch size 0"):
+        Sampler(range(3), batch_size=0)
     with pytest.raises(InvalidValue, match="epoch -1"):
         Sampler(range(3)).set_epoch(-1)

@@ -22,6 +22,8 @@ class Context:
         tables_before: tables of the run when this worker joined, if it replaces one that has failed
             and continues at its clock; none for other workers.
         resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
+        began_at: the number of this worker's first step: `resumed_at`, and further where it
+            replaces a worker that has failed.
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
 
@@ -39,6 +41,7 @@ class Context:
     resumed_tables: frozenset[str] = frozenset()
     tables_before: frozenset[str] = frozenset()
     models: int = 0
+    began_at: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
 
@@ -99,4 +102,4 @@ def set_current(context: Context) -> None:
     """Make `context` the one of this process."""
     _Current.context = context
     _Current.joined_once = True
-    set_membership(context.rank, context.world_size)
+    set_membership(context.rank, context.world_size, context.began_at)

@@ -7,6 +7,7 @@ functions of their seeds, and the two that walk can stop and go on in the middle
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
@@ -19,6 +20,8 @@ from shoal.data.splits import BATCH_STREAM, SAMPLER_STREAM, Assignment, Indices,
 from shoal.errors import InvalidValue
 
 State = dict[str, int | bool]
+
+log = logging.getLogger("shoal.worker")
 
 __all__ = [
     "Assignment",
@@ -138,13 +141,21 @@ class Batches:
 
 
 _membership = (0, 1)  # rank and world size of this process
+_steps_before = 0
 
 
-def set_membership(rank: int, world_size: int) -> None:
-    """Say which worker this process is: the default of every `Sampler`. The runtime calls it."""
-    global _membership
+def set_membership(rank: int, world_size: int, steps_before: int = 0) -> None:
+    """Say which worker this process is: the default of every `Sampler`. The runtime calls it.
+
+    Args:
+        rank: the worker's.
+        world_size: number of workers.
+        steps_before: steps that were taken before: up to the checkpoint from which the run was
+            resumed, and by a worker that this one replaces.
+    """
+    global _membership, _steps_before
     _check_membership(rank, world_size)
-    _membership = rank, world_size
+    _membership, _steps_before = (rank, world_size), steps_before
 
 
 def current_membership() -> tuple[int, int]:
@@ -169,6 +180,9 @@ class Sampler(torch.utils.data.Sampler[int]):
     is a pure function of (seed, epoch). Iterating again after the end of an epoch begins the next
     epoch; `set_epoch` is for loops that count epochs themselves.
 
+    With `batch_size` a resumed run goes on with the batch after the checkpoint: epochs that were
+    done before give no samples, and the one in which the checkpoint was taken the rest of them.
+
     Args:
         dataset: anything with a length.
         rank: this worker's, >= 0. By default the rank of `shoal.init()`, read when iteration
@@ -176,6 +190,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         world_size: number of workers.
         seed: >= 0, the same on all ranks.
         shuffle: a new permutation each epoch; the samples in order otherwise.
+        batch_size: samples of one step, as the DataLoader's, >= 1.
+        drop_last: whether the DataLoader drops the last, shorter batch.
 
     Raises:
         InvalidValue: only one of rank and world_size, or a value out of its range.
@@ -193,11 +209,15 @@ class Sampler(torch.utils.data.Sampler[int]):
         world_size: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        batch_size: int | None = None,
+        drop_last: bool = False,
     ) -> None:
         if (rank is None) != (world_size is None):
             raise InvalidValue("give a Sampler both rank and world_size, or neither")
         if seed < 0:
             raise InvalidValue(f"seed {seed} must be >= 0")
+        if batch_size is not None and batch_size < 1:
+            raise InvalidValue(f"batch size {batch_size} must be >= 1")
         self._given = None
         if rank is not None and world_size is not None:
             _check_membership(rank, world_size)
@@ -210,6 +230,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         # moves nothing: a state that is saved in that batch is still one of this epoch.
         self._ended = False
         self._seed, self._shuffle = seed, shuffle
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._passed: int | None = None  # batches to skip; known at the first iteration
 
     def __len__(self) -> int:
         """Samples of this rank per epoch (more than a resumed epoch still has to give)."""
@@ -221,6 +243,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         epoch, start = self.epoch + self._ended, self.position if self._resuming else 0
         self.epoch, self.position = epoch, start
         self._resuming = self._ended = False
+        start = max(start, self._skip())
+        self.position = start
         order = np.arange(len(self.dataset))
         if self._shuffle:
             order = seeded(SAMPLER_STREAM, self._seed, epoch).permutation(order)
@@ -229,6 +253,24 @@ class Sampler(torch.utils.data.Sampler[int]):
             yield sample
         if self.epoch == epoch:  # not, if set_epoch was called meanwhile
             self._ended = True
+
+    def _skip(self) -> int:
+        """How many samples of this epoch were used before this process began."""
+        if self._passed is None:
+            self._passed = 0 if self._given else _steps_before
+            if self._passed and self._batch_size is None:
+                log.warning(
+                    "this run goes on after %d steps, and the Sampler begins with the first sample "
+                    "again: give it the batch_size of the DataLoader",
+                    self._passed,
+                )
+                self._passed = 0
+        if not self._passed or self._batch_size is None:
+            return 0
+        left_out = self._batch_size - 1 if not self._drop_last else 0
+        batches = min(self._passed, (len(self) + left_out) // self._batch_size)
+        self._passed -= batches
+        return len(self) if self._passed else min(batches * self._batch_size, len(self))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the next iteration; setting the epoch of a loaded state keeps it."""
@@ -250,7 +292,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
         """Go on from a saved `state`; one of other data or another order is refused."""
         self.epoch, self.position = _resume(state, self._identity(), len(self), "samples")
-        self._resuming, self._ended = True, False
+        self._resuming, self._ended, self._passed = True, False, 0
 
     def _identity(self) -> State:
         rank, world_size = self._given or current_membership()

@@ -123,6 +123,7 @@ def init(
     passed = _number(env, "SHOAL_RESUMED_AT", 0)
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(client.rank, client.world_size, client, passed, tables, before)
+    context.began_at = passed + client.clock
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
     from shoal.node.future import Future
+    from shoal.pytorch.clipping import clip_grad_norm_
     from shoal.pytorch.flat_parameters import FlatParams
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.table_state import TableState
@@ -40,6 +41,7 @@ _NAMES = {  # by the module that has them
     "shoal.engines.joining": "init",
     "shoal.keys": "KeyRange",
     "shoal.node.future": "Future",
+    "shoal.pytorch.clipping": "clip_grad_norm_",
     "shoal.pytorch.flat_parameters": "FlatParams",
     "shoal.pytorch.optimizer": "Optimizer",
     "shoal.pytorch.table_state": "TableState",
@@ -70,6 +72,7 @@ __all__ = [
     "access_method",
     "asp",
     "bsp",
+    "clip_grad_norm_",
     "connect",
     "handler",
     "init",

@@ -214,7 +214,9 @@ def test_a_forward_pass_without_gradients_leaves_nothing_to_push(context):
 def test_gradients_that_are_never_pushed_raise_an_error(context, monkeypatch):
     monkeypatch.setattr(module, "PENDING_MOST", 3)
     ours = shoal.nn.Embedding(ROWS, DIM, context=context)
-    for _ in range(3):
+    for _ in range(2):
+        ours(torch.tensor([1])).sum().backward()
+    with pytest.warns(UserWarning, match=r"gradients of 2 batches .*step a shoal\.Optimizer"):
         ours(torch.tensor([1])).sum().backward()
     with pytest.raises(UsageError, match=r"shoal\.nn\.push"):
         ours(torch.tensor([1]))
@@ -271,3 +273,38 @@ def test_non_finite_gradients_and_invalid_modules_are_refused(context):
         shoal.nn.EmbeddingBag(ROWS, DIM, mode="max", context=context)
     with pytest.raises(InvalidValue, match="int32"):
         shoal.nn.Embedding(ROWS, DIM, dtype=torch.int32, context=context)
+
+
+def test_an_optimizer_pushes_the_gradients_of_embeddings(context):
+    sgd = Access("sgd", {"lr": 1.0})
+    mine, other = (
+        shoal.nn.Embedding(None, 1, access=sgd, init=Init(), context=context) for _ in range(2)
+    )
+    layer = torch.nn.Linear(1, 1)
+    optimizer = shoal.Optimizer(
+        torch.optim.SGD(layer.parameters(), lr=0.0), "asgd", embeddings=[mine], context=context
+    )
+    ids = torch.tensor([7])
+
+    def backward():
+        (mine(ids) + other(ids)).sum().backward()
+
+    backward()
+    optimizer.step(weight=0)  # a step without data sends nothing
+    assert len(mine.pending) == 1
+    optimizer.step()
+    assert (mine(ids).item(), len(other.pending)) == (-1.0, 1)
+    backward()
+    optimizer.zero_grad()  # drops what it would have pushed
+    optimizer.step()
+    assert (mine(ids).item(), len(other.pending)) == (-1.0, 2)
+    everything = shoal.Optimizer(
+        torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.0), "asgd", context=context
+    )
+    everything.step()
+    assert other(ids).item() == -2.0
+
+
+def test_rows_begin_small_enough_to_be_learnt(context):
+    rows = shoal.nn.Embedding(None, 64, context=context)(torch.arange(64))
+    assert abs(rows.std().item() - module.DEFAULT_STD) < 0.1 * module.DEFAULT_STD

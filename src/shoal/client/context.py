@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from shoal.client.client import Client
 from shoal.data.sampler import set_membership
@@ -26,6 +27,7 @@ class Context:
             replaces a worker that has failed.
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
+        embeddings: the modules with rows on servers that were made so far.
 
     Example:
         >>> import shoal
@@ -41,6 +43,7 @@ class Context:
     resumed_tables: frozenset[str] = frozenset()
     tables_before: frozenset[str] = frozenset()
     models: int = 0
+    embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False

@@ -8,6 +8,7 @@ parameters of the same model train in any other way.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from shoal.tables.sparse.distinct import distinct
 from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp
 
 PENDING_MOST = 1000
+PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up
+DEFAULT_STD = 0.05
 
 
 class _Lookup:
@@ -71,7 +74,8 @@ class Embedding(torch.nn.Module):
 
     Calling the module maps ids of any shape S to a tensor (S, embedding_dim). A row is created when
     its id is first used, from `init` and the id alone, so that ids may be 64-bit hashes. The
-    gradient of a row is the sum over its uses in a batch; `shoal.nn.push` sends it.
+    gradient of a row is the sum over its uses in a batch. `shoal.Optimizer.step` sends it, or
+    `shoal.nn.push`.
 
     Args:
         num_embeddings: ids are in [0, num_embeddings); None for any 64-bit id.
@@ -80,7 +84,9 @@ class Embedding(torch.nn.Module):
         table: name of the table; modules with the same name share its rows. Numbered by default,
             so that all workers have to construct their modules in the same order.
         access: access method of the rows; Access("adagrad", {"lr": 0.01}) by default.
-        init: initial rows; normal(0, 1) with the table name's CRC-32 as seed by default.
+        init: initial rows; N(0, 0.05²) with the table name's CRC-32 as seed by default. torch's
+            default is N(0, 1), which AdaGrad's small steps take long to leave:
+            `shoal.Init.normal()`.
         consistency: asp() by default.
         merge: how the gradients of one round are merged: "mean" (weighted) or "sum".
         dtype: torch.float32 or torch.float64.
@@ -144,7 +150,7 @@ class Embedding(torch.nn.Module):
             0,
             (embedding_dim,),
             names.get(dtype, str(dtype)),
-            init or Init("normal", 0.0, 1.0, zlib.crc32(table.encode())),
+            init or Init.normal(std=DEFAULT_STD, seed=zlib.crc32(table.encode())),
             access or Access("adagrad", {"lr": 0.01}),
             consistency or asp(),
             merge,
@@ -153,8 +159,10 @@ class Embedding(torch.nn.Module):
             evict=evict,
         )
         self.spec = self.client.create_table(spec)
+        self._warned = False
         self.pending: list[tuple[np.ndarray, Tensor]] = []  # keys, and rows that have gradients
         self._ahead: _Lookup | None = None
+        self._context.embeddings.add(self)
 
     @property
     def client(self) -> Client:
@@ -181,6 +189,14 @@ class Embedding(torch.nn.Module):
                 raise UsageError(
                     f"table {self.spec.name!r} has gradients of {PENDING_MOST} batches that were "
                     "not pushed: call shoal.nn.push(model) after each backward"
+                )
+            if len(self.pending) == PENDING_USUAL and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"table {self.spec.name!r} has gradients of {PENDING_USUAL} batches that were "
+                    "not pushed: step a shoal.Optimizer, or call shoal.nn.push(model), after each "
+                    "backward",
+                    stacklevel=4,
                 )
             keys = lookup.keys
             lookup.rows.requires_grad_()
@@ -325,7 +341,7 @@ def push(
         >>> shoal.nn.push(words).wait()
     """
     gradients: dict[str, tuple[TableSpec, list[np.ndarray], list[Tensor]]] = {}
-    for each in _embeddings(modules):
+    for each in embeddings_of(modules):
         for keys, rows in each.pending:
             if rows.grad is not None:
                 _, its_keys, grads = gradients.setdefault(each.spec.name, (each.spec, [], []))
@@ -341,7 +357,7 @@ def push(
         return None
     if not modules:
         raise UsageError("shoal.nn.push has no modules; give those whose gradients it should push")
-    client = then[0][0].client if then else _embeddings(modules)[0].client
+    client = then[0][0].client if then else embeddings_of(modules)[0].client
     return _exchange(pushes, then, weight, client)
 
 
@@ -370,6 +386,7 @@ def _exchange(
     return future
 
 
-def _embeddings(modules: Iterable[torch.nn.Module]) -> list[Embedding]:
+def embeddings_of(modules: Iterable[torch.nn.Module]) -> list[Embedding]:
+    """The modules with rows on servers that are in these modules."""
     found = [part for each in modules for part in each.modules() if isinstance(part, Embedding)]
     return list(dict.fromkeys(found))

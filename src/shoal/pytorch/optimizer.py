@@ -51,6 +51,8 @@ class Optimizer(torch.optim.Optimizer):
             rank 0, is where the update goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
         staleness: bound of "ssp", in clocks.
+        embeddings: the modules whose embedding gradients `step` pushes; all `shoal.nn.Embedding`s
+            of the context by default.
         context: the context of `shoal.init()` by default.
 
     Raises:
@@ -81,6 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         strategy: str = "sync",
         *,
         staleness: int = 0,
+        embeddings: Iterable[torch.nn.Module] | None = None,
         context: Context | None = None,
     ) -> None:
         kind = strategies[strategy]
@@ -92,6 +95,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         self._context = context or current()
         self._inner = inner
+        self._owned = None if embeddings is None else list(embeddings)
         self._wrapped = False
         closure = signature(inner.step).parameters.get("closure")
         self._steers = closure is not None and closure.default is closure.empty
@@ -159,7 +163,7 @@ class Optimizer(torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], float] | None = None, *, weight: float = 1.0
     ) -> float | None:
-        """Push the gradients in `.grad`, then pull the updated parameters.
+        """Push the gradients in `.grad` and of embeddings, then pull the updated parameters.
 
         Args:
             closure: recomputes the loss and its gradients, as in torch.optim.
@@ -183,6 +187,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_unchanged()
+        self._push_embeddings(weight)
         self._model.attach_grads()
         self._model.weight = weight
         self._strategy.rates = {
@@ -257,8 +262,28 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients. They stay views of the flat buffers, into which `backward` adds."""
+        """Zero the gradients, and drop those of embeddings that were not pushed.
+
+        They stay views of the flat buffers, into which `backward` adds.
+        """
         self._model.zero_grads()
+        for each in self._embeddings():
+            each.pending.clear()
+
+    def _embeddings(self) -> list[Any]:
+        """The modules whose rows' gradients this optimizer pushes."""
+        if self._owned is None:
+            return list(self._context.embeddings)
+        from shoal.pytorch.embedding import embeddings_of
+
+        return list(embeddings_of(self._owned))
+
+    def _push_embeddings(self, weight: float) -> None:
+        waiting = [each for each in self._embeddings() if each.pending]
+        if waiting and weight > 0:
+            from shoal.pytorch.embedding import push  # it needs numba
+
+            push(*sorted(waiting, key=lambda each: each.spec.name), weight=weight)
 
     def state_dict(self) -> dict[str, Any]:
         """The state that the wrapped optimizer would have had alone, which torch can load.

@@ -63,8 +63,10 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
         InvalidValue: a or b is no number, or the seed is no 64-bit integer.
 
     Example:
-        >>> Init("normal", 0.0, 0.01, seed=7)
+        >>> Init.normal(std=0.01, seed=7)
         Init(kind='normal', a=0.0, b=0.01, seed=7)
+        >>> Init.uniform(-0.5, 0.5) == Init("uniform", -0.5, 0.5)
+        True
 
     References:
         Steele, Lea & Flood 2014, figure 16 (SplitMix64); Salmon et al. 2011 (counter-based
@@ -83,6 +85,21 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
                 raise InvalidValue(f"init: a and b are numbers, not {value!r}")
         if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
             raise InvalidValue(f"init: the seed is a 64-bit integer, not {self.seed!r}")
+
+    @classmethod
+    def constant(cls, value: float) -> Init:
+        """All elements have this value."""
+        return cls("constant", value)
+
+    @classmethod
+    def uniform(cls, low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Init:
+        """Elements are drawn evenly from [low, high)."""
+        return cls("uniform", low, high, seed)
+
+    @classmethod
+    def normal(cls, mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Init:
+        """Elements are drawn from the normal distribution with this mean and standard deviation."""
+        return cls("normal", mean, std, seed)
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from shoal.reports.events import Run, load_run
     from shoal.tables.custom.calls import Pairs
     from shoal.tables.custom.shard import handler
+    from shoal.tables.init import Init
     from shoal.tables.sparse.user_methods import access_method
-    from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp, bsp, ssp
+    from shoal.tables.spec import Access, Consistency, TableSpec, asp, bsp, ssp
 
 _NAMES = {  # by the module that has them
     "shoal.apps.train.command": "TrainResult train",
@@ -49,7 +50,8 @@ _NAMES = {  # by the module that has them
     "shoal.tables.custom.calls": "Pairs",
     "shoal.tables.custom.shard": "handler",
     "shoal.tables.sparse.user_methods": "access_method",
-    "shoal.tables.spec": "Access Consistency Init TableSpec asp bsp ssp",
+    "shoal.tables.init": "Init",
+    "shoal.tables.spec": "Access Consistency TableSpec asp bsp ssp",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [

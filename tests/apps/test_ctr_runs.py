@@ -6,6 +6,8 @@ import sys
 from math import exp
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -176,3 +178,41 @@ def test_a_run_ends_with_the_malformed_line(tmp_path):
     assert "lines left out" in again.stdout
     for wrong in (("none.txt",), ("--model", "svm"), ("--hash-bits", "99"), ("--lr", "0")):
         assert refused(*wrong)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A CSV file with a header, and the same rows in a folder of two Parquet files."""
+    random = np.random.default_rng(3)
+    kinds = random.choice(list("abcdef"), 1200)
+    sizes = random.lognormal(0, 2, 1200).round(3)
+    chances = np.where(np.isin(kinds, ["a", "b"]), 0.7, 0.2) + 0.2 * (sizes > 1)
+    clicked = np.where(random.random(1200) < chances, "yes", "no")
+    lines = [f"{k},{s},{c}\n" for k, s, c in zip(kinds, sizes, clicked, strict=True)]
+    path = file_of(tmp_path, "kind,size,clicked\n" + "".join(lines), "rows.csv")
+    (tmp_path / "parts").mkdir()
+    for number, rows in enumerate((slice(0, 640), slice(640, None))):
+        part = pa.table({"kind": kinds[rows], "size": sizes[rows], "clicked": clicked[rows]})
+        pq.write_table(part, tmp_path / "parts" / f"{number}.parquet")
+    return path, tmp_path / "parts"
+
+
+@pytest.mark.real
+def test_csv_and_parquet_give_the_same_figures_and_predictions(tmp_path, table):
+    columns = ("--label", "clicked", "--positive", "yes", "--workers", 1, "--json")
+    runs = [summary_of(shoal(each, "--test", each, *columns, folder=tmp_path)) for each in table]
+    assert runs[0]["test"] == runs[1]["test"]
+    assert runs[0]["test"]["auc"] > 0.7
+    assert {run["rows"] for run in runs} == {1200}
+    path, folder = table
+    new = file_of(tmp_path, "size,kind\n2.5,a\n,zz\n0.01,f\n", "new.csv")  # no labels, other order
+    told = shoal(runs[0]["run_dir"], new, "--json", folder=tmp_path, command=("predict",))
+    assert told.returncode == 0, told.stderr
+    *chances, last = told.stdout.splitlines()
+    assert float(chances[0]) > float(chances[2])
+    assert json.loads(last)["figures"] == {}
+    other = shoal(runs[1]["run_dir"], path, folder=tmp_path, command=("predict",))
+    assert "rows.csv" in other.stderr  # that run was trained on Parquet
+    assert other.returncode == 2
+    again = shoal(runs[1]["run_dir"], folder, folder=tmp_path, command=("predict",))
+    assert len(again.stdout.splitlines()) >= 1200, again.stderr

@@ -8,7 +8,8 @@ import torch
 import shoal
 from shoal.client.context import Context
 from shoal.errors import NotFinite
-from shoal.tables.spec import Access, Init
+from shoal.tables.init import Init
+from shoal.tables.spec import Access
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("embeddings")]
 

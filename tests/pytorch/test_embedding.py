@@ -7,7 +7,8 @@ import shoal
 from shoal.client.context import Context
 from shoal.errors import InvalidValue, NotFinite, UsageError
 from shoal.pytorch import embedding as module
-from shoal.tables.spec import Access, Init, bsp
+from shoal.tables.init import Init
+from shoal.tables.spec import Access, bsp
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("embeddings")]
 

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from shoal.keys import SLOTS, KeyRange, split_evenly
+from shoal.tables.init import Init
 from shoal.tables.opening import open_shard
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 DENSE = TableSpec("w", 20, (2,), access=Access("adam", {"lr": 0.1}), fragment_rows=3)
 SPARSE = TableSpec(

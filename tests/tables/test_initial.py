@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from shoal.keys import KeyRange, split_evenly
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.init import Init
 from shoal.tables.initial import BLOCK, NormalPairs, fill
-from shoal.tables.spec import Init, TableSpec
+from shoal.tables.spec import TableSpec
 
 INITS = [
     Init("zeros"),

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.keys import KeyRange, split_evenly, tiles
+from shoal.tables.init import Init
 from shoal.tables.spec import (
     FRAGMENT_BYTES,
     ITEM_SIZES,
     SMALLEST_FRAGMENT_BYTES,
     Access,
     Consistency,
-    Init,
     TableSpec,
     asp,
     bsp,

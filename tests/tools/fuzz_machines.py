@@ -16,7 +16,6 @@ from random import Random
 import msgspec
 
 from shoal.errors import BadMessage, ShoalError
-from shoal.keys import KeyRange
 from shoal.protocol.machine import Received, Send, Sink, Stop, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -223,8 +222,7 @@ class Cluster:
                 if max(part.keys for part in message.parts) > 1 << 22:
                     break
                 loads = [
-                    room(replica, KeyRange(part.start, part.stop), part.keys)
-                    for replica, part in zip(found, message.parts, strict=True)
+                    room(replica, part) for replica, part in zip(found, message.parts, strict=True)
                 ]
                 return sum(view.nbytes for load in loads for view in load.views)
         return 64

@@ -194,15 +194,16 @@ def export(run: str, form: str, out: str) -> None:
 
 @main.command(short_help="predict with a model of `shoal train ctr`")
 @click.argument("run", type=click.Path(file_okay=False))
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=click.Path())
 @option("--out", default="", help="file for the predictions; standard output if not given")
 @option("--servers", type=click.IntRange(1, 1024), default=1, help="server processes")
 @as_json
 def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
     """Write the chance of label 1 of each row of FILE, a line each.
 
-    RUN is the folder of a `shoal train ctr`. Figures, of FILE's labels, go to standard error, or
-    to standard output with --json.
+    RUN is the folder of a `shoal train ctr`. FILE is a file, a folder of files or a pattern, in the
+    format and with the columns that the run was trained on; CSV and Parquet need no labels. Figures,
+    of FILE's labels, go to standard error, or to standard output with --json.
 
     \b
     shoal predict shoal-runs/ctr-lr-20260101-120000 test.libsvm > chances.txt
@@ -221,7 +222,8 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
         click.echo(json.dumps({"figures": figures, "out": out}))
     else:
         known = {name: value for name, value in figures.items() if value is not None}
-        console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
+        if known:
+            console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
 @main.command(short_help="measure Shoal beside its ceilings")

@@ -25,8 +25,9 @@ from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
 from shoal.tables.dense.rows import DTYPES
+from shoal.tables.init import Init
 from shoal.tables.sparse.distinct import distinct
-from shoal.tables.spec import Access, Consistency, Init, TableSpec, asp
+from shoal.tables.spec import Access, Consistency, TableSpec, asp
 
 PENDING_MOST = 1000
 PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange, splitmix64
-from shoal.tables.spec import Init
+from shoal.tables.init import Init
 
 mixed = splitmix64(np.uint64)
 

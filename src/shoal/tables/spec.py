@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import SLOTS, KeyRange
-from shoal.registry import unknown
+from shoal.tables.init import Init, require_one_of
 
 ITEM_SIZES = {
     "float16": 2,
@@ -33,73 +33,6 @@ FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
 Options = dict[str, float | int | bool | str]
-
-
-def _require_one_of(kind: str, name: str, known: Collection[str]) -> None:
-    """Check a Literal field: msgspec does so when it decodes, not when a caller constructs."""
-    if name not in known:
-        raise unknown(kind, name, known)
-
-
-class Init(msgspec.Struct, frozen=True, array_like=True):
-    """Initial values of a table's rows.
-
-    Random values are counter-based: element j of row k is a pure function of (seed, k, j), so that
-    replicas agree and an evicted row can be created again::
-
-        zeros      theta = 0
-        constant   theta = a
-        uniform    theta ~ U(a, b)
-        normal     theta ~ N(a, b^2)
-
-    Args:
-        kind: "zeros", "constant", "uniform" or "normal".
-        a: the constant, the lower bound or the mean.
-        b: the upper bound or the standard deviation.
-        seed: 64-bit integer.
-
-    Raises:
-        UnknownName: no such kind.
-        InvalidValue: a or b is no number, or the seed is no 64-bit integer.
-
-    Example:
-        >>> Init.normal(std=0.01, seed=7)
-        Init(kind='normal', a=0.0, b=0.01, seed=7)
-        >>> Init.uniform(-0.5, 0.5) == Init("uniform", -0.5, 0.5)
-        True
-
-    References:
-        Steele, Lea & Flood 2014, figure 16 (SplitMix64); Salmon et al. 2011 (counter-based
-        generators).
-    """
-
-    kind: Literal["zeros", "constant", "uniform", "normal"] = "zeros"
-    a: float = 0.0
-    b: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _require_one_of("init", self.kind, ("zeros", "constant", "uniform", "normal"))
-        for value in (self.a, self.b):
-            if not isinstance(value, int | float):
-                raise InvalidValue(f"init: a and b are numbers, not {value!r}")
-        if not isinstance(self.seed, int) or not -(1 << 63) <= self.seed < 1 << 63:
-            raise InvalidValue(f"init: the seed is a 64-bit integer, not {self.seed!r}")
-
-    @classmethod
-    def constant(cls, value: float) -> Init:
-        """All elements have this value."""
-        return cls("constant", value)
-
-    @classmethod
-    def uniform(cls, low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Init:
-        """Elements are drawn evenly from [low, high)."""
-        return cls("uniform", low, high, seed)
-
-    @classmethod
-    def normal(cls, mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Init:
-        """Elements are drawn from the normal distribution with this mean and standard deviation."""
-        return cls("normal", mean, std, seed)
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
@@ -154,8 +87,8 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
     apply_at: Literal["arrival", "round_end"] = "arrival"
 
     def __post_init__(self) -> None:
-        _require_one_of("consistency", self.name, ("bsp", "ssp", "asp"))
-        _require_one_of("apply_at", self.apply_at, ("arrival", "round_end"))
+        require_one_of("consistency", self.name, ("bsp", "ssp", "asp"))
+        require_one_of("apply_at", self.apply_at, ("arrival", "round_end"))
         if self.staleness < 0:
             raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
         if self.name != "ssp" and self.staleness:
@@ -293,7 +226,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         if not self.name or len(self.name) > 200:
             raise InvalidValue(f"a table's name has 1 to 200 characters, not {len(self.name)}")
         for field, known in _CHOICES.items():
-            _require_one_of(field, getattr(self, field), known)
+            require_one_of(field, getattr(self, field), known)
         if not 0 <= self.max_rows <= ROWS_MOST or (self.max_rows and not self.sparse):
             raise InvalidValue(
                 f"table {self.name!r}: max_rows is for sparse tables, from 0 (no bound) to "

@@ -11,7 +11,8 @@ import torch
 
 from shoal.keys import KeyRange
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.init import Init
+from shoal.tables.spec import Access, TableSpec
 from shoal.tables.staging import StagedRows
 
 WIDTH = 2

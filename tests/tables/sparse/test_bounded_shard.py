@@ -5,9 +5,10 @@ import pytest
 
 from shoal.keys import SLOTS, KeyRange, slot_of, split_evenly
 from shoal.protocol.machine import Sink
+from shoal.tables.init import Init
 from shoal.tables.opening import open_shard
 from shoal.tables.sparse.bounded_shard import BoundedShard
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 WIDTH = 3
 POLICIES = pytest.mark.parametrize("evict", ["lru", "lfu"])

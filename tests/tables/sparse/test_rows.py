@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from shoal.tables.init import Init
 from shoal.tables.opening import open_shard
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 WIDTH = 4
 

@@ -8,6 +8,7 @@ from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.init import Init
 from shoal.tables.initial import fill
 from shoal.tables.methods import make
 from shoal.tables.opening import checked, open_shard
@@ -15,7 +16,7 @@ from shoal.tables.sparse.index import Growing
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.sparse.segments import Segments
 from shoal.tables.sparse.shard import SparseShard
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 WIDTH = 3
 BIG = (1 << 64) - 1

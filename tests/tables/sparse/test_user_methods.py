@@ -7,10 +7,11 @@ import pytest
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import KeyRange
+from shoal.tables.init import Init
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.sparse.user_methods import _may_raise, access_method
-from shoal.tables.spec import SLOTS, Access, Init, TableSpec
+from shoal.tables.spec import SLOTS, Access, TableSpec
 
 WIDTH = 3
 

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.predicting import APPLICATION, spec_of
-from shoal.apps.ctr.readers import check_readable, reader_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
+from shoal.apps.ctr.sources import Source, check_readable
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
@@ -53,6 +53,7 @@ def run_ctr(
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
+    spec = Source(spec, spec.train).described()  # what the run is to be read and predicted with
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(dump_job(spec, APPLICATION))
@@ -83,11 +84,12 @@ def _fields(spec: CtrSpec) -> int:
     """The fields of the run that this one begins with, or of the first rows of the file."""
     if spec.init:
         return spec_of(Path(spec.init)).fields
-    reader = reader_of(spec, spec.train)
-    if reader.kind == "criteo":
+    if spec.format == "criteo":
         return INTEGERS + CATEGORIES
-    first = next(iter(reader), None)
-    return 1 if first is None or not len(first.fields) else int(first.fields.max()) + 1
+    if spec.categorical or spec.numeric:
+        return len(spec.columns(spec.categorical)) + len(spec.columns(spec.numeric))
+    first = Source(spec, spec.train).first()
+    return int(first.fields.max()) + 1 if len(first.fields) else 1
 
 
 def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.ctr.readers import check_readable
 from shoal.apps.ctr.scores import TEST, figures
+from shoal.apps.ctr.sources import check_readable
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.cluster import run_tasks
@@ -54,7 +54,7 @@ def predict(run: Path, file: Path, out: Path, servers: int = 1) -> dict[str, Any
     """
     spec = _read_only(spec_of(run), run)
     shard_files(run)
-    check_readable(spec, str(file))
+    check_readable(spec, str(file), labelled=False)
     if out.resolve() == file.resolve():
         raise InvalidValue(f"{out} is the file that is read; name another with --out")
     try:

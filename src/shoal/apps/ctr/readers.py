@@ -36,7 +36,7 @@ from shoal.apps.ctr.lines import (
     ZERO,
     Rows,
 )
-from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.spec import Format
 from shoal.data.readers import FLOAT32_MAX
 from shoal.data.streams import blocks, lines, opened
 from shoal.errors import DataCorrupt
@@ -149,22 +149,6 @@ class Reader:
         if self._bits:
             keys = hashed(keys, self._bits)
         return Batch(labels, offsets, keys, values, fields)
-
-
-def reader_of(spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> Reader:
-    """The rows of a file, as the run's files are read."""
-    return Reader(
-        Path(path), spec.batch_size, spec.format, spec.hash_bits, share, spec.skip_bad_lines
-    )
-
-
-def check_readable(spec: CtrSpec, path: str) -> None:
-    """Read the first rows of a file.
-
-    Raises:
-        DataMissing, DataCorrupt: as `Reader`
-    """
-    next(iter(reader_of(spec, path)))
 
 
 def hashed(keys: np.ndarray, bits: int) -> np.ndarray:

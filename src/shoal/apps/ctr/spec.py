@@ -8,16 +8,20 @@ from shoal.engines.options import ResumableRun, need_servers, option
 from shoal.errors import InvalidValue
 from shoal.tables.spec import Consistency, asp, bsp, ssp
 
-Format = Literal["auto", "libsvm", "criteo", "dummy"]
+Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 
 
 class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
 
     # fmt: off
-    train: Annotated[str, option("Data", "training file; a sample made from the seed if not given")] = ""
-    test: Annotated[str, option("Data", "test file")] = ""
-    format: Annotated[Format, option("Data", "format of the files: libsvm (label i:x ...), dummy (label i ...) or criteo (40 tab-separated fields)")] = "auto"
+    train: Annotated[str, option("Data", "training file, folder of files, or pattern such as 'logs/*.csv.gz'; a sample made from the seed if not given")] = ""
+    test: Annotated[str, option("Data", "test file, folder or pattern")] = ""
+    format: Annotated[Format, option("Data", "format of the files: libsvm (label i:x ...), dummy (label i ...), criteo (40 tab-separated fields), csv (with a header) or parquet")] = "auto"
+    label: Annotated[str, option("Data", "column with the label, \"label\" if not given; csv, parquet")] = ""
+    positive: Annotated[str, option("Data", "label of a click, where labels are not 1, 0 or -1; csv, parquet")] = ""
+    categorical: Annotated[str, option("Data", "columns of categories, separated by commas; with neither these nor numeric ones, all columns by their types; csv, parquet")] = ""
+    numeric: Annotated[str, option("Data", "columns of numbers, separated by commas; csv, parquet")] = ""
     hash_bits: Annotated[int, option("Data", "bits that keys are hashed to; 0: keys keep their 64 bits", ge=0, le=63)] = 0
     skip_bad_lines: Annotated[int, option("Data", "malformed lines that a worker counts and leaves out before it stops", ge=0)] = 0
     shuffle: Annotated[int, option("Data", "rows of a worker from which its next ones are drawn at random; 0: the order of the file", ge=0, le=1 << 30)] = 100_000
@@ -45,6 +49,11 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need_servers(self.servers)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
+
+    @staticmethod
+    def columns(names: str) -> list[str]:
+        """The names of columns that an option holds."""
+        return [each.strip() for each in names.split(",") if each.strip()]
 
     @property
     def consistency(self) -> Consistency:

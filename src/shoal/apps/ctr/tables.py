@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.tables.spec import Access, Init, Options
+from shoal.tables.init import Init
+from shoal.tables.spec import Access, Options
 
 FACTOR_STD = 0.01
 

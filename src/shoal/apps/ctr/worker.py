@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from shoal.apps.ctr.models import model_of
-from shoal.apps.ctr.readers import Batch, reader_of
+from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
 from shoal.apps.ctr.shuffling import Labels, counted, shuffled
+from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.client.client import Client
 from shoal.client.context import Context
@@ -72,9 +73,12 @@ def run_ctr_predictor(
     seen = Scores()
     with Client(scheduler, ClientOptions(rank=0)) as client, Path(out).open("w") as lines:
         model = model_of(options, Context(0, 1, client))
-        for batch in reader_of(options, file):
+        source = Source(options, file)
+        labelled = source.labelled
+        for batch in source:
             logits = model.score(batch)
-            seen.add(logits, batch.labels)
+            if labelled:
+                seen.add(logits, batch.labels)
             chances = torch.from_numpy(logits).double().sigmoid().tolist()
             lines.writelines(f"{chance:.6g}\n" for chance in chances)
     seen.save(Path(scores))
@@ -101,7 +105,7 @@ class Trainer:
         self._spec = spec
         self._context = context
         self._log = log
-        self._reader = reader_of(spec, spec.train, (context.rank, spec.workers))
+        self._reader = Source(spec, spec.train, (context.rank, spec.workers))
         self._model = model_of(spec, context)
         self.progressive = Scores()
         self._labels = Labels()
@@ -164,6 +168,6 @@ class Trainer:
         scores = Scores()
         if self._spec.test:
             self._model.finish()
-            for batch in reader_of(self._spec, self._spec.test):
+            for batch in Source(self._spec, self._spec.test):
                 scores.add(self._model.score(batch), batch.labels)
         return scores

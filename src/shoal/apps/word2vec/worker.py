@@ -38,7 +38,8 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import read_text
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, Init, TableSpec
+from shoal.tables.init import Init
+from shoal.tables.spec import Access, TableSpec
 
 POOL = 1 << 15  # noise words of a block
 FETCHED = 20_000  # rows at once, at the end

@@ -19,7 +19,8 @@ from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, latency, quality
 from shoal.client.client import Client
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Init, TableSpec
+from shoal.tables.init import Init
+from shoal.tables.spec import TableSpec
 
 KEYS, KNOWN = 10_000, 1_000
 WIDTH = 16

@@ -28,7 +28,8 @@ from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, Init, TableSpec, asp, bsp
+from shoal.tables.init import Init
+from shoal.tables.spec import Access, TableSpec, asp, bsp
 
 VALUES, WIDTH = 1 << 30, 1024
 SERVERS = REPLICAS = 2

@@ -202,7 +202,7 @@ def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
     """Write the chance of label 1 of each row of FILE, a line each.
 
     RUN is the folder of a `shoal train ctr`. FILE is a file, a folder of files or a pattern, in the
-    format and with the columns that the run was trained on; CSV and Parquet need no labels. Figures,
+    format and with the columns that the run was trained on; CSV and Parquet need no label. Figures,
     of FILE's labels, go to standard error, or to standard output with --json.
 
     \b

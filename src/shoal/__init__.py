@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.pytorch.clipping import clip_grad_norm_
     from shoal.pytorch.flat_parameters import FlatParams
     from shoal.pytorch.optimizer import Optimizer
+    from shoal.pytorch.saving import load, save
     from shoal.pytorch.table_state import TableState
     from shoal.reports.events import Run, load_run
     from shoal.tables.custom.calls import Pairs
@@ -45,6 +46,7 @@ _NAMES = {  # by the module that has them
     "shoal.pytorch.clipping": "clip_grad_norm_",
     "shoal.pytorch.flat_parameters": "FlatParams",
     "shoal.pytorch.optimizer": "Optimizer",
+    "shoal.pytorch.saving": "load save",
     "shoal.pytorch.table_state": "TableState",
     "shoal.reports.events": "Run load_run",
     "shoal.tables.custom.calls": "Pairs",
@@ -79,8 +81,10 @@ __all__ = [
     "handler",
     "init",
     "leases",
+    "load",
     "load_run",
     "nn",
+    "save",
     "ssp",
     "train",
 ]

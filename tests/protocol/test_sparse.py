@@ -85,7 +85,7 @@ def test_a_pull_of_pushed_keys_under_bsp_returns_the_rows_after_the_round():
     ("pushes", "pulls"),
     [
         ((Part(0, 0, SLOTS),), ()),
-        ((), (Part(0, 0, SLOTS),)),
+        ((), (Part(0, 0, SLOTS + 1),)),
         ((), (Part(0, 0, SLOTS, SAME),)),
         ((Part(0, 0, SLOTS, 1), Part(0, 0, SLOTS, 1)), (Part(0, 0, SLOTS, SAME),)),
         ((Part(0, 0, SLOTS, SAME),), ()),

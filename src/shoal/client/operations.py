@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Unpack
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from shoal.client.options import (
     PushOptions,
     PushPullOptions,
 )
+from shoal.client.scans import scanned
 from shoal.errors import InvalidValue
 from shoal.node.driver import Driver
 from shoal.node.future import Finish, Future
@@ -275,6 +277,31 @@ class Operations:
                 f"may wait for ('workers',), not for {groups}"
             )
         self._driver.ask(EnterBarrier(name, groups)).wait()
+
+    def scan(self, table: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Read all rows of a sparse table that were ever created and not evicted.
+
+        Rows come in pieces of some hash slots, of about 64 MiB. A piece is a pull: of the tables'
+        consistency, and with `asp` and `ssp` of one moment on each server. It creates no rows.
+
+        Args:
+            table: name of a sparse table.
+
+        Returns:
+            An iterator of (keys, rows): (n,) int64, the bits of uint64 keys, and (n, *row_shape).
+
+        Raises:
+            InvalidValue: no such table, or one that is not sparse.
+
+        Example:
+            >>> import shoal, torch
+            >>> client = shoal.init().client
+            >>> spec = client.create_table(shoal.TableSpec("docs/scanned", 0, (2,), kind="sparse"))
+            >>> client.push("docs/scanned", torch.ones(1, 2), keys=[7]).wait()
+            >>> list(client.scan("docs/scanned"))
+            [(tensor([7]), tensor([[1., 1.]]))]
+        """
+        return scanned(self.table(table), table, self.exchange)
 
     def checkpoint(self) -> PlannedCheckpoint:
         """Have the servers write a checkpoint as soon as all workers can be told of it.

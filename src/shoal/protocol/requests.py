@@ -47,11 +47,25 @@ class Answer:
         self.data = data
 
 
+class Scan(Answer):
+    """Receives all rows of a range of a sparse table's slots, in a piece for each server's part."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[memoryview] = []
+
+    def take(self, data: memoryview) -> None:
+        """A server's part has come; a part that is cut for other servers comes in several."""
+        self.pieces.append(data)
+
+
 class PullOp(msgspec.Struct, frozen=True):
     """Pull rows of a table into `out` (bytes), or each row of a sparse table into its own view.
 
     Of a custom table: a call (`tables.custom.calls`) in place of the keys, to the server whose
-    slots `rows` are, and an `Answer`.
+    slots `rows` are, and an `Answer`. Of a sparse table without keys: a `Scan` of its slots `rows`.
 
     Attributes:
         ordered: whether keys of a sparse table are in the order of their slots.

@@ -24,50 +24,14 @@ from shoal.client.sparse_exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
+from shoal.pytorch.lookup import Lookup
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.init import Init
-from shoal.tables.sparse.distinct import distinct
 from shoal.tables.spec import Access, Consistency, TableSpec, asp
 
 PENDING_MOST = 1000
 PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up
 DEFAULT_STD = 0.05
-
-
-class _Lookup:
-    """The rows of one forward pass.
-
-    Attributes:
-        ids: the ids of the batch, of any shape.
-        keys: (n,) uint64, the distinct ids without the padding.
-        numbers: for each id its index in `rows`, shaped as the ids.
-        rows: (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf of the graph.
-        version: torch's version counter of the ids, which may be changed in place.
-    """
-
-    def __init__(self, ids: Tensor, padding_idx: int | None) -> None:
-        self.ids = ids
-        self.version = ids._version
-        flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        self.keys, numbers = distinct(flat.view(np.uint64))
-        self.padding: int | None = None
-        if padding_idx is not None:
-            found = np.flatnonzero(self.keys == np.uint64(padding_idx % (1 << 64)))
-            if len(found):
-                at = int(found[0])
-                last = len(self.keys) - 1
-                self.keys = np.delete(self.keys, at)
-                moved = np.arange(last + 1)
-                moved[at], moved[at + 1 :] = last, moved[at + 1 :] - 1
-                numbers = moved[numbers]
-                self.padding = last
-        self.numbers = torch.from_numpy(numbers.astype(np.int64)).view(ids.shape)
-        self.rows = torch.empty(0)
-
-    def fill(self, rows: Tensor) -> None:
-        if self.padding is not None:
-            rows = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))])
-        self.rows = rows
 
 
 class Embedding(torch.nn.Module):
@@ -162,7 +126,7 @@ class Embedding(torch.nn.Module):
         self.spec = self.client.create_table(spec)
         self._warned = False
         self.pending: list[tuple[np.ndarray, Tensor]] = []  # keys, and rows that have gradients
-        self._ahead: _Lookup | None = None
+        self._ahead: Lookup | None = None
         self._context.embeddings.add(self)
 
     @property
@@ -179,7 +143,17 @@ class Embedding(torch.nn.Module):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.spec.name!r}"
 
-    def _look_up(self, ids: Tensor) -> _Lookup:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        warnings.warn(
+            f"this state_dict has no rows of table {self.spec.name!r}, which are on servers: "
+            "shoal.save(model, folder) saves all of a model",
+            stacklevel=2,
+        )
+
+    def _look_up(self, ids: Tensor) -> Lookup:
         ahead = self._ahead
         if ahead is None or ahead.ids is not ids or ahead.version != ids._version:
             prefetch((self, ids))
@@ -210,7 +184,7 @@ class Embedding(torch.nn.Module):
         if not any(known is rows for _, known in self.pending):
             self.pending.append((keys, rows))
 
-    def _wanted(self, ids: Tensor) -> _Lookup:
+    def _wanted(self, ids: Tensor) -> Lookup:
         if not isinstance(ids, Tensor):
             raise InvalidValue(
                 f"table {self.spec.name!r}: ids are a torch.Tensor, not a {type(ids).__name__}"
@@ -225,7 +199,7 @@ class Embedding(torch.nn.Module):
                 raise InvalidValue(
                     f"table {self.spec.name!r}: id {wrong} is not below num_embeddings={most}"
                 )
-        return _Lookup(ids, self.padding_idx)
+        return Lookup(ids, self.padding_idx)
 
 
 class EmbeddingBag(Embedding):

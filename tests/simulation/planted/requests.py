@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from shoal.keys import SLOTS
 from shoal.protocol.machine import CopyOnWriteGuard, Persist, Send, Sink
 from shoal.protocol.messages import NewView, Request
+from shoal.protocol.requests import Scan
 from shoal.protocol.scheduler.leases.ledger import Granted, Leases, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server import wait_queue as wait_queue_module
@@ -367,4 +368,27 @@ def rows_stay_where_keys_move():
     """Keys are put in the order of their slots, and not the rows that belong to them."""
     right = slot_order._rows
     with patch.object(slot_order, "_rows", lambda buffer, order: right(buffer, sorted(order))):
+        yield
+
+
+@contextmanager
+def a_scan_keeps_its_last_piece():
+    """Of a scan that is cut for several servers, only the last answer is kept."""
+
+    def take(self, data):
+        self.pieces[:] = [data]
+
+    with patch.object(Scan, "take", take):
+        yield
+
+
+@contextmanager
+def a_scan_brings_other_slots():
+    """A server answers a scan with all of its rows, whatever slots it names."""
+    right = SparseShard.scan
+
+    def scan(self, rows):
+        return right(self, self.held)
+
+    with patch.object(SparseShard, "scan", scan):
         yield

@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     Of a dense table the keys are int64 and strictly increasing; rows of the range without a key
     keep their values and take part in the clock. Of a sparse table the range is one of hash slots,
-    and the keys are distinct uint64 in any order.
+    and the keys are distinct uint64 in any order; a pull without keys is of all rows there.
 
     Attributes:
         keys: -1 for every row of the range; the number of keys, which precede their values; or

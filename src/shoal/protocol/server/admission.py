@@ -103,6 +103,7 @@ class Admission:
         self._specs: dict[int, TableSpec] = {}  # of each shard
         self._slots: dict[int, int] = {}  # of each shard of a dense table: their number
         self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
+        self._sparse: list[bool] = []  # by table: pulls without keys are of all rows of a range
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
@@ -124,6 +125,7 @@ class Admission:
         changed:  whether chains differ from the previous view's
         """
         self._hashed = [spec.hashed for spec in tables]
+        self._sparse = [spec.sparse for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
         self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
@@ -332,7 +334,8 @@ class Admission:
             if part.slots and (part.keys != -1 or part.slots != self._slots.get(shard)):
                 return None
             most = KEYS_MAX if self._hashed[part.table] else stop - start
-            least = 0 if self._hashed[part.table] else -1
+            scanned = pushed is not None and self._sparse[part.table]
+            least = 0 if self._hashed[part.table] and not scanned else -1
             if not least <= counted.keys <= most:
                 return None
             # memory is taken for each part: a request may not name the same rows for ever

@@ -127,7 +127,13 @@ class MovableStore(ShardStore, Protocol):
     def digest(self, rows: KeyRange, keys: Any) -> int: ...
 
 
-class RowStore(MovableStore, Protocol):
+class ScannedStore(MovableStore, Protocol):
+    """A shard of a sparse table, whose rows can be read without their keys."""
+
+    def scan(self, rows: KeyRange) -> memoryview: ...
+
+
+class RowStore(ScannedStore, Protocol):
     """A shard of a dense table, which also takes ranges of rows and streamed pushes.
 
     slots:  the state of its access method, by name

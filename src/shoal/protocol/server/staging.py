@@ -25,7 +25,7 @@ from shoal.protocol.server.opening import TableMemory
 from shoal.protocol.server.replica import AppliedPart, Replica
 from shoal.protocol.server.request_log import RequestLog
 from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shard_store import Loads, RowStore, Staged
+from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
 from shoal.protocol.views import NodeId, ViewId
 
 COUNTED_BYTES = 64 << 10  # pushes from this size on, whose bytes are added up while they wait
@@ -164,12 +164,11 @@ class RequestStaging:
                 if shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load]):
                     shard.only_read(load)
                 rows_of = shard.read_keys(load)
-                if rows_of.nbytes > ANSWER_BYTES and shard.spec.kind == "custom":
-                    text = f"table {shard.spec.name!r}: an answer of {rows_of.nbytes} bytes"
-                    raise AccessFailed(f"{text}; at most {ANSWER_BYTES}")
-                if shard.spec.kind == "custom" and len(admitted.footprint.pulls) > 1:
-                    found.append(memoryview(rows_of.nbytes.to_bytes(SIZE_BYTES, "little")))
-                found.append(rows_of)
+                found += (
+                    _sized(shard, rows_of, admitted) if shard.spec.kind == "custom" else [rows_of]
+                )
+            elif shard.spec.sparse:
+                found += _sized(shard, shard.scan(rows), admitted)
             else:
                 found.append(shard.read(rows))
         return tuple(found)
@@ -233,6 +232,16 @@ class RequestStaging:
             self._replicas[at].shard.end_stream(load)
         request, log = admitted.request, admitted.log
         return not any(log.missing(request.seq, part) for part in request.pushes)
+
+
+def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> list[memoryview]:
+    """Return an answer of any size, after its size if it is one of several."""
+    if answer.nbytes > ANSWER_BYTES:
+        text = f"table {shard.spec.name!r}: an answer of {answer.nbytes} bytes"
+        raise AccessFailed(f"{text}; at most {ANSWER_BYTES}")
+    if len(admitted.footprint.pulls) == 1:
+        return [answer]
+    return [memoryview(answer.nbytes.to_bytes(SIZE_BYTES, "little")), answer]
 
 
 def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:

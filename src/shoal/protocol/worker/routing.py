@@ -17,7 +17,7 @@ from shoal.keys import KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX
 from shoal.protocol.messages import SAME, Part
 from shoal.protocol.namespaces import qualified
-from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
+from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp, Scan
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.repeats import check_repeats
 from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
@@ -249,14 +249,16 @@ class Router:
         number = self._number(op.table)
         size = self._sizes[number]
         spec = self.view.tables[number]
-        if spec.hashed and (op.keys is None or len(op.keys) > KEYS_MAX):
+        scans = isinstance(op, PullOp) and isinstance(op.out, Scan) and spec.sparse
+        if spec.hashed and not scans and (op.keys is None or len(op.keys) > KEYS_MAX):
             raise InvalidValue(
                 f"table {op.table!r} is {spec.kind}: a request has at least its keys, and at most "
                 f"{KEYS_MAX} keys (or words of a call) per server; split it"
             )
-        if (spec.kind == "custom") != (isinstance(op, PullOp) and isinstance(op.out, Answer)):
+        answered = isinstance(op, PullOp) and isinstance(op.out, Answer) and not scans
+        if (spec.kind == "custom") != answered:
             raise InvalidValue(
-                f"table {op.table!r} is {spec.kind}: calls are for custom tables only"
+                f"table {op.table!r} is {spec.kind}: calls are for custom tables, scans for sparse"
             )
         if isinstance(op, PushOp) and spec.group != self._group and spec.consistency != asp():
             owner = f"group {spec.group!r}" if spec.group else "the first group"

@@ -40,6 +40,7 @@ from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
+from shoal.simulation.workloads.scans import SCANS, scanned
 from shoal.simulation.workloads.state import StateWorkload
 from shoal.simulation.world import World
 from shoal.tables.spec import Access, TableSpec
@@ -156,6 +157,8 @@ class Workload:
             yield from self._clock(node, machine, random)
             if self.state is not None and not session.ended:
                 yield from self.state.visit(random)
+            if self.sparse and not session.ended and random.random() < SCANS:
+                yield from scanned(self.ledger, machine, self.keys, random)
             if self._host is None and not session.ended:
                 yield from self.checkpoints.ask(machine)
             if self._host is not None and not session.ended and random.random() < 0.5:

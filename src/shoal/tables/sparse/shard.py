@@ -247,6 +247,20 @@ class SparseShard(SparseRows):
     def _places_to_learn(self, keys: np.ndarray) -> np.ndarray:
         return self._index.find_or_add(keys, np.empty(len(keys), np.uint64))[0]
 
+    # ------------------------------------------------------------------ scans
+
+    def scan(self, rows: KeyRange) -> memoryview:
+        """All rows of these slots: their number (int64), their keys, and their values."""
+        count = len(self)
+        places = np.flatnonzero(within(self.keys[:count], rows.start, rows.stop))
+        out = np.empty(8 + len(places) * (8 + self.spec.row_bytes), np.uint8)
+        out[:8].view(np.int64)[0] = len(places)
+        values = out[8 + 8 * len(places) :].view(self.dtype).reshape(-1, self.spec.width)
+        out[8 : 8 + 8 * len(places)].view(np.uint64)[:] = self.keys[places]
+        records = self.records[: count * self.stride].reshape(count, self.stride)
+        values[:] = records[places, : self.spec.width]
+        return out.data
+
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:

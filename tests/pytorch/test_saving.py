@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import shoal
 from shoal.client.context import Context
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownFormat
 from shoal.pytorch import saving
 from shoal.tables.init import Init
 
@@ -50,7 +51,7 @@ def test_all_of_a_model_is_loaded_into_other_tables(context, tmp_path, monkeypat
     assert torch.equal(other(ids), net(ids))
     assert torch.equal(other.norm.running_mean, net.norm.running_mean)
     saved = sorted(each.name for each in (tmp_path / "saved").iterdir())
-    assert {"model.json", "model.safetensors", "words.00000.safetensors"} < set(saved)
+    assert {"model.safetensors", "words.00000.safetensors"} < set(saved)
 
 
 def test_a_plain_state_dict_says_what_it_lacks(context):
@@ -66,7 +67,7 @@ def test_a_smaller_model_leaves_no_files_of_the_one_before(context, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     shoal.save(torch.nn.Linear(1, 1), tmp_path)
     saved = sorted(each.name for each in tmp_path.iterdir())
-    assert saved == ["model.json", "model.safetensors", "notes.txt"]
+    assert saved == ["model.safetensors", "notes.txt"]
 
 
 def test_a_model_that_is_an_embedding(context, tmp_path):
@@ -110,8 +111,21 @@ def test_damaged_and_missing_files_are_named(context, tmp_path):
     rows.unlink()
     with pytest.raises(DataMissing, match=r"words\.00000"):
         shoal.load(net, tmp_path)
-    (tmp_path / "model.json").write_text('{"format": 2, "embeddings": {}}')
-    with pytest.raises(DataCorrupt, match="another version"):
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(UnknownFormat):
         shoal.load(net, tmp_path)
     with pytest.raises(InvalidValue, match="cannot be written"):
-        shoal.save(net, rows / "below" if rows.exists() else tmp_path / "model.json" / "below")
+        shoal.save(net, tmp_path / "model.safetensors" / "below")
+
+
+def test_a_changed_bit_is_seen(context, tmp_path):
+    net, _ = trained(context)
+    shoal.save(net, tmp_path)
+    for name in ("model", "words.00000", "tags.00000"):
+        path = tmp_path / f"{name}.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        with pytest.raises(DataCorrupt, match=name):
+            shoal.load(net, tmp_path)
+        path.write_bytes(content)
+    shoal.load(net, tmp_path)

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -193,6 +195,12 @@ def _write_data(folder: Path) -> None:
     (data / "rows.libsvm").write_text(libsvm + "\n")
     criteo = "\t".join(["1", *["3"] * 13, *["ab12"] * 26])
     (data / "rows.criteo").write_text(f"{criteo}\n" * 5)
+    table = {"kind": [f"k{i % 5}" for i in range(60)], "size": [i / 3 for i in range(60)]}
+    table["label"] = [i % 2 for i in range(60)]
+    lines = "".join(f"{k},{s:.4f},{n}\n" for k, s, n in zip(*table.values(), strict=True))
+    for name in ("table.csv", "table.csv.gz"):
+        data_files.write(data / name, b"kind,size,label\n" + lines.encode())
+    pq.write_table(pa.table(table), data / "table.parquet", row_group_size=20)
     text = "The cat sat on the mat. The dog sat too.\n" * 10
     data_files.write(data / "text.txt", text.encode())
     data_files.write(data / "text.txt.gz", text.encode())

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from shoal import errors
 from shoal.apps.chaos.write_log import judge
+from shoal.apps.ctr.columns import TableReader
 from shoal.apps.ctr.command import _tables as tables_in_events
 from shoal.apps.ctr.predicting import spec_of
 from shoal.apps.ctr.readers import Reader
 from shoal.apps.ctr.scores import figures
+from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.apps.train import worker as train_worker
 from shoal.apps.train.command import _ledger, summarise
 from shoal.apps.train.resume import environment, resumed_at
@@ -142,6 +144,10 @@ def restarted(run: Path) -> str:
 def followed(run: Path) -> None:
     with Live(Console(file=StringIO()), run / "events.jsonl", 2, 2) as live:
         live.tick()
+
+
+def table_rows(path: Path, kind: Format) -> Iterator[Any]:
+    return iter(TableReader(path, kind, CtrSpec(batch_size=16)))
 
 
 def weights(run: Path) -> None:
@@ -275,6 +281,10 @@ KINDS: dict[str, Kind] = {
         (of_run(lambda run: kept(run / "cache", run / "data" / "large.idx", read_idx)),),
     ),
     "rows": Kind("data/rows.*", (of_file(lambda path: iter(Reader(path, 16))),)),
+    "table, CSV": Kind("data/table.csv*", (of_file(lambda path: table_rows(path, "csv")),)),
+    "table, Parquet": Kind(
+        "data/table.parquet", (of_file(lambda path: table_rows(path, "parquet")),)
+    ),
     "text": Kind("data/text.*", (of_file(lambda path: read_lines([str(path)])),)),
     "questions": Kind("data/questions.txt", (of_file(questions_in),)),
     "pairs": Kind("data/pairs.txt", (of_file(pairs_in),)),

@@ -1,28 +1,27 @@
 """A whole model in a folder: its parameters and buffers, and the rows that servers have.
 
-model.safetensors            the module's own state_dict
-NAME.00000.safetensors ...   of the embedding NAME: `keys` (int64 bits) and `rows`, in pieces
-model.json                   what there is; written last, so that a folder with it is complete
+    NAME.00000.safetensors ...   of the embedding NAME: `keys` (int64 bits) and `rows`, in pieces
+    model.safetensors            the module's own state_dict, and which pieces there are; written
+                                 last, so that a folder with it is complete
+
+All have checksums (`storage.verified`).
 """
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as as_bytes
 
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownFormat
 from shoal.pytorch.embedding import Embedding
-from shoal.storage.files import make_folder, naming, read_whole, write_whole
+from shoal.storage.files import damaged, make_folder
+from shoal.storage.verified import read_told, read_verified, write_verified
 
-MANIFEST, DENSE = "model.json", "model.safetensors"
-MANIFEST_BYTES_MAX = 64 << 20
+MODEL = "model.safetensors"
+EMBEDDINGS = "embeddings"  # in its metadata
 PUSH_ROWS = 1 << 16
 
 
@@ -40,16 +39,7 @@ class SavedRows(msgspec.Struct, frozen=True):
     files: list[str]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a folder has.
-
-    Attributes:
-        format: version of this layout.
-        embeddings: by the module's name in the model.
-    """
-
-    format: int
-    embeddings: dict[str, SavedRows]
+Found = dict[str, SavedRows]  # by the module's name in the model
 
 
 def save(model: torch.nn.Module, folder: str | Path) -> Path:
@@ -85,13 +75,12 @@ def save(model: torch.nn.Module, folder: str | Path) -> Path:
     try:
         make_folder(path)
         before = _files_of(path)
-        (path / MANIFEST).unlink(missing_ok=True)  # until all of the new model is there
+        (path / MODEL).unlink(missing_ok=True)  # until all of the new model is there
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "this state_dict has no rows")
             state = {n: each.detach().clone() for n, each in model.state_dict().items()}
-        write_whole(path / DENSE, as_bytes(state))
         found = {name: _save_rows(each, name, path) for name, each in _embeddings(model).items()}
-        write_whole(path / MANIFEST, msgspec.json.encode(Manifest(1, found)))
+        write_verified(path / MODEL, state, {EMBEDDINGS: msgspec.json.encode(found).decode()})
         for name in before - _files_of(path):
             (path / name).unlink(missing_ok=True)
     except OSError as error:
@@ -127,18 +116,18 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
         True
     """
     path = Path(folder)
-    told = _manifest(path)
+    told = _told(path)
     modules = _embeddings(model)
-    for name in sorted(told.embeddings.keys() ^ modules.keys()):
+    for name in sorted(told.keys() ^ modules.keys()):
         where = "the model" if name in modules else str(path)
         raise InvalidValue(f"{path} is of another model: only {where} has an embedding {name!r}")
     for name, module in modules.items():
-        if told.embeddings[name].dim != module.embedding_dim:
+        if told[name].dim != module.embedding_dim:
             raise InvalidValue(
-                f"{path} is of another model: rows of {name!r} have {told.embeddings[name].dim} "
+                f"{path} is of another model: rows of {name!r} have {told[name].dim} "
                 f"elements there, and {module.embedding_dim} here"
             )
-    state = _read(path / DENSE)
+    state, _ = read_verified(path / MODEL)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -146,7 +135,7 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
     for name, module in modules.items():
         client = module.client
         if client.rank == client.first_rank:
-            for file in told.embeddings[name].files:
+            for file in told[name].files:
                 _push_rows(module, path / file)
         client.barrier(f"{module.spec.name} loaded")
 
@@ -165,18 +154,19 @@ def _save_rows(module: Embedding, name: str, folder: Path) -> SavedRows:
     count = 0
     for keys, rows in module.client.scan(module.spec.name):
         files.append(f"{name}.{len(files):05}.safetensors")
-        write_whole(folder / files[-1], as_bytes({"keys": keys, "rows": rows}))
+        write_verified(folder / files[-1], {"keys": keys, "rows": rows}, {})
         count += len(keys)
     return SavedRows(module.embedding_dim, count, files)
 
 
 def _push_rows(module: Embedding, path: Path) -> None:
-    tensors = _read(path)
+    tensors, _ = read_verified(path)
     keys, rows = tensors.get("keys"), tensors.get("rows")
     if keys is None or rows is None or len(keys) != len(rows):
-        raise DataCorrupt(f"{path}: it has no keys and rows")
+        raise damaged(path, "it has no keys and rows")
     rows = rows.to(module.client.pull(module.spec.name, keys[:1]).wait().dtype)
-    for some, values in zip(keys.split(PUSH_ROWS), rows.split(PUSH_ROWS), strict=True):
+    pieces = torch.split(keys, PUSH_ROWS), torch.split(rows, PUSH_ROWS)
+    for some, values in zip(*pieces, strict=True):
         named = some.numpy().view("uint64")
         module.client.push(module.spec.name, values.contiguous(), named, assign=True).wait()
 
@@ -184,29 +174,20 @@ def _push_rows(module: Embedding, path: Path) -> None:
 def _files_of(folder: Path) -> set[str]:
     """The files of rows that a folder's model has, if it has one."""
     try:
-        told = _manifest(folder)
-    except (DataMissing, DataCorrupt):
+        return {file for each in _told(folder).values() for file in each.files}
+    except (DataMissing, DataCorrupt, UnknownFormat):
         return set()
-    return {
-        file for each in told.embeddings.values() for file in each.files if Path(file).name == file
-    }
 
 
-def _manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
+def _told(folder: Path) -> Found:
+    """What a folder's model has of embeddings."""
+    path = folder / MODEL
     if not path.exists():
         raise DataMissing(f"{folder} has no model that shoal.save has finished")
-    with naming(path):
-        told = msgspec.json.decode(read_whole(path, MANIFEST_BYTES_MAX), type=Manifest)
-    if told.format != 1:
-        raise DataCorrupt(f"{path}: format {told.format} is of another version of Shoal")
-    return told
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(load_file(path))
-    except FileNotFoundError:
-        raise DataMissing(f"{path} is missing") from None
-    except (OSError, SafetensorError) as error:
-        raise DataCorrupt(f"{path}: {error}") from None
+        found = msgspec.json.decode(read_told(path).get(EMBEDDINGS, ""), type=Found)
+    except msgspec.DecodeError as error:
+        raise damaged(path, f"it is of no shoal.save ({error})") from None
+    if any(Path(file).name != file for each in found.values() for file in each.files):
+        raise damaged(path, "it names files of other folders")
+    return found

@@ -23,6 +23,10 @@ from zlib import crc32
 from shoal.errors import NotImportable
 
 Factory = Callable[..., Any]
+AT_PROMPT = (
+    "was defined at a prompt, in a notebook or on standard input, where servers cannot import it: "
+    "put it into a file, and give shoal.init(imports=['THAT_FILE.py'])"
+)
 TRACEBACK_CHARACTERS = 20_000  # at most, the last ones
 SHOAL = str(Path(__file__).parent)
 LIBRARIES = tuple(get_path(each) for each in ("stdlib", "platlib", "purelib"))
@@ -43,11 +47,23 @@ def name_of(factory: Factory) -> str:
             "function at the top level of a module, and pass that"
         )
     if module == "__main__":
-        script = getattr(sys.modules["__main__"], "__file__", None)
+        script = _main_file()
         if script is None:
             raise NotImportable(f"{name} was typed at a prompt; put it into a file and import it")
-        module = str(Path(script).resolve())
+        module = str(script.resolve())
     return f"{module}:{name}"
+
+
+def at_prompt(factory: object) -> bool:
+    """Whether no other process can import something of the user's: it was defined at a prompt, in a
+    notebook's cell or on standard input."""
+    return getattr(factory, "__module__", "") == "__main__" and _main_file() is None
+
+
+def _main_file() -> Path | None:
+    """The file of this process's script; None at a prompt, and for standard input ("<stdin>")."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(script) if script is not None and Path(script).is_file() else None
 
 
 def refuse_while_importing(call: str) -> None:

@@ -18,14 +18,15 @@ from shoal.client.options import (
     PushPullOptions,
 )
 from shoal.client.scans import scanned
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, NotImportable, Refused
+from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver
 from shoal.node.future import Finish, Future
 from shoal.protocol.messages import CheckpointPlanned, Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
 from shoal.storage.run_folder import folder_of
-from shoal.tables.opening import checked
+from shoal.tables.opening import checked, registered
 from shoal.tables.spec import TableSpec
 
 
@@ -87,6 +88,7 @@ class Operations:
             InvalidValue: an option out of its range, or rows that the access method cannot use.
             Refused: a table of that name exists with another specification, or the servers do not
                 have the memory for it.
+            NotImportable: servers cannot import the user's function that the table needs.
 
         Example:
             >>> import shoal
@@ -96,7 +98,12 @@ class Operations:
             10
         """
         spec = checked(spec)  # what no server could open is refused here
-        self._driver.ask(DeclareTable(spec)).wait()
+        try:
+            self._driver.ask(DeclareTable(spec)).wait()
+        except Refused as error:
+            if at_prompt(registered(spec)):
+                raise NotImportable(f"{spec.access.name!r} {AT_PROMPT} ({error.message})") from None
+            raise
         return self.table(spec.name)
 
     def push(

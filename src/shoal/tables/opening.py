@@ -5,6 +5,7 @@ Sparse tables are compiled: numba is imported only where there is one (half a se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
@@ -59,6 +60,22 @@ def bytes_needed(spec: TableSpec, held: KeyRange) -> int:
     if spec.max_rows:
         return rows_held(spec, held) * (spec.row_bytes + BOUNDED_KEY_BYTES)
     return INDEX_BYTES if spec.sparse else 0
+
+
+def registered(spec: TableSpec) -> object:
+    """What the user has registered here for a table: a handler, or the function of a row method."""
+    name = spec.access.name
+    if spec.kind == "custom":
+        from shoal.tables.custom.shard import handlers
+
+        known: Mapping[str, object] = {each: handlers[each] for each in handlers}
+        return known.get(name)
+    if spec.sparse:
+        from shoal.tables.sparse.optimizers import row_methods
+
+        methods = {each: row_methods[each] for each in row_methods}
+        return getattr(methods.get(name), "functions", {}).get("apply")
+    return None
 
 
 def checked(spec: TableSpec) -> TableSpec:

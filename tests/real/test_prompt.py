@@ -1,0 +1,54 @@
+"""Code on standard input, as in a notebook: what servers cannot import is refused by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def typed(text, folder):
+    """Python's, of code that it reads from standard input."""
+    command = [sys.executable, "-"]
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=60, cwd=folder, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("example", "name"), [("own_method", "fading"), ("own_handler", "baskets")]
+)
+def test_a_function_that_was_typed_is_refused_with_what_to_do(example, name, tmp_path):
+    text = (EXAMPLES / f"{example}.py").read_text()
+    refused = typed(text, tmp_path)
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert f"NotImportable: '{name}' was defined at a prompt, in a notebook or on" in last
+    assert "shoal.init(imports=['THAT_FILE.py'])" in last
+    there = text.replace(
+        "shoal.init()", f"shoal.init(imports=[{str(EXAMPLES / example)!r} + '.py'])"
+    )
+    assert there != text
+    done = typed(there, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_loop_that_is_typed_trains(tmp_path):
+    done = typed(
+        """
+import shoal, torch
+context = shoal.init()
+model = torch.nn.Linear(2, 1)
+optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+print("trained", context.client.clock)
+""",
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained 3\n"), done.stderr

@@ -84,3 +84,15 @@ def test_a_lease_is_logged_before_it_is_journalled_and_told(rigs):
     kinds = [type(each) for each in told if isinstance(each, Append | Persist | Send)]
     assert kinds[-2:] == [Persist, Send]
     assert set(kinds[:-2]) == {Append}
+
+
+def test_the_lease_log_says_after_how_many_clocks_a_dead_workers_leases_ended(rigs):
+    """Before the view without it is offered: a checkpoint may be written as soon as it is."""
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    dead = rig.incarnation("worker-0")
+    rig.receive("worker-0", Lease(dead, 0, 1, 4))
+    rig.machine._lost("worker-0", "killed", rig.now, [])
+    rig.promise(clocks=((dead, 3),))
+    entries = [each.entry for each in rig.effects if isinstance(each, Append)]
+    assert any(b"WorkerGone" in each and b"3" in each for each in entries), entries

@@ -96,7 +96,7 @@ def train(epochs, path):
 
 def write(path, begin=b"def ", length=120):
     model = Writer()
-    model.load_state_dict(torch.load(path)["model"])
+    model.load_state_dict(torch.load(path, weights_only=True)["model"])
     model.eval()
     text = list(begin)
     for _ in range(length):

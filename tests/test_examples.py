@@ -127,37 +127,28 @@ def test_evaluating_beside_a_run(tmp_path):
 def test_a_transformer_that_is_killed_three_times_ends_with_the_same_weights(tmp_path):
     """Its own script does the rest: two groups, bfloat16, a schedule, clipping, dropout."""
     script, random = EXAMPLES / "transformer.py", Random(11)
+    text = script.read_text()
+    counted = "            step += 1\n"
+    assert text.count(counted) == 1
 
-    def command(title: str, *words: str) -> list[str]:
-        checkpoints = ["--checkpoint-every", "10", "--title", title]
-        return [
-            *SHOAL_RUN,
-            *checkpoints,
-            *words,
-            str(script),
-            "--epochs",
-            "1",
-            "--out",
-            f"{title}.pt",
-        ]
+    def run(path: Path, title: str, resume: list[str]) -> int:
+        options = ["--checkpoint-every", "10", "--title", title, *resume]
+        words = [*SHOAL_RUN, *options, str(path), "--epochs", "1", "--out", f"{title}.pt"]
+        return subprocess.run(words, cwd=tmp_path, timeout=120, check=False).returncode
 
-    output_of(command("whole"), tmp_path)
+    assert run(script, "whole", []) == 0
     resume: list[str] = []
-    for number in range(3):
-        run = subprocess.Popen(
-            command(f"killed{number}", *resume), cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
-        try:
-            while not (saved := complete(tmp_path, f"killed{number}")):
-                assert run.poll() is None
-                time.sleep(0.05)
-            time.sleep(2 * random.random())  # at some step after that
-        finally:
-            run.kill()
-            run.wait()
-        resume = ["--resume", str(saved)]
-    text = output_of(command("rest", *resume), tmp_path)
-    assert "saved to rest.pt" in text
+    for number in range(3):  # every process of the run at once, at a step of its own
+        step = 30 + 15 * number + random.randrange(10)
+        kill = f"            if step == {step}: __import__('os').killpg(0, 9)\n"
+        killed = tmp_path / f"killed{number}.py"
+        killed.write_text(text.replace(counted, counted + kill))
+        assert run(killed, killed.stem, resume) != 0
+        assert not (tmp_path / f"{killed.stem}.pt").exists()
+        if saved := complete(tmp_path, killed.stem):
+            resume = ["--resume", str(saved)]
+    assert resume
+    assert run(script, "rest", resume) == 0
     whole, rest = (torch.load(tmp_path / f"{name}.pt") for name in ("whole", "rest"))
     assert all(torch.equal(each, rest["model"][name]) for name, each in whole["model"].items())
     for index, state in whole["optimizer"]["state"].items():

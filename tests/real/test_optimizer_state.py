@@ -49,6 +49,14 @@ def train(model, optimizer, rank, first, last):
     return losses
 """
 
+PRINT = """
+    if context.rank == 0:
+        print(json.dumps(losses))
+
+if __name__ == "__main__":
+    main()
+"""
+
 SAVE = (
     COMMON
     + """
@@ -63,12 +71,8 @@ def main():
                 saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(saved, f"{kind}-{strategy}.pt")
             losses[f"{kind}-{strategy}"] = train(net, optimizer, context.rank, 30, 50)
-    if context.rank == 0:
-        print(json.dumps(losses))
-
-if __name__ == "__main__":
-    main()
 """
+    + PRINT
 )
 
 LOAD = (
@@ -91,12 +95,8 @@ def main():
                 net.load_state_dict(saved["model"])
                 optimizer.load_state_dict(saved["optimizer"])
             losses[f"{kind}-{strategy}"] = train(net, optimizer, context.rank, 30, 50)
-    if context.rank == 0:
-        print(json.dumps(losses))
-
-if __name__ == "__main__":
-    main()
 """
+    + PRINT
 )
 
 ALONE = (

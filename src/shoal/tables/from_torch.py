@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
-from shoal.tables.dense.torch_methods import ASGD, Adamax, NAdam, RAdam, Rprop
+from shoal.tables.dense.torch_methods import ASGD, OPTIONS_OF_TORCH, Adamax, NAdam, RAdam, Rprop
 from shoal.tables.methods import make
 from shoal.tables.spec import Access, Options
 
@@ -23,13 +23,6 @@ _SAME: dict[type[torch.optim.Optimizer], type[AccessMethod]] = {
     torch.optim.Adam: Adam,
     torch.optim.AdamW: Adam,
     **{method.kind: method for method in (NAdam, RAdam, Adamax, ASGD, Rprop)},
-}
-# Options that torch has under another name, or two in one.
-_NAMES = {
-    "betas": ("beta1", "beta2"),
-    "etas": ("eta_minus", "eta_plus"),
-    "step_sizes": ("step_min", "step_max"),
-    "decoupled_weight_decay": ("decoupled",),
 }
 KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not change results
 
@@ -85,7 +78,7 @@ def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Option
     given: dict[str, Any] = {}
     for name, value in group.items():
         values = value if isinstance(value, tuple) else (value,)
-        given |= dict(zip(_NAMES.get(name, (name,)), values, strict=True))
+        given |= dict(zip(OPTIONS_OF_TORCH.get(name, (name,)), values, strict=True))
     if method is Adam:  # torch before 2.6 has no option for it: the class decides there
         given.setdefault("decoupled", kind is torch.optim.AdamW)
     for name, value in given.items():

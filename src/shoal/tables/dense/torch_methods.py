@@ -19,6 +19,12 @@ from shoal.tables.access import ADAM_OPTIONS, Slots
 from shoal.tables.dense.gradient_method import COMMON_OPTIONS, GradientMethod
 from shoal.tables.spec import Options
 
+OPTIONS_OF_TORCH = {  # that are called differently here, or are two in one tuple
+    "betas": ("beta1", "beta2"),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("step_min", "step_max"),
+    "decoupled_weight_decay": ("decoupled",),
+}
 WHOLE_FLOATS = frozenset({"float32", "float64"})  # that a count or a product fits
 
 
@@ -27,15 +33,11 @@ class TorchMethod(GradientMethod):
 
     Attributes:
         kind: torch's class.
-        pairs: options that torch takes as one tuple, by its name.
-        names: torch's names of other options that are called differently here.
         from_rate: slots whose initial value is the first update's learning rate.
     """
 
     dtypes = WHOLE_FLOATS
     kind: ClassVar[type[torch.optim.Optimizer]]
-    pairs: ClassVar[dict[str, tuple[str, str]]] = {}
-    names: ClassVar[dict[str, str]] = {"decoupled": "decoupled_weight_decay"}
     from_rate: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Options) -> None:
@@ -44,9 +46,11 @@ class TorchMethod(GradientMethod):
         for name in ("lr", *COMMON_OPTIONS):
             left.pop(name, None)
         self._arguments: dict[str, Any] = {}
-        for name, both in self.pairs.items():
-            self._arguments[name] = tuple(left.pop(each) for each in both)
-        self._arguments |= {self.names.get(name, name): value for name, value in left.items()}
+        for name, ours in OPTIONS_OF_TORCH.items():
+            if ours[0] in left:
+                values = tuple(left.pop(each) for each in ours)
+                self._arguments[name] = values if len(ours) > 1 else values[0]
+        self._arguments |= left
 
     @final
     def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
@@ -104,7 +108,6 @@ class NAdam(TorchMethod):
 
     name = "nadam"
     kind = torch.optim.NAdam
-    pairs: ClassVar[dict[str, tuple[str, str]]] = {"betas": ("beta1", "beta2")}
     scalars = frozenset({"mu_product"})
     options: ClassVar[Options] = {
         **ADAM_OPTIONS,
@@ -155,7 +158,6 @@ class RAdam(TorchMethod):
 
     name = "radam"
     kind = torch.optim.RAdam
-    pairs: ClassVar[dict[str, tuple[str, str]]] = {"betas": ("beta1", "beta2")}
     options: ClassVar[Options] = {**ADAM_OPTIONS, "decoupled": False, **COMMON_OPTIONS}
 
     def state(self) -> dict[str, float]:
@@ -195,7 +197,6 @@ class Adamax(TorchMethod):
 
     name = "adamax"
     kind = torch.optim.Adamax
-    pairs: ClassVar[dict[str, tuple[str, str]]] = {"betas": ("beta1", "beta2")}
     options: ClassVar[Options] = {**ADAM_OPTIONS, "lr": 0.002, **COMMON_OPTIONS}
 
     def state(self) -> dict[str, float]:
@@ -281,10 +282,6 @@ class Rprop(TorchMethod):
 
     name = "rprop"
     kind = torch.optim.Rprop
-    pairs: ClassVar[dict[str, tuple[str, str]]] = {
-        "etas": ("eta_minus", "eta_plus"),
-        "step_sizes": ("step_min", "step_max"),
-    }
     from_rate = frozenset({"step_size"})
     options: ClassVar[Options] = {
         "lr": 0.01,

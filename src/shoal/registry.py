@@ -59,6 +59,10 @@ class Registry(Generic[T]):
             raise unknown(self.kind, name, self._known)
         return self._known[name]
 
+    def registered(self, name: str) -> T | None:
+        """What this process has registered under a name so far; None if it has nothing."""
+        return self._known.get(name)
+
     def __contains__(self, name: object) -> bool:
         return name in self._known
 

@@ -17,8 +17,8 @@ from shoal.errors import InvalidValue
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.spreading import spread
 from shoal.strategies.allreduce import AllReduceSGD
-from shoal.strategies.base import OptimizerState, Program
-from shoal.strategies.servers import ServerStrategy
+from shoal.strategies.base import Program
+from shoal.strategies.servers import OptimizerState, ServerStrategy
 from shoal.tables.access import AccessMethod
 
 TORCH_NAMES = {"momentum": "momentum_buffer"}  # of slots; the others are called as in torch

@@ -9,7 +9,7 @@ command lines list and check strategies without delay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -90,19 +90,6 @@ class StrategyOptions:
     def access_of(self, buffer: str) -> Access:
         """The optimizer of a buffer."""
         return self.accesses.get(buffer, self.access)
-
-
-@dataclass
-class OptimizerState:
-    """The state of the optimizer of one buffer of flat parameters.
-
-    Attributes:
-        updates: number of updates so far.
-        slots: by name in the access method's `slots()`, a tensor shaped as the parameters.
-    """
-
-    updates: int
-    slots: dict[str, Tensor]
 
 
 class Strategy(ABC):
@@ -211,17 +198,6 @@ class TableOps:
             msgspec.structs.replace(op, lr=rates.get(buffer))
             for buffer, op in zip(self._buffers, self._pushes, strict=True)
         )
-
-
-STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
-
-
-def pieces(spec: TableSpec, slots: int) -> Iterator[KeyRange]:
-    """Ranges of whole fragments of a table as servers have it, of about `STATE_BYTES` of state."""
-    most = STATE_BYTES // (spec.row_bytes * (1 + slots))
-    size = max(1, most // spec.fragment_rows) * spec.fragment_rows
-    for start in range(0, spec.rows, size):
-        yield KeyRange(start, min(start + size, spec.rows))
 
 
 def _whole_tables(

@@ -7,26 +7,42 @@ strategies differ only in the tables' consistency.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from math import nan
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.errors import InvalidValue
+from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
 from shoal.strategies.base import (
     Model,
-    OptimizerState,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
     TableOps,
     byte_view,
-    pieces,
     strategies,
     table_specs,
 )
 from shoal.tables.spec import Consistency, TableSpec, asp, bsp, ssp
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class OptimizerState:
+    """The state of the optimizer of one buffer of flat parameters.
+
+    Attributes:
+        updates: number of updates so far.
+        slots: by name in the access method's `slots()`, a tensor shaped as the parameters.
+    """
+
+    updates: int
+    slots: dict[str, Tensor]
 
 
 class ServerStrategy(Strategy):
@@ -137,6 +153,17 @@ class ServerStrategy(Strategy):
         yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
         yield EnterBarrier(f"{self.options.prefix} done")
         yield Exchange(pulls=self._ops.pulls)
+
+
+STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
+
+
+def pieces(spec: TableSpec, slots: int) -> Iterator[KeyRange]:
+    """Ranges of whole fragments of a table as servers have it, of about `STATE_BYTES` of state."""
+    most = STATE_BYTES // (spec.row_bytes * (1 + slots))
+    size = max(1, most // spec.fragment_rows) * spec.fragment_rows
+    for start in range(0, spec.rows, size):
+        yield KeyRange(start, min(start + size, spec.rows))
 
 
 class Sync(ServerStrategy):

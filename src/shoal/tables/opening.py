@@ -5,7 +5,6 @@ Sparse tables are compiled: numba is imported only where there is one (half a se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
@@ -68,13 +67,11 @@ def registered(spec: TableSpec) -> object:
     if spec.kind == "custom":
         from shoal.tables.custom.shard import handlers
 
-        known: Mapping[str, object] = {each: handlers[each] for each in handlers}
-        return known.get(name)
+        return handlers.registered(name)
     if spec.sparse:
         from shoal.tables.sparse.optimizers import row_methods
 
-        methods = {each: row_methods[each] for each in row_methods}
-        return getattr(methods.get(name), "functions", {}).get("apply")
+        return getattr(row_methods.registered(name), "functions", {}).get("apply")
     return None
 
 

@@ -51,7 +51,7 @@ class Optimizer(torch.optim.Optimizer):
             rank 0, is where the update goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
         staleness: bound of "ssp", in clocks.
-        embeddings: the modules whose embedding gradients `step` pushes; all `shoal.nn.Embedding`s
+        embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
             of the context by default.
         context: the context of `shoal.init()` by default.
 

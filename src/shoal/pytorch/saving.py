@@ -43,7 +43,7 @@ Found = dict[str, SavedRows]  # by the module's name in the model
 
 
 def save(model: torch.nn.Module, folder: str | Path) -> Path:
-    """Save all of a model, also the rows of `shoal.nn.Embedding`s. One worker calls it.
+    """Save all of a model, also the rows of each `shoal.nn.Embedding`. One worker calls it.
 
     Rows are those that were ever used; all others begin at their initial values again. Pieces are
     pulled while other workers go on: call it after a barrier for rows of one moment. The rows'

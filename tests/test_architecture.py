@@ -22,7 +22,7 @@ LEVELS = [
     {"engines", "nn", "testing"},
     {"jobs"},
     {"apps", "reports"},
-    {"cli"},
+    {"cli", "ctr", "word2vec"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Inside protocol/: what all roles share, then the roles, which do not import each other.

@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 from shoal.errors import DataMissing
 from shoal.storage.checkpoints import Checkpoints
@@ -51,6 +54,43 @@ def test_kv(how, workers, tmp_path):
 def test_kv_sparse(how, workers, tmp_path):
     text = output_of([*how, str(EXAMPLES / "kv_sparse.py")], tmp_path)
     assert f"of {workers}: the sum is right" in text
+
+
+def test_lightning(tmp_path):
+    """Two workers train, and one goes on from Lightning's checkpoint."""
+    script, quick = str(EXAMPLES / "lightning_shoal.py"), ["--epochs", "4"]
+    [before] = accuracies(output_of([*SHOAL_RUN, script, *quick], tmp_path).splitlines()[-1])
+    assert before > 0.75
+    saved = torch.load(tmp_path / "digits.ckpt", weights_only=True)
+    [state] = saved["optimizer_states"]
+    assert {"exp_avg", "exp_avg_sq", "step"} <= set(state["state"][0])
+    assert saved["global_step"] == state["state"][0]["step"] == 4 * 24  # 750 rows in batches of 32
+    more = [*PYTHON, script, "--epochs", "6", "--load", "digits.ckpt", "--save", "more.ckpt"]
+    [after] = accuracies(output_of(more, tmp_path).splitlines()[-1])
+    assert after > before - 0.02
+    saved = torch.load(tmp_path / "more.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["state"][0]["step"] == 4 * 24 + 2 * 47
+
+
+def test_the_notebook(tmp_path):
+    """All cells run, with bars of each worker, a table of figures, and the refusal it speaks of."""
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", 4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=120, resources=resources).execute()
+    cells = [cell.get("outputs", []) for cell in notebook.cells]
+    texts = ["".join(map(_text_of, outputs)) for outputs in cells]
+    trained = next(text for text in texts if "worker-1" in text)
+    assert len(re.findall(r"epoch  10  step +230 ", trained)) == 2  # the last that was shown
+    assert re.search(r"accuracy +0\.9", trained)
+    assert any("NotImportable: 'halving' was defined" in text for text in texts)
+    assert any(re.search(r"\[0\.\d+ 0\.\d+\]", text) for text in texts)  # what a scorer predicts
+    images = [out for outputs in cells for out in outputs if "image/png" in out.get("data", {})]
+    assert len(images) == 2
+
+
+def _text_of(output: Any) -> str:
+    plain = output.get("data", {}).get("text/plain", output.get("text", ""))
+    return re.sub(r"\x1b\[[\d;]*m", "", plain)
 
 
 @pytest.mark.parametrize("how", [PYTHON, SHOAL_RUN, TORCHRUN], ids=["python", "run", "torchrun"])

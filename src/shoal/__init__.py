@@ -11,12 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal import nn
+    from shoal import ctr, nn
     from shoal.apps.train.command import TrainResult, train
     from shoal.client.client import Client
     from shoal.client.connect import connect
     from shoal.client.context import Context
     from shoal.client.leases import Lease, leases
+    from shoal.client.sparse.row_cache import RowCache
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
@@ -39,6 +40,7 @@ _NAMES = {  # by the module that has them
     "shoal.client.connect": "connect",
     "shoal.client.context": "Context",
     "shoal.client.leases": "Lease leases",
+    "shoal.client.sparse.row_cache": "RowCache",
     "shoal.data.sampler": "Sampler",
     "shoal.engines.joining": "init",
     "shoal.keys": "KeyRange",
@@ -55,6 +57,7 @@ _NAMES = {  # by the module that has them
     "shoal.tables.init": "Init",
     "shoal.tables.spec": "Access Consistency TableSpec asp bsp ssp",
 }
+_MODULES = ("ctr", "nn")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "Access",
@@ -68,6 +71,7 @@ __all__ = [
     "Lease",
     "Optimizer",
     "Pairs",
+    "RowCache",
     "Run",
     "Sampler",
     "TableSpec",
@@ -78,6 +82,7 @@ __all__ = [
     "bsp",
     "clip_grad_norm_",
     "connect",
+    "ctr",
     "handler",
     "init",
     "leases",
@@ -91,8 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return import_module("shoal.nn")
+    if name in _MODULES:
+        return import_module(f"shoal.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -27,6 +27,7 @@
     │   ├── RunAborted             the scheduler ended the run, with its reason
     │   │   ├── RangeLost          every server with a replica of some rows is gone
     │   │   └── Dropped            the run goes on without this worker, which was too slow
+    │   ├── LeftAlone              a server was told to leave while its scheduler was gone
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
@@ -225,6 +226,10 @@ class RangeLost(RunAborted):
 
 class Dropped(RunAborted):
     """The run goes on without this worker, for which the others waited too long."""
+
+
+class LeftAlone(PeerError):
+    """A server that was told to leave has ended by itself, because its scheduler is gone."""
 
 
 class HandshakeFailed(PeerError):

@@ -11,8 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from shoal.apps.ctr import sample
+import shoal as shoal_
+from shoal.apps.ctr import sample, weights
 from shoal.cli import main
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, PeerError
+from tests.real.waiting import until
 
 
 def file_of(folder, text, name="rows.txt"):
@@ -74,8 +77,88 @@ def test_predict_gives_the_runs_own_predictions(tmp_path):
         ((run, run / "bad.txt"), "expected a label"),
         ((run, run / "sample_test.txt", "--out", "no/such/folder"), "cannot be written"),
         ((run, run / "sample_test.txt", "--out", run / "sample_test.txt"), "that is read"),
+        ((run, run / "sample_test.txt", "--format", "criteo"), "trained on dummy, and keys of"),
     ):
         assert says in refused(*words, command=predict)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("model", ["lr", "deepfm"])
+def test_a_run_from_python_and_its_scorer(tmp_path, model):
+    options = {"model": model, "servers": 2, "out": str(tmp_path)}
+    result = shoal_.ctr.train(**options, batch_size=32, epochs=2, checkpoint_every=20)
+    assert result.metrics["rows"] == 2 * sample.TRAIN
+    lines = (result.run_dir / "sample_test.txt").read_text().splitlines()
+    with np.load(result.run_dir / "workers" / "0" / "test.npz") as test:
+        expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
+    with shoal_.ctr.Scorer(result.run_dir) as scorer:
+        assert not scorer.training
+        np.testing.assert_allclose(scorer.predict(lines), expected, rtol=1e-5)
+        rows = [line.partition(" ")[2] for line in lines[:3]]
+        found = scorer.predict(rows, labelled=False)
+        np.testing.assert_allclose(found, expected[:3], rtol=1e-5)
+        with pytest.raises(DataCorrupt, match="rows: line 2"):
+            scorer.predict(["1 3", "x"])
+    more = shoal_.ctr.train(resume=str(result.run_dir), epochs=3)
+    assert more.metrics["model"] == model
+
+
+def test_options_from_python_are_checked(tmp_path):
+    with pytest.raises(InvalidValue, match="nothing"):
+        shoal_.ctr.train(nothing=1)
+    with pytest.raises(InvalidValue, match="epochs"):
+        shoal_.ctr.train(epochs=0)
+    with pytest.raises(DataMissing):
+        shoal_.ctr.train(tmp_path / "none.txt", out=str(tmp_path))
+    with pytest.raises(DataMissing):
+        shoal_.ctr.Scorer(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("model", ["lr", "deepfm"])
+def test_a_scorer_follows_a_run_under_way(tmp_path, model):
+    """Until the run's workers have finished; the run ends when the scorer has left."""
+    epochs = {"lr": 40, "deepfm": 6}[model]
+    words = ("--model", model, "--epochs", str(epochs), "--title", "followed", "--json")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "train", "ctr", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    until(lambda: [*tmp_path.glob("shoal-runs/followed-*/scheduler")])
+    [folder] = tmp_path.glob("shoal-runs/followed-*")
+    rows, seen = ["1 3 5", "2 4"], []
+    with shoal_.ctr.Scorer(folder, max_age_s=0.0) as scorer:
+        while scorer.training:
+            seen.append(scorer.predict(rows, labelled=False).tolist())
+        trained = scorer.predict(rows, labelled=False)
+        assert run.poll() is None
+    told, _ = run.communicate(timeout=60)
+    assert len({*map(tuple, seen)}) > 5  # the model changed meanwhile
+    assert json.loads(told)["rows"] == epochs * sample.TRAIN
+    with shoal_.ctr.Scorer(folder) as scorer:
+        np.testing.assert_allclose(scorer.predict(rows, labelled=False), trained, rtol=1e-6)
+
+
+@pytest.mark.real
+def test_a_scorer_says_that_its_run_was_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "PROBE_S", 1.0)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "train", "ctr", "--epochs", "1000", "--title", "ended"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: [*tmp_path.glob("shoal-runs/ended-*/scheduler")])
+    [folder] = tmp_path.glob("shoal-runs/ended-*")
+    with shoal_.ctr.Scorer(folder, max_age_s=0.0) as scorer:
+        scorer.predict(["1 3"])
+        run.terminate()
+        assert run.wait(30) == 143
+        with pytest.raises(PeerError):
+            scorer.predict(["1 3"])
 
 
 @pytest.mark.real
@@ -211,8 +294,10 @@ def test_csv_and_parquet_give_the_same_figures_and_predictions(tmp_path, table):
     *chances, last = told.stdout.splitlines()
     assert float(chances[0]) > float(chances[2])
     assert json.loads(last)["figures"] == {}
-    other = shoal(runs[1]["run_dir"], path, folder=tmp_path, command=("predict",))
-    assert "rows.csv" in other.stderr  # that run was trained on Parquet
+    other = shoal(runs[1]["run_dir"], new, folder=tmp_path, command=("predict",))
+    assert other.stdout.splitlines() == chances  # that run was trained on Parquet
+    refusal = (tmp_path / runs[1]["run_dir"], path, "--format", "libsvm")
+    assert "trained on parquet, and keys of libsvm" in refused(*refusal, command=("predict",))
     assert other.returncode == 2
     again = shoal(runs[1]["run_dir"], folder, folder=tmp_path, command=("predict",))
     assert len(again.stdout.splitlines()) >= 1200, again.stderr

@@ -71,6 +71,27 @@ def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 
+def test_a_server_whose_scheduler_is_gone_obeys_sigterm(by_hand):
+    scheduler = by_hand("scheduler", "--workers", 1, "--servers", 1)
+    server = by_hand("server")
+    client = Client(by_hand.address)
+    client.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))
+    scheduler.kill()
+    scheduler.wait()
+    server.terminate()
+    assert server.wait(4) == 128 + signal.SIGTERM  # 1.5 s, and what an exit takes on a busy machine
+    client.close()
+
+
+def test_a_server_that_has_not_found_its_scheduler_obeys_sigterm(by_hand, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    server = by_hand("server")
+    until(lambda: list(private.glob("*server*")), lambda: list(private.iterdir()))
+    server.terminate()
+    assert server.wait(4) == 128 + signal.SIGTERM
+
+
 def test_workers_of_an_elastic_cluster_join_late_and_leave_early(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 1, "--elastic")
     by_hand("server")

@@ -7,14 +7,16 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from shoal.apps.bench.suites import SUITES
+from shoal.apps.ctr.spec import Format
 from shoal.cli.group import (
     EXIT_FAILED,
     as_json,
@@ -196,25 +198,36 @@ def export(run: str, form: str, out: str) -> None:
 @click.argument("run", type=click.Path(file_okay=False))
 @click.argument("file", type=click.Path())
 @option("--out", default="", help="file for the predictions; standard output if not given")
-@option("--servers", type=click.IntRange(1, 1024), default=1, help="server processes")
+@option(
+    "--format",
+    "form",
+    type=click.Choice(get_args(Format)),
+    default="auto",
+    help="format of FILE: that of the run, or one with the same keys",
+)
+@option("--unlabelled", is_flag=True, help="lines have no label; found out of all but dummy")
 @as_json
-def predict(run: str, file: str, out: str, servers: int, as_json: bool) -> None:
+def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_json: bool) -> None:
     """Write the chance of label 1 of each row of FILE, a line each.
 
-    RUN is the folder of a `shoal train ctr`. FILE is a file, a folder of files or a pattern, in the
-    format and with the columns that the run was trained on; CSV and Parquet need no label. Figures,
-    of FILE's labels, go to standard error, or to standard output with --json.
+    RUN is the folder of a `shoal train ctr`, under way or ended. FILE is a file, a folder of files
+    or a pattern, with the columns that the run was trained on; its rows need no label. Figures, of
+    FILE's labels, go to standard error, or to standard output with --json.
 
     \b
     shoal predict shoal-runs/ctr-lr-20260101-120000 test.libsvm > chances.txt
     """
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
     from shoal.apps.ctr.predicting import predict as predict_rows
 
     console = Console(stderr=True)
+    shown = SpinnerColumn(), TextColumn("{task.completed:,} rows predicted")
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="shoal-predict-") as folder:
         path = Path(out) if out else Path(folder) / "predictions.txt"
-        with console.status("predicting"):
-            figures = predict_rows(Path(run), Path(file), path, servers)
+        with Progress(*shown, console=console, transient=True) as bar:
+            done = partial(bar.advance, bar.add_task("", total=None))
+            figures = predict_rows(Path(run), Path(file), path, form, unlabelled, done)
         if not out:
             with path.open() as lines:
                 shutil.copyfileobj(lines, sys.stdout)

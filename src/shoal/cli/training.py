@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
@@ -75,16 +74,11 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     shoal train ctr criteo.txt.gz --model fm --hash-bits 24
     shoal train ctr --resume shoal-runs/ctr-lr-20261122-160000
     """
-    from shoal.apps.ctr.command import run_ctr, show_summary
-    from shoal.apps.ctr.predicting import spec_of
+    from shoal.apps.ctr.command import run_ctr, show_summary, spec_from
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    values = {name: value for name, value in given().items() if name in options}
-    if values.get("resume"):
-        before = msgspec.structs.asdict(spec_of(Path(values["resume"])))
-        values = {**before, "resume_at": -1, **values}
-    spec = converted(values, CtrSpec)
+    spec = spec_from({name: value for name, value in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
         summary = run_ctr(spec, console, started_at, trust)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.sparse_exchanges import keys_of
+from shoal.client.sparse.exchanges import keys_of
 from shoal.client.values import Lens, check_values
 from shoal.errors import BadLength, InvalidValue, NotFinite
 from shoal.keys import KeyRange

@@ -214,7 +214,7 @@ class Exchanges:
     ) -> PushOp:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.client.sparse_exchanges import Batch, push_op
+            from shoal.client.sparse.exchanges import Batch, push_op
 
             if within is not None:
                 raise InvalidValue(
@@ -245,7 +245,7 @@ class Exchanges:
                 f"table {table!r} is custom: push_pull is for other tables; call push, then pull"
             )
         if spec.sparse:
-            from shoal.client.sparse_exchanges import Batch, pull_op, push_op
+            from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 
             batch = Batch(spec, keys, self._view())
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
@@ -254,7 +254,7 @@ class Exchanges:
     def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
         spec = self._table(table)
         if spec.sparse:
-            from shoal.client.sparse_exchanges import Batch, pull_op
+            from shoal.client.sparse.exchanges import Batch, pull_op
 
             return pull_op(spec, Batch(spec, keys, self._view()), out)
         plain = keys is None or isinstance(keys, KeyRange)

@@ -17,7 +17,7 @@ from shoal.client.options import (
     PushOptions,
     PushPullOptions,
 )
-from shoal.client.scans import scanned
+from shoal.client.sparse.scans import scanned
 from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver

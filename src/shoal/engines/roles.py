@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import msgspec
 from shoal import factories, registry
 from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
-from shoal.errors import DataCorrupt
+from shoal.errors import DataCorrupt, LeftAlone
 from shoal.node.disk import Disk
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
@@ -189,13 +189,16 @@ def run_server(**given: Any) -> None:
         on_note=lambda each: _note_of_server(each, session, log),
         on_save=writer.put if writer is not None else lambda save: None,
     )
-    leaves_on_signals(node)
+    signals = leaves_on_signals(node)
     try:
         session.announce(advertised(node.listen(role.listen), role.advertise))
         node.send_heartbeats(lambda: session.incarnation)
         node.run()
         if role.save:
             save_shards(Path(role.save), session.rank, machine.replicas(), session.view_id)
+    except LeftAlone as alone:
+        logging.getLogger("shoal.server").warning("%s", alone)
+        raise SystemExit(128 + signals[-1]) from None
     finally:
         if writer is not None:
             writer.close()
@@ -256,10 +259,16 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
             said.warning("cannot leave: %s", each.fields["reason"])
 
 
-def leaves_on_signals(node: Node) -> None:
-    """On SIGTERM or Ctrl-C the server moves its rows, then leaves; on a second one, at once."""
+def leaves_on_signals(node: Node) -> Sequence[int]:
+    """On SIGTERM or Ctrl-C the server moves its rows, then leaves; on a second one, at once.
+
+    Returns:
+        The signals that have come, one after the other.
+    """
+    came: list[int] = []
 
     def leave(number: int, _: object) -> None:
+        came.append(number)
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else interrupt)
         logging.getLogger("shoal.server").info(
             "leaving after all rows are moved; send the signal again to end at once"
@@ -269,6 +278,7 @@ def leaves_on_signals(node: Node) -> None:
     interrupt = signal.default_int_handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
+    return came
 
 
 def advertised(bound: str, advertise: str) -> str:

@@ -133,8 +133,7 @@ class Session:
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
         self._held_up_s = 0.0  # since then
-        # the connection to the scheduler broke, and it was not heard of since
-        self._cut_off = False
+        self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._questions = Questions(self.options.resend_s)
@@ -262,7 +261,7 @@ class Session:
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
             self.stop(out, JoinTimeout(self._join_timed_out()))
             return
-        if self.view is not None and now >= self._given_up_at:
+        if self.view is not None and now >= self.silent_since + self.options.silence_s:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self.stop(out, error)
             return
@@ -279,18 +278,18 @@ class Session:
         self._questions.repeat(now, out)
 
     @property
-    def _given_up_at(self) -> float:
-        """When the scheduler counts as gone. While this process did not run it read no answer."""
-        return self._heard_at + self.options.silence_s + self._held_up_s
+    def silent_since(self) -> float:
+        """The scheduler's last message, later by the time that this process did not run since."""
+        return self._heard_at + self._held_up_s
 
     @property
     def _pause(self) -> float:
-        return self.options.recall_s if self._cut_off else self.options.heartbeat_s
+        return self.options.recall_s if self.cut_off else self.options.heartbeat_s
 
     def peer_lost(self, node: NodeId, now: float) -> None:
         """Reconnect to the scheduler, which never connects to members, after it restarted."""
         if node == SCHEDULER and self.view is not None and not self.ended:
-            self._cut_off = True
+            self.cut_off = True
             self._again_at = min(self._again_at, now + self._pause)
             self._due = min(self._due, self._again_at)
 
@@ -300,13 +299,14 @@ class Session:
     def _next_due(self) -> float:
         if self.ended:
             return inf
-        limit = self._join_by if self.view is None else self._given_up_at
+        given_up_at = self.silent_since + self.options.silence_s
+        limit = self._join_by if self.view is None else given_up_at
         ends = self._heard_at + self.options.farewell_s if "finish" in self._questions else inf
         return min(limit, self._again_at, self._questions.wakes_at(), ends)
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
-        self._heard_at, self._held_up_s, self._cut_off = now, 0.0, False
+        self._heard_at, self._held_up_s, self.cut_off = now, 0.0, False
         match message:
             case Joined(incarnation, rank, run):
                 anew = run != self.run  # the scheduler is, and counts from 1

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from shoal.client.client import Client
 from shoal.client.context import Context, current
-from shoal.client.sparse_exchanges import Batch, pull_op, push_op
+from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange

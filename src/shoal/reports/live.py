@@ -1,7 +1,8 @@
-"""A run as it goes, and its summary, on a terminal."""
+"""A run as it goes, and its summary, on a terminal or in a notebook."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -32,10 +33,29 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
 
 
+NOTEBOOK_S = 0.5  # between two updates of a cell
+
+
+def progress_console(wanted: bool | None) -> Console:
+    """Where a run that was started from Python shows its progress.
+
+    wanted: whether it does; None: where somebody looks, on a terminal or in a notebook
+    """
+    console = Console(stderr=True)
+    shown = console.is_terminal or console.is_jupyter if wanted is None else wanted
+    return console if shown else Console(quiet=True)
+
+
 class Live:
-    """Follows an event log and shows a bar per worker. `tick` reads what is new."""
+    """Follows an event log and shows a bar per worker. `tick` reads what is new.
+
+    In a notebook the bars are the output of the cell, which stays when the notebook is saved.
+    """
 
     def __init__(self, console: Console, events: Path, workers: int, epochs: int) -> None:
+        self._cell: Any = None  # the notebook's
+        self._cell_due = 0.0
+        self._notebook = console.is_jupyter and not console.quiet
         self._new_events = NewEvents(events)
         self._epochs = epochs
         self._progress = Progress(
@@ -54,12 +74,22 @@ class Live:
         }
 
     def __enter__(self) -> Live:
-        self._progress.start()
+        if self._notebook:
+            from IPython.display import display
+
+            self._cell = display(self._progress, display_id=True)
+        else:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._cell_due = 0.0
+        for task in self._progress.tasks:
+            if task.total is None:  # nobody knew how much there was to do
+                self._progress.update(task.id, total=task.completed)
         self.tick()
-        self._progress.stop()
+        if not self._notebook:
+            self._progress.stop()
 
     def tick(self) -> None:
         latest: dict[str, dict[str, Any]] = {}
@@ -68,6 +98,9 @@ class Live:
                 latest.setdefault(event["node"], {})[event["kind"]] = event
         for node, events in latest.items():
             self._show(self._tasks[node], events)
+        if self._cell is not None and time.monotonic() >= self._cell_due:
+            self._cell.update(self._progress)
+            self._cell_due = time.monotonic() + NOTEBOOK_S
 
     def _show(self, task: TaskID, events: dict[str, Any]) -> None:
         if "begin" in events:

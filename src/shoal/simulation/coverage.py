@@ -47,6 +47,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "declared hung",
     "busy for longer than silence",
     "restart worker",
+    "server left alone",
     "join during training",
     "insisted",
     "sparse ledger",

@@ -12,7 +12,7 @@ from traceback import extract_tb
 
 import msgspec
 
-from shoal.errors import ClusterFull, ShoalError
+from shoal.errors import ClusterFull, LeftAlone, ShoalError
 from shoal.protocol.admin.question import Question
 from shoal.protocol.machine import Note, Save
 from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
@@ -223,6 +223,9 @@ class Scenario:
         self.world.add(f"engine-{process}", reporter)
 
     def _on_event(self, sim: SimNode) -> None:
+        if sim.alive and isinstance(sim.error, LeftAlone):
+            self.world.coverage["server left alone"] += 1
+            self.world.crash(sim.node)  # to the others it is that
         if sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None:
             # its predecessor does not count as dead yet: engines start it again
             self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)

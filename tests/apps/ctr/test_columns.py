@@ -60,7 +60,8 @@ def test_every_format_gives_the_same_rows(path, tmp_path):
     first = tmp_path / "first.csv"
     first.write_text(CSV)
     mine = reader(path)
-    assert (mine.categorical, mine.numeric, mine.labelled) == (["city"], ["age", "share"], True)
+    found = mine.columns
+    assert (found.categorical, found.numeric, found.labelled) == (["city"], ["age", "share"], True)
     assert [len(each) for each in mine] == [3, 1]
     assert rows_of(mine) == rows_of(reader(first))
 
@@ -98,7 +99,7 @@ def test_workers_share_the_batches(path):
 def test_the_columns_that_are_named_are_used_and_no_others(path):
     spec = replace(SPEC, categorical="city, age")
     mine = reader(path, spec)
-    assert (mine.categorical, mine.numeric) == (["city", "age"], [])
+    assert (mine.columns.categorical, mine.columns.numeric) == (["city", "age"], [])
     assert sorted(rows_of(mine)[0][1]) == [0, 1]
 
 
@@ -109,7 +110,7 @@ def test_labels_of_other_names_and_values(tmp_path):
     assert [label for label, _ in rows_of(reader(path, spec))] == [0, 1, 1]
     with pytest.raises(DataCorrupt, match=r"label of 1, 0 or -1, not '<=50K' \(--positive"):
         list(reader(path, replace(spec, positive="")))
-    assert not reader(path).labelled  # such a file can be predicted
+    assert not reader(path).columns.labelled  # such a file can be predicted
     pq.write_table(pa.table({"x": [1, 2], "label": [True, False]}), tmp_path / "b.parquet")
     assert [label for label, _ in rows_of(reader(tmp_path / "b.parquet"))] == [1, 0]
 

@@ -150,6 +150,36 @@ def test_a_leaving_server_stays_when_it_is_the_last():
     assert migration.moves(2, True, None, frozenset()).leaving == {"s0"}
 
 
+def test_rows_that_a_server_received_in_an_earlier_transfer_do_not_count():
+    """It has begun anew meanwhile, and with nothing."""
+    cluster = Cluster(map(member, range(2)), [table()])
+    cluster.servers.append(member(2))
+    assert cluster.step(synced=set())
+    [(number, row, rank), *_] = learners_of(cluster.view.placements)
+    since = next(
+        placement.syncing_since
+        for placement in cluster.view.placements[number]
+        if placement.rows.start == row
+    )
+    migration = Migration(())
+
+    def synced():
+        return migration.moves(1, True, None, frozenset()).synced
+
+    migration.has_synced(cluster.view, cluster.servers[rank], [(number, row, since)])
+    migration.adopt(cluster.view)
+    assert synced() == {(number, row, rank): since}
+    anew = tuple(
+        tuple(
+            replace(each, syncing_since=since + 1) if each.syncing_since else each
+            for each in placements
+        )
+        for placements in cluster.view.placements
+    )
+    migration.adopt(replace(cluster.view, placements=anew))
+    assert synced() == {}
+
+
 def test_rows_of_a_custom_table_that_cannot_save_stay():
     spec = TableSpec("s", 0, kind="custom", access=Access("lists")).cut(2)
     cluster = Cluster(map(member, range(2)), [spec])

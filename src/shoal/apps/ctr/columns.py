@@ -39,8 +39,8 @@ TRUE, FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 class TableReader:
     """One worker's rows of a CSV or Parquet file: of every `share[1]` batches that of `share[0]`.
 
-    skipped:   lines of CSV that were left out; more than `spec.skip_bad_lines` are an error
-    labelled:  whether the file has the label's column
+    skipped:  lines of CSV that were left out; more than `spec.skip_bad_lines` are an error
+    columns:  that count
 
     Raises:
         DataMissing: no such file.
@@ -54,16 +54,11 @@ class TableReader:
     ) -> None:
         self.kind = kind
         self.skipped = 0
-        self.categorical: list[str] = []
-        self.numeric: list[str] = []
         self.path = path
         self._spec = spec
         self._share = share
-        with self._open() as table:
-            found = table.schema  # of CSV by its first rows
-        self.label = spec.label or "label"
-        self.labelled = self.label in found.names
-        self.categorical, self.numeric = _chosen(spec, found, self.label, path)
+        with self._open() as table:  # the schema of CSV is that of its first rows
+            self.columns = Columns(spec, table.schema, str(path))
 
     def __iter__(self) -> Iterator[Batch]:
         self.skipped = 0
@@ -79,7 +74,7 @@ class TableReader:
                 table = table.filter(numbers // size % sharers == mine)
             if not table.num_rows:
                 continue
-            held.append(self._encoded(table))
+            held.append(self.columns.encoded(table))
             rows += table.num_rows
             if rows >= size:
                 pool, whole = joined(held), rows // size * size
@@ -96,16 +91,17 @@ class TableReader:
         """The columns in use, of some rows after the other."""
         import pyarrow
 
-        wanted = [*self.categorical, *self.numeric]
-        wanted += [self.label] if self.labelled else []
+        columns = self.columns
+        wanted = [*columns.categorical, *columns.numeric]
+        wanted += [columns.label] if columns.labelled else []
         try:
-            with self._open(wanted) as table:
+            with self._open(wanted, columns.numeric) as table:
                 yield from table.batches()
         except (pyarrow.ArrowException, OSError) as error:
             raise self._corrupt(error) from None
 
-    def _open(self, wanted: Sequence[str] = ()) -> _Table:
-        """The file; of CSV with the categories among the `wanted` columns as text."""
+    def _open(self, wanted: Sequence[str] = (), numeric: Sequence[str] = ()) -> _Table:
+        """The file; of CSV with the `wanted` columns that are not `numeric` as text."""
         try:
             import pyarrow
         except ImportError:
@@ -115,7 +111,7 @@ class TableReader:
         try:
             if self.kind == "parquet":
                 return _Parquet(self.path, wanted)
-            return _Csv(self, wanted)
+            return _Csv(self, wanted, numeric)
         except (pyarrow.ArrowException, OSError) as error:
             raise self._corrupt(error) from None
 
@@ -132,9 +128,26 @@ class TableReader:
         self.skipped += 1
         return "skip" if self.skipped <= self._spec.skip_bad_lines else "error"
 
-    # ------------------------------------------------------------------ rows
 
-    def _encoded(self, table: pyarrow.RecordBatch) -> Batch:
+class Columns:
+    """The columns of a table that count, and batches of their keys.
+
+    labelled:  whether the table has the label's column
+
+    Raises:
+        DataCorrupt: the table has no such columns, or a label is neither 1, 0 nor -1.
+        InvalidValue: a column is named twice.
+    """
+
+    def __init__(self, spec: CtrSpec, schema: pyarrow.Schema, name: str) -> None:
+        self.label = spec.label or "label"
+        self.labelled = self.label in schema.names
+        self.categorical, self.numeric = _chosen(spec, schema, self.label, name)
+        self._spec = spec
+        self._name = name
+
+    def encoded(self, table: pyarrow.RecordBatch) -> Batch:
+        """The rows of a part of the table."""
         keys, there = [], []
         for name in self.categorical:
             made = _categories(name, table.column(name))
@@ -163,7 +176,7 @@ class TableReader:
             cast = column.cast(pyarrow.float64())
         except pyarrow.ArrowException as error:
             raise DataCorrupt(
-                f"{self.path}: column {name!r} is no number: {error} (--categorical names columns "
+                f"{self._name}: column {name!r} is no number: {error} (--categorical names columns "
                 "of categories)"
             ) from None
         numbers: np.ndarray = cast.to_numpy(zero_copy_only=False)
@@ -184,7 +197,7 @@ class TableReader:
             else:
                 shown = "nothing" if value is None else repr(value[:30])
                 raise DataCorrupt(
-                    f"{self.path}: column {self.label!r}: expected a label of 1, 0 or -1, not "
+                    f"{self._name}: column {self.label!r}: expected a label of 1, 0 or -1, not "
                     f"{shown} (--positive VALUE says which value is a click)"
                 )
         labels: np.ndarray = np.array(found, np.float32)[places]
@@ -222,10 +235,10 @@ class _Parquet(_Table):
 
 
 class _Csv(_Table):
-    def __init__(self, reader: TableReader, wanted: Sequence[str]) -> None:
+    def __init__(self, reader: TableReader, wanted: Sequence[str], numeric: Sequence[str]) -> None:
         from pyarrow import csv, float64, string
 
-        kinds = {name: string() for name in wanted} | {n: float64() for n in reader.numeric}
+        kinds = {name: string() for name in wanted} | {n: float64() for n in numeric}
         path = reader.path
         self.file = opened(path)
         try:
@@ -250,26 +263,26 @@ class _Csv(_Table):
 
 
 def _chosen(
-    spec: CtrSpec, schema: pyarrow.Schema, label: str, path: Path
+    spec: CtrSpec, schema: pyarrow.Schema, label: str, name: str
 ) -> tuple[list[str], list[str]]:
     """The columns of categories and of numbers: those that the run names, or all by their types."""
     import pyarrow
 
     categorical, numeric = spec.columns(spec.categorical), spec.columns(spec.numeric)
     if not categorical and not numeric:
-        for name, kind in zip(schema.names, schema.types, strict=True):
+        for column, kind in zip(schema.names, schema.types, strict=True):
             is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
-            if name != label:
-                (numeric if is_number else categorical).append(name)
+            if column != label:
+                (numeric if is_number else categorical).append(column)
     named = [*categorical, *numeric]
     absent = sorted({*named} - {*schema.names})
     known = ", ".join(schema.names[:20])
     if absent:
-        raise DataCorrupt(f"{path}: no column {', '.join(absent)} (columns: {known})")
+        raise DataCorrupt(f"{name}: no column {', '.join(absent)} (columns: {known})")
     if len({*named, label}) <= len(named):
-        raise InvalidValue(f"{path}: a column is named twice among the label, categories, numbers")
+        raise InvalidValue(f"{name}: a column is named twice among the label, categories, numbers")
     if not named:
-        raise DataCorrupt(f"{path}: no columns beside the label (columns: {known})")
+        raise DataCorrupt(f"{name}: no columns beside the label (columns: {known})")
     return categorical, numeric
 
 

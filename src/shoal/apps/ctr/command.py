@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,82 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from shoal import factories as imports
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.predicting import APPLICATION, spec_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
-from shoal.apps.ctr.sources import Source, check_readable
+from shoal.apps.ctr.sources import Source, check_trainable
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.result import RunResult
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.jobs.spec import dump_job
+from shoal.jobs.spec import converted, dump_job
 from shoal.reports.events import read_events
-from shoal.reports.live import Live
+from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files
 
 # of each worker
 FIGURES = ("rows", "seconds", "skipped", "in_runs", "bytes_pushed", "bytes_pulled")
+
+
+def train(
+    train: str | Path = "",
+    test: str | Path = "",
+    *,
+    progress: bool | None = None,
+    **options: Any,
+) -> RunResult:
+    """Train a model of clicks on this machine, with workers and servers in processes of their own.
+
+    A script calls it under `if __name__ == "__main__":`.
+
+    Args:
+        train: a file, a folder of files or a pattern, in one of the formats; a sample made from the
+            seed if it is not given.
+        test: the same, with the rows that are scored at the end.
+        progress: show a bar of each worker; None: on a terminal and in a notebook.
+        options: as flags of `shoal train ctr`, with `_` for `-`: workers, servers, model, epochs,
+            batch_size, label, resume and others.
+
+    Returns:
+        The figures of the summary, `test` (auc, log_loss), `progressive`, `rows_per_s` and others,
+        and the run's folder, of which `Scorer` makes predictions.
+
+    Raises:
+        UnknownName: no such option.
+        InvalidValue: a value out of its range, or options that contradict each other.
+        DataMissing, DataCorrupt: a file is not there, or is not what it says.
+        NotTrusted: another user has left the run that is resumed, or could have changed it.
+        ProcessDied: a process was killed or ended early.
+
+    Example:
+        >>> import shoal  # doctest: +SKIP
+        >>> result = shoal.ctr.train("clicks.csv", label="clicked", workers=2)  # doctest: +SKIP
+        >>> with shoal.ctr.Scorer(result.run_dir) as scorer:  # doctest: +SKIP
+        ...     scorer.predict({"city": ["Oslo"], "age": [31]})
+    """
+    imports.refuse_while_importing("shoal.ctr.train()")
+    files = {name: str(path) for name, path in (("train", train), ("test", test)) if path}
+    values = {name: value for name, value in options.items() if value is not None}
+    spec = spec_from({**values, **files})
+    summary = run_ctr(spec, progress_console(progress))
+    return RunResult(summary, Path(summary["run_dir"]))
+
+
+def spec_from(values: Mapping[str, Any]) -> CtrSpec:
+    """The specification that options ask for; with `resume`, those of that run that are not given.
+
+    Raises:
+        UnknownName, InvalidValue: as `converted`
+        DataMissing, DataCorrupt: as `spec_of`
+    """
+    if not values.get("resume"):
+        return converted(dict(values), CtrSpec)
+    before = msgspec.structs.asdict(spec_of(Path(values["resume"])))
+    return converted({**before, "resume_at": -1, **values}, CtrSpec)
 
 
 def run_ctr(
@@ -44,7 +104,7 @@ def run_ctr(
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
     for path in filter(None, (spec.train, spec.test)):
-        check_readable(spec, path)
+        check_trainable(spec, path)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:

@@ -19,7 +19,7 @@ from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import bias_options, linear_options
 from shoal.client.context import Context
-from shoal.client.sparse_exchanges import Batch as Keys
+from shoal.client.sparse.exchanges import Batch as Keys
 from shoal.client.values import bytes_of
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.tables.sparse.jit import U, kernel

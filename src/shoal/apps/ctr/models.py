@@ -129,12 +129,7 @@ class Clicks(nn.Module):
         self._ahead: tuple[Batch, Tensor] | None = None
         self._fields = spec.fields
         if spec.model == "deepfm":
-            torch.manual_seed(spec.seed)
-            sizes = (spec.fields * spec.factors, *HIDDEN)
-            layers: list[nn.Module] = []
-            for before, after in pairwise(sizes):
-                layers += [nn.Linear(before, after), nn.ReLU()]
-            self.deep = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+            self.deep = dense_layers(spec)
 
     def wanted(self, batch: Batch) -> list[Wanted]:
         """The rows that a batch looks up; the tensors are those that `forward` uses."""
@@ -151,21 +146,36 @@ class Clicks(nn.Module):
         logits: Tensor = self.bias(CONSTANT)[0] + self.linear(
             keys, torch.from_numpy(batch.offsets), per_sample_weights=values
         ).squeeze(1)
-        return logits + self._interactions(batch, self.factors(keys) * values.unsqueeze(1))
+        factors = self.factors(keys) * values.unsqueeze(1)
+        return logits + interactions(batch, factors, self.deep, self._fields)
 
-    def _interactions(self, batch: Batch, factors: Tensor) -> Tensor:
-        """Of all pairs of a row's keys; and what the perceptron makes of its fields."""
-        count, width = len(batch), factors.shape[1]
-        lengths = torch.diff(torch.from_numpy(batch.offsets), append=torch.tensor([len(factors)]))
-        rows = torch.repeat_interleave(torch.arange(count), lengths)
-        sums = factors.new_zeros(count, width).index_add(0, rows, factors)
-        squares = factors.new_zeros(count, width).index_add(0, rows, factors.square())
-        logits: Tensor = 0.5 * (sums.square() - squares).sum(1)
-        if self.deep is not None:
-            fields = torch.from_numpy(batch.fields)
-            seen = fields < self._fields
-            places = rows[seen] * self._fields + fields[seen]
-            flat = factors.new_zeros(count * self._fields, width)
-            inputs = flat.index_add(0, places, factors[seen])
-            logits = logits + self.deep(inputs.view(count, -1)).squeeze(1)
-        return logits
+
+def dense_layers(spec: CtrSpec) -> nn.Module:
+    """The perceptron of a deepfm, as it begins."""
+    torch.manual_seed(spec.seed)
+    sizes = (spec.fields * spec.factors, *HIDDEN)
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+
+
+def interactions(batch: Batch, factors: Tensor, deep: nn.Module | None, seen_fields: int) -> Tensor:
+    """Of all pairs of a row's keys; and what the perceptron makes of its fields. (n,)
+
+    factors:  (m, width), of each key of the batch, times its value
+    """
+    count, width = len(batch), factors.shape[1]
+    lengths = torch.diff(torch.from_numpy(batch.offsets), append=torch.tensor([len(factors)]))
+    rows = torch.repeat_interleave(torch.arange(count), lengths)
+    sums = factors.new_zeros(count, width).index_add(0, rows, factors)
+    squares = factors.new_zeros(count, width).index_add(0, rows, factors.square())
+    logits: Tensor = 0.5 * (sums.square() - squares).sum(1)
+    if deep is not None:
+        fields = torch.from_numpy(batch.fields)
+        seen = fields < seen_fields
+        places = rows[seen] * seen_fields + fields[seen]
+        flat = factors.new_zeros(count * seen_fields, width)
+        inputs = flat.index_add(0, places, factors[seen])
+        logits = logits + deep(inputs.view(count, -1)).squeeze(1)
+    return logits

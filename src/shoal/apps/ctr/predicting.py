@@ -1,26 +1,31 @@
-"""`shoal predict`: predictions of a run's model."""
+"""Predictions of a run's model: `shoal.ctr.Scorer` and `shoal predict`."""
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
+import numpy as np
+import torch
 
-from shoal.apps.ctr.scores import TEST, figures
-from shoal.apps.ctr.sources import check_readable
-from shoal.apps.ctr.spec import CtrSpec
-from shoal.engines.base import SPARSE, Task
-from shoal.engines.cluster import run_tasks
-from shoal.engines.local import LocalEngine
-from shoal.engines.options import RunOptions
+from shoal.apps.ctr.logistic import BIAS, logits_of
+from shoal.apps.ctr.models import LAYERS, dense_layers, interactions
+from shoal.apps.ctr.readers import Batch
+from shoal.apps.ctr.scores import Scores, figures_of
+from shoal.apps.ctr.sources import batch_of, to_predict
+from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.weights import RunningWeights, SavedWeights, Weights
+from shoal.client.sparse.row_cache import MAX_ROWS
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_run_job
+from shoal.pytorch.flat_parameters import FlatParams
 from shoal.storage.files import naming
-from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "ctr"
+PREDICTED_ROWS = 1024  # at once
 
 
 def spec_of(run: Path) -> CtrSpec:
@@ -37,48 +42,148 @@ def spec_of(run: Path) -> CtrSpec:
         return converted(values, CtrSpec)
 
 
-def _read_only(spec: CtrSpec, run: Path) -> CtrSpec:
-    """The same for reading all of the run's weights, on any number of servers."""
-    replace, init = msgspec.structs.replace, str(run.resolve())
-    return replace(spec, init=init, strategy="asgd", staleness=0, max_rows=0, skip_bad_lines=0)
+class Scorer:
+    """Predicts clicks with the model of a run of `shoal train ctr`, under way or ended.
+
+    Of a run under way it follows the model: rows are pulled from the run's servers, as a worker
+    group of its own for which no worker waits, and each is used for `max_age_s`. That run ends
+    when its workers have finished and the scorer is closed. Of a run that has ended the tables are
+    in this process' memory. One thread at a time may use a scorer; use it in a `with` block, or
+    close it.
+
+    Args:
+        run: the run's folder.
+        max_age_s: seconds for which a row of a run under way is used.
+        max_rows: rows that are kept of each table of a run under way.
+
+    Attributes:
+        spec: the run's options.
+
+    Raises:
+        DataMissing: there is no such run, or it has ended without a model.
+        DataCorrupt, UnknownFormat: a file of the run is not as it was written.
+        JoinTimeout: the run under way has not begun in time.
+
+    Example:
+        >>> with shoal.ctr.Scorer("shoal-runs/ctr-lr-...") as scorer:  # doctest: +SKIP
+        ...     scorer.predict(["3:1 7:0.5", "7:1"])
+        array([0.0953, 0.2412])
+    """
+
+    def __init__(
+        self, run: str | Path, *, max_age_s: float = 1.0, max_rows: int = MAX_ROWS
+    ) -> None:
+        folder = RunFolder(Path(run))
+        self.spec = spec_of(folder.path)
+        self._weights: Weights
+        if folder.scheduler.exists():
+            self._weights = RunningWeights(folder.path, max_age_s, max_rows)
+        else:
+            self._weights = SavedWeights(folder.path)
+        self._deep = dense_layers(self.spec) if self.spec.model == "deepfm" else None
+        self._flat = FlatParams(self._deep.parameters()) if self._deep is not None else None
+
+    @property
+    def training(self) -> bool:
+        """Whether the run's workers still train."""
+        weights = self._weights
+        return isinstance(weights, RunningWeights) and "" in weights.client.groups
+
+    def predict(self, rows: object, *, labelled: bool | None = None) -> np.ndarray:
+        """The chance of a click of each row, (n,) float64.
+
+        Args:
+            rows: a list of lines in the run's format, each with a label before its features or
+                not; a sparse CSR matrix of scipy, whose columns are keys (libsvm, dummy); or, of a
+                run on CSV or Parquet, a table with its columns: a DataFrame of pandas or polars, a
+                pyarrow Table or a dictionary of lists.
+            labelled: whether lines begin with a label; None: find out, but lines of dummy do.
+
+        Raises:
+            DataCorrupt: a malformed line, a column that is not there, or no row.
+            InvalidValue: rows of another kind, or of another format than the run's.
+            PeerError: servers of the run under way do not answer.
+        """
+        return chances(self.score(batch_of(self.spec, rows, labelled)))
+
+    def score(self, batch: Batch) -> np.ndarray:
+        """Logits of a batch, (n,) float32."""
+        weights = self._weights
+        linear = weights.rows("linear", batch.keys)[:, 0]
+        bias = float(weights.rows("bias", BIAS)[0, 0])
+        logits = np.empty(len(batch), np.float32)
+        each = np.arange(len(batch.keys), dtype=np.uint64)
+        logits_of(linear, bias, each, batch.values, batch.offsets, logits)
+        if self.spec.model == "lr":
+            return logits
+        if self._flat is not None:
+            self._flat.values["float32"].copy_(self._layers(self._flat.values["float32"].shape))
+        factors = torch.from_numpy(weights.rows("factors", batch.keys))
+        values = torch.from_numpy(batch.values).unsqueeze(1)
+        with torch.no_grad():
+            more = interactions(batch, factors * values, self._deep, self.spec.fields)
+        logits += more.numpy()
+        return logits
+
+    def _layers(self, shape: torch.Size) -> torch.Tensor:
+        layers = self._weights.dense(LAYERS)
+        if layers.shape != shape:
+            raise InvalidValue("the run has dense layers for other --fields or --factors")
+        return layers
+
+    def close(self) -> None:
+        """Leave the run."""
+        self._weights.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
-def predict(run: Path, file: Path, out: Path, servers: int = 1) -> dict[str, Any]:
+def chances(logits: np.ndarray) -> np.ndarray:
+    """σ(logits), float64."""
+    found: np.ndarray = torch.from_numpy(logits).double().sigmoid().numpy()
+    return found
+
+
+def predict(
+    run: Path,
+    file: Path,
+    out: Path,
+    form: Format = "auto",
+    unlabelled: bool = False,
+    done: Callable[[int], object] = lambda rows: None,
+) -> dict[str, Any]:
     """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
 
     A key that the run has not seen has its initial weight.
 
+    form:        of the file, as `to_predict` takes it
+    unlabelled:  lines do not begin with a label
+    done:        is told of rows that are done
+
     Raises:
         DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
-        InvalidValue: `out` cannot be written, or is `file`
+        InvalidValue: `out` cannot be written, or is `file`; or a format that is not like the run's
     """
-    spec = _read_only(spec_of(run), run)
-    shard_files(run)
-    check_readable(spec, str(file), labelled=False)
+    spec = msgspec.structs.replace(spec_of(run), batch_size=PREDICTED_ROWS, skip_bad_lines=0)
+    source = to_predict(spec, str(file), form, unlabelled)
+    source.first()
     if out.resolve() == file.resolve():
         raise InvalidValue(f"{out} is the file that is read; name another with --out")
-    try:
-        out.open("w").close()
-    except OSError as error:
-        raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
-    with (
-        tempfile.TemporaryDirectory(prefix="shoal-predict-") as path,
-        LocalEngine(RunFolder.create(Path(path), "predict")) as engine,
-    ):
-        scores = Path(path) / TEST
-        arguments = {
-            "spec": msgspec.to_builtins(spec),
-            "scheduler": engine.address("scheduler"),
-            "file": str(file.resolve()),
-            "out": str(out.resolve()),
-            "scores": str(scores.resolve()),
-        }
-        worker = Task("worker-0", "shoal.apps.ctr.worker:run_ctr_predictor", arguments)
-        asked = RunOptions(workers=1, servers=servers)
-        cluster = run_tasks(engine, asked, 0.0, init=spec.init, save=False, preload=SPARSE)
-        for task in (*cluster, worker):
-            engine.start(task)
-        import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
-
-        engine.join()
-        return figures([scores])
+    seen = Scores()
+    with Scorer(run) as scorer:
+        try:
+            lines = out.open("w")
+        except OSError as error:
+            raise InvalidValue(f"{out} cannot be written: {error.strerror}") from None
+        with lines:
+            for batch in source:
+                logits = scorer.score(batch)
+                if source.labelled:
+                    seen.add(logits, batch.labels)
+                lines.writelines(f"{chance:.6g}\n" for chance in chances(logits).tolist())
+                done(len(batch))
+    return figures_of(*seen.all())

@@ -14,8 +14,7 @@ are the same and 1 and 2 are not. Keys may be hashed to fewer bits, as the hashi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from math import inf, log
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ from shoal.tables.sparse.jit import U, kernel, mixed
 LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "-1.0": -1.0}
 KEYS = 1 << 64
 INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
+LINE_OF_FIELDS = re.compile(rb"^(?=[^\r\n])", re.MULTILINE)
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Row = tuple[float, list[int], list[float] | None]  # label, keys, values (None: all 1)
@@ -73,7 +73,8 @@ class Batch(msgspec.Struct):
 class Reader:
     """One worker's rows of a file: of every `share[1]` batches the one numbered `share[0]`.
 
-    skipped: malformed lines that were left out; more than `skip` of them are an error
+    skipped:   malformed lines that were left out; more than `skip` of them are an error
+    labelled:  whether lines begin with a label; without, a blank line is a row without features
 
     Raises:
         DataMissing: no such file.
@@ -89,40 +90,77 @@ class Reader:
         hash_bits: int = 0,
         share: tuple[int, int] = (0, 1),
         skip: int = 0,
+        labelled: bool = True,
     ) -> None:
         self._path = path
+        self.kind = guess(path, skip) if kind == "auto" else kind
+        self._parser = Parser(str(path), batch_size, self.kind, hash_bits, share, skip, labelled)
+
+    @property
+    def skipped(self) -> int:
+        return self._parser.skipped
+
+    def __iter__(self) -> Iterator[Batch]:
+        with opened(self._path) as file:
+            try:
+                yield from self._parser.batches(blocks(self._path, file))
+            except OSError as error:
+                raise DataCorrupt(f"{self._path}: {error}") from None
+
+
+class Parser:
+    """Makes batches of lines.
+
+    name:  of what has the lines, for errors
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int,
+        kind: Format,
+        hash_bits: int = 0,
+        share: tuple[int, int] = (0, 1),
+        skip: int = 0,
+        labelled: bool = True,
+    ) -> None:
+        self._name = name
         self._size = batch_size
         self._bits = hash_bits
         self._share = share
         self._skip = skip
         self.skipped = 0
-        self.kind = guess(path, skip) if kind == "auto" else kind
-        self._parse = PARSERS[self.kind]
+        self._kind = kind
+        self._labelled = labelled
+        self._parse = PARSERS[kind]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
+        """The batches of blocks of whole lines."""
         mine, sharers = self._share
-        rows, kind = Rows(self._size), KINDS[self.kind]
-        with opened(self._path) as file:
-            try:
-                for block in blocks(self._path, file):
-                    rows.begin(len(block))
-                    data = np.frombuffer(block, np.uint8)
-                    while (state := rows.parse(data, kind, sharers, mine)) != DONE:
-                        if state == FULL:
-                            yield self._batch(rows)
-                            continue
-                        stop = block.index(b"\n", rows.at) + 1
-                        line, number = block[rows.at : stop], rows.number + 1
-                        rows.skip(stop - rows.at)
-                        row = self._row(line, number) if line.strip() else None
-                        if row is not None:
-                            rows.add(*row)
-            except OSError as error:
-                raise DataCorrupt(f"{self._path}: {error}") from None
+        rows, kind = Rows(self._size), KINDS[self._kind]
+        for block in blocks if self._labelled else map(self._with_labels, blocks):
+            rows.begin(len(block))
+            data = np.frombuffer(block, np.uint8)
+            while (state := rows.parse(data, kind, sharers, mine)) != DONE:
+                if state == FULL:
+                    yield self._batch(rows)
+                    continue
+                stop = block.index(b"\n", rows.at) + 1
+                line, number = block[rows.at : stop], rows.number + 1
+                rows.skip(stop - rows.at)
+                row = self._row(line, number) if line.strip() else None
+                if row is not None:
+                    rows.add(*row)
         if not rows.seen:
-            raise DataCorrupt(f"{self._path}: no rows")
+            raise DataCorrupt(f"{self._name}: no rows")
         if rows.count:
             yield self._batch(rows)
+
+    def _with_labels(self, block: bytes) -> bytes:
+        """The lines with a label before each, which nobody looks at."""
+        if self._kind == "criteo":
+            return LINE_OF_FIELDS.sub(b"0\t", block)
+        return b"0 " + block[:-1].replace(b"\n", b"\n0 ") + b"\n"
 
     def _row(self, line: bytes, number: int) -> Row | None:
         try:
@@ -131,18 +169,18 @@ class Reader:
             self.skipped += 1
             if self.skipped > self._skip:
                 hint = "" if self._skip else " (--skip-bad-lines N leaves out up to N such lines)"
-                raise DataCorrupt(f"{self._path}: line {number}: {error}{hint}") from None
+                raise DataCorrupt(f"{self._name}: line {number}: {error}{hint}") from None
             return None
 
     def _batch(self, rows: Rows) -> Batch:
         if rows.signs == ZERO | MINUS:
             raise DataCorrupt(
-                f"{self._path}: labels 1, 0 and -1 by line {rows.number}: clicks have the label 1, "
+                f"{self._name}: labels 1, 0 and -1 by line {rows.number}: clicks have the label 1, "
                 "and all other rows the same one, 0 or -1"
             )
         labels, counts, keys, values = rows.take()
         offsets = np.cumsum(counts) - counts
-        if self.kind == "criteo":
+        if self._kind == "criteo":
             fields = (keys >> np.uint64(COLUMN_BITS)).astype(np.int64)
         else:
             fields = np.arange(len(keys)) - np.repeat(offsets, counts)
@@ -165,29 +203,63 @@ def _hashed(keys: Any, shift: Any, found: Any) -> None:
 
 
 def guess(path: Path, skip: int = 0) -> Format:
-    """The format, by the first line that is not empty.
+    """The format, by the first line with more than a label.
 
     skip: malformed lines that may be before it
 
     Raises:
-        DataCorrupt: it is none of them, or there is no such line.
+        DataCorrupt: it is none of them, or there is no line.
     """
-    problem = ""
+    problem, found = "", False
     with opened(path) as file:
         try:
-            rows = (each for each in lines(path, file) if each[1].strip())
-            for number, line in islice(rows, skip + 1):
+            for number, line in lines(path, file):
+                if not (text := line.split()):
+                    continue
                 kind: Format = "criteo" if b"\t" in line else "libsvm" if b":" in line else "dummy"
                 try:
                     PARSERS[kind](_text(line))
                 except ValueError as error:
                     problem = problem or f"line {number} is no row of {kind}: {error}"
-                else:
+                    if skip <= 0:
+                        break
+                    skip -= 1
+                    continue
+                found = True
+                if len(text) > 1:
                     return kind
         except OSError as error:
             raise DataCorrupt(f"{path}: {error}") from None
+    if found and not problem:
+        return "dummy"  # rows of labels only
     known = "neither libsvm, dummy nor criteo"
     raise DataCorrupt(f"{path}: {known} ({problem})" if problem else f"{path}: no rows")
+
+
+def text_format(path: Path) -> Format | None:
+    """The format that the first line with features looks like, with a label before them or not."""
+    with opened(path) as file:
+        for _, line in lines(path, file):
+            if b"\t" in line:
+                return "criteo"
+            if b":" in line:
+                return "libsvm"
+            if len(line.split()) > 1:
+                return "dummy"
+    return None
+
+
+def has_labels(lines: Iterable[bytes], kind: Format) -> bool:
+    """Whether the first line that is not blank begins with a label.
+
+    Lines of dummy do, because nothing can tell.
+    """
+    for line in lines:
+        if fields := line.split():
+            if kind == "criteo":
+                return line.count(b"\t") >= INTEGERS + CATEGORIES
+            return b":" not in fields[0]
+    return True
 
 
 def _text(line: bytes) -> str:

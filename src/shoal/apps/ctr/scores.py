@@ -23,31 +23,37 @@ class Scores:
         self._logits.append(logits)
         self._labels.append(labels)
 
-    def save(self, path: Path) -> None:
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and labels of all rows."""
         none = [np.empty(0, np.float32)]
-        np.savez(
-            path,
-            logits=np.concatenate(self._logits or none),
-            labels=np.concatenate(self._labels or none),
-        )
+        return np.concatenate(self._logits or none), np.concatenate(self._labels or none)
+
+    def save(self, path: Path) -> None:
+        logits, labels = self.all()
+        np.savez(path, logits=logits, labels=labels)
 
 
 def figures(paths: Sequence[Path]) -> dict[str, float | None]:
-    """AUC and log loss; nothing of no rows.
-
-    None: the AUC where all labels are the same, and both where a score is no number.
+    """AUC and log loss of all scores in some files, as `figures_of`.
 
     Raises:
         DataMissing, DataCorrupt: a file is not there, or is not as it was written
     """
+    logits, labels = zip(*(_read(path) for path in paths), strict=True)
+    return figures_of(np.concatenate(logits), np.concatenate(labels))
+
+
+def figures_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+    """AUC and log loss; nothing of no rows.
+
+    None: the AUC where all labels are the same, and both where a score is no number.
+    """
+    if not len(labels):
+        return {}
     from scipy.special import expit
     from sklearn.metrics import log_loss, roc_auc_score
 
-    scores = [_read(path) for path in paths]
-    labels = np.concatenate([labels for _, labels in scores])
-    if not len(labels):
-        return {}
-    chances = expit(np.concatenate([logits for logits, _ in scores]).astype(np.float64))
+    chances = expit(logits.astype(np.float64))
     if not np.isfinite(chances).all():
         return {"auc": None, "log_loss": None}
     both = 0 < labels.mean() < 1

@@ -1,19 +1,33 @@
-"""Sources of rows: a file, several or all of a folder, in one of the formats."""
+"""Sources of rows: a file, several or all of a folder, in one of the formats; or the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from shoal.apps.ctr.columns import SUFFIXES, TableReader
-from shoal.apps.ctr.readers import Batch, Reader, guess
+from shoal.apps.ctr.columns import SUFFIXES, Columns, TableReader
+from shoal.apps.ctr.readers import (
+    Batch,
+    Parser,
+    Reader,
+    guess,
+    has_labels,
+    hashed,
+    text_format,
+)
+from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec, Format
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.data.streams import lines, opened
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 
-TABLES = ("csv", "parquet")
+TEXTS, TABLES = ("libsvm", "dummy"), ("csv", "parquet")
+LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
 GLOB = "*?["
+ARROW = "__arrow_c_stream__"  # tables of pyarrow, pandas (2.2 and later), polars and others have it
 
 
 class Source:
@@ -23,17 +37,21 @@ class Source:
         spec: how they are written.
         path: a file, a folder (all of its files, by name, but hidden ones), or a pattern with *.
         share: of every `share[1]` batches of a file, the one numbered `share[0]`.
+        labelled: whether lines begin with a label; a table has the label's column or not.
 
     Raises:
         DataMissing: there is no such file.
         DataCorrupt: as `Reader` and `TableReader`.
     """
 
-    def __init__(self, spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self, spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1), labelled: bool = True
+    ) -> None:
         self.files = files_of(path)
         self.kind: Format = format_of(self.files[0], spec)
         self._spec = spec
         self._share = share
+        self._lines_labelled = labelled
         self._readers: list[Reader | TableReader] = []
 
     @property
@@ -57,24 +75,25 @@ class Source:
         found = msgspec.structs.replace(self._spec, format=self.kind)
         if isinstance(reader, TableReader):
             columns = {
-                "categorical": ",".join(reader.categorical),
-                "numeric": ",".join(reader.numeric),
+                "categorical": ",".join(reader.columns.categorical),
+                "numeric": ",".join(reader.columns.numeric),
             }
-            found = msgspec.structs.replace(found, label=reader.label, **columns)
+            found = msgspec.structs.replace(found, label=reader.columns.label, **columns)
         return found
 
     @property
     def labelled(self) -> bool:
         """Whether the rows have labels."""
         reader = self._open(self.files[0])
-        return not isinstance(reader, TableReader) or reader.labelled
+        return reader.columns.labelled if isinstance(reader, TableReader) else self._lines_labelled
 
     def _open(self, file: Path) -> Reader | TableReader:
         spec, skip = self._spec, self._spec.skip_bad_lines - self.skipped
         if self.kind in TABLES:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
             return TableReader(file, self.kind, left, self._share)
-        return Reader(file, spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0))
+        common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
+        return Reader(file, *common, labelled=self._lines_labelled)
 
 
 def files_of(path: str) -> list[Path]:
@@ -108,19 +127,107 @@ def format_of(path: Path, spec: CtrSpec) -> Format:
     return guess(path, spec.skip_bad_lines)
 
 
-def check_readable(spec: CtrSpec, path: str, labelled: bool = True) -> None:
-    """Read the first rows of a path.
+def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Source:
+    """The rows of a path for the model of a run, with labels or without.
 
     Args:
-        labelled: whether the rows must have labels.
+        spec: of the run.
+        form: their format; "auto" is the run's, or a like one that the file says.
+        unlabelled: lines do not begin with a label; found out of all formats but dummy.
+
+    Raises:
+        InvalidValue: keys of that format are not those that the run was trained on.
+        DataMissing, DataCorrupt: as `Source`.
+    """
+    like = next(each for each in LIKE if spec.format in each)
+    file = files_of(path)[0]
+    if form == "auto":
+        said = SUFFIXES.get(file.suffix) if like is TABLES else text_format(file)
+        form = said or spec.format
+    if form not in like:
+        raise InvalidValue(
+            f"{file}: the run was trained on {spec.format}, and keys of {form} are others: it "
+            f"predicts rows of {' and '.join(like)}"
+        )
+    labelled = form in TABLES or not unlabelled
+    if labelled and form not in TABLES:
+        with opened(file) as text:
+            labelled = has_labels((line for _, line in lines(file, text)), form)
+    return Source(msgspec.structs.replace(spec, format=form), path, labelled=labelled)
+
+
+def check_trainable(spec: CtrSpec, path: str) -> None:
+    """Read the first rows of a path, which must have labels.
 
     Raises:
         DataMissing, DataCorrupt: as `Source`, or rows without labels.
     """
     source = Source(spec, path)
-    if labelled and not source.labelled:
+    if not source.labelled:
         name = spec.label or "label"
         raise DataCorrupt(
             f"{source.files[0]}: no column {name!r} (--label names the label's column)"
         )
     source.first()
+
+
+def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch:
+    """Rows in memory as a batch for the model of a run.
+
+    Args:
+        spec: of the run.
+        rows: as `Scorer.predict` takes them.
+        labelled: whether lines begin with a label; None: find out.
+
+    Raises:
+        DataCorrupt, InvalidValue: as `Scorer.predict`.
+    """
+    if isinstance(rows, Sequence) and rows and all(isinstance(row, str) for row in rows):
+        return _of_lines(spec, rows, labelled)
+    if hasattr(rows, "indptr"):
+        return _of_matrix(spec, rows)
+    if isinstance(rows, Mapping) or hasattr(rows, ARROW):
+        return _of_table(spec, rows)
+    raise InvalidValue(
+        f"rows are a list of lines, a sparse CSR matrix or a table, not {type(rows).__name__}"
+    )
+
+
+def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batch:
+    if spec.format in TABLES:
+        raise InvalidValue(f"the run was trained on {spec.format}: give it a table, not lines")
+    block = "".join(f"{row}\n" for row in rows).encode()
+    if labelled is None:
+        labelled = has_labels(block.splitlines(), spec.format)
+    parser = Parser("rows", len(rows), spec.format, spec.hash_bits, labelled=labelled)
+    batch = joined(list(parser.batches([block])))
+    if len(batch) != len(rows):
+        raise InvalidValue(f"{len(rows)} lines have {len(batch)} rows: each has to be a row")
+    return batch
+
+
+def _of_matrix(spec: CtrSpec, rows: Any) -> Batch:
+    if spec.format not in TEXTS:
+        raise InvalidValue(f"the run was trained on {spec.format}, whose keys are no columns")
+    keys = rows.indices.astype(np.int64).view(np.uint64)
+    offsets = rows.indptr.astype(np.int64)[:-1]
+    fields = np.arange(len(keys)) - np.repeat(offsets, np.diff(rows.indptr))
+    keys = hashed(keys, spec.hash_bits) if spec.hash_bits else keys
+    labels = np.zeros(len(offsets), np.float32)
+    return Batch(labels, offsets, keys, rows.data.astype(np.float32), fields)
+
+
+def _of_table(spec: CtrSpec, rows: Any) -> Batch:
+    if spec.format not in TABLES:
+        raise InvalidValue(f"the run was trained on {spec.format}: give it lines, not a table")
+    import pyarrow
+
+    try:
+        table = pyarrow.table(rows)
+    except pyarrow.ArrowException as error:
+        raise DataCorrupt(f"rows: {error}") from None
+    columns = Columns(spec, table.schema, "rows")
+    parts = [columns.encoded(part) for part in table.to_batches() if part.num_rows]
+    if not parts:
+        raise DataCorrupt("rows: no rows")
+    return joined(parts)

@@ -63,27 +63,6 @@ def run_ctr_worker(
     log.close()
 
 
-def run_ctr_predictor(
-    spec: dict[str, Any], scheduler: str, file: str, out: str, scores: str
-) -> None:
-    """Write what the model says of each row, and leave scores."""
-    configure_log()
-    torch.set_num_threads(1)
-    options = msgspec.convert(spec, CtrSpec)
-    seen = Scores()
-    with Client(scheduler, ClientOptions(rank=0)) as client, Path(out).open("w") as lines:
-        model = model_of(options, Context(0, 1, client))
-        source = Source(options, file)
-        labelled = source.labelled
-        for batch in source:
-            logits = model.score(batch)
-            if labelled:
-                seen.add(logits, batch.labels)
-            chances = torch.from_numpy(logits).double().sigmoid().tolist()
-            lines.writelines(f"{chance:.6g}\n" for chance in chances)
-    seen.save(Path(scores))
-
-
 def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
     """Each batch with the one after it, which is looked up as its own update is sent."""
     before = None

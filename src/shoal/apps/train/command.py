@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 
 from shoal import factories as imports
+from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_inputs, check_job
 from shoal.apps.train.resume import begun_with, join_run, resumed_at
 from shoal.engines.base import Task
@@ -22,7 +23,7 @@ from shoal.errors import InvalidValue
 from shoal.jobs.spec import JobSpec, dump_job, from_mapping
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.reports.live import Live
+from shoal.reports.live import Live, progress_console
 from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
@@ -45,7 +46,7 @@ FIGURES = (  # of each worker, in the summary
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainResult(RunResult):
     """Result of `shoal.train`.
 
     Attributes:
@@ -58,8 +59,6 @@ class TrainResult:
         >>> result.metrics["accuracy"]  # doctest: +SKIP
     """
 
-    metrics: dict[str, Any]
-    run_dir: Path
     model: nn.Module
 
 
@@ -199,6 +198,7 @@ def train(
     data: Callable[..., Any] | str = "digits",
     data_dirs: Sequence[str | Path] = (),
     trust: bool = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> TrainResult:
     """Train a model on this machine, with workers and servers in processes of their own.
@@ -212,6 +212,7 @@ def train(
             arguments that returns (train_x, train_y, test_x, test_y).
         data_dirs: folders to search for named data sets.
         trust: continue (`resume`) from what another user has left, too.
+        progress: show a bar of each worker; None: on a terminal and in a notebook.
         options: fields of a job file, such as workers, servers, strategy, epochs, batch_size, lr.
 
     Returns:
@@ -240,7 +241,7 @@ def train(
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
     searched = [*folders[1:], *search_path(explicit, {})]
-    summary = run_job(job, searched, trust=trust)
+    summary = run_job(job, searched, progress_console(progress), trust=trust)
     return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
 
 

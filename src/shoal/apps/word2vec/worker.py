@@ -31,7 +31,7 @@ from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.client.sparse_exchanges import Batch, pull_op, push_op
+from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.engines.roles import configure_log
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp

@@ -35,7 +35,6 @@ from shoal.protocol.messages import (
     Computing,
     Drain,
     Freeze,
-    Leave,
     Message,
     NewView,
     OpenShards,
@@ -53,6 +52,7 @@ from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.departure import Departure
 from shoal.protocol.server.executor import Applier, Executor
 from shoal.protocol.server.long_work.coroutine import LONG_BYTES, LongWork
 from shoal.protocol.server.long_work.interim import Interim
@@ -134,6 +134,7 @@ class ServerMachine:
             *(session, admission, clocks, chains, checkpointer, executor, applier),
             *(self._time, table_memory),
         )
+        self._departure = Departure(session)
         self._interim = Interim(session, long_work, admission, chains, table_memory)
         self._thaw = Thaw(session, admission, self._time)
         self._view_adoption = ViewAdoption(
@@ -218,6 +219,7 @@ class ServerMachine:
                 return
         elif isinstance(event, Ticked):
             self.session.tick(self._time.now, out)
+            self._departure.look(self._time.now, out)
             self.replication.end_drain()
             self._thaw.go_on(out)
             self._view_adoption.thaw_if_agreed(out)
@@ -244,8 +246,7 @@ class ServerMachine:
             case EnterBarrier(name, groups):
                 self.session.enter_barrier(request_id, name, groups, now, out)
             case GoAway():
-                question = Leave(self.session.incarnation)
-                self.session.ask("leave", request_id, question, now, out)
+                self._departure.ask(request_id, now, out)
 
     def _received(self, event: Received, out: Effects) -> None:
         sender, message, payload, now = event.sender, event.message, event.payload, self._time.now
@@ -305,7 +306,7 @@ class ServerMachine:
             return None
         if self._interim.kept:
             return self._time.now
-        at = self.session.deadline()
+        at = min(self.session.deadline(), self._departure.wakes_at())
         return min(at, self._thaw.wakes_at() if self.frozen else self.replication.wakes_at())
 
     def address_of(self, node: NodeId) -> str | None:

@@ -8,6 +8,7 @@ SUITES = {  # by the name that `shoal bench` knows; their modules need torch
     "allreduce": "allreduce",
     "word2vec": "word2vec",
     "ctr": "ctr",
+    "follower": "follower",
     "moving": "rebalance",
     "stragglers": "stragglers",
     "opening": "opening",

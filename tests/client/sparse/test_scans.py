@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.client import scans
+from shoal.client.sparse import scans
 from shoal.errors import InvalidValue
 from shoal.tables.spec import Access, TableSpec
 

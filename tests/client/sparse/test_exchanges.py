@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shoal.client.sparse_exchanges import Batch, keys_of, pull_op, push_op
+from shoal.client.sparse.exchanges import Batch, keys_of, pull_op, push_op
 from shoal.errors import InvalidValue, NotFinite, Refused, UnknownName
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.scheduler.placement import place

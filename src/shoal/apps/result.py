@@ -1,0 +1,32 @@
+"""RunResult: what a run that was started from Python has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.jupyter import JupyterMixin
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class RunResult(JupyterMixin):
+    """Result of a run. A notebook and `rich.print` show it as a table.
+
+    Attributes:
+        metrics: the figures of its summary, by name.
+        run_dir: the run's folder.
+    """
+
+    metrics: dict[str, Any]
+    run_dir: Path
+
+    def __rich__(self) -> Table:
+        """The figures that are one number, and the folder."""
+        table = Table(show_header=False, box=None)
+        for name, value in self.metrics.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                table.add_row(name, f"{value:,.5g}" if isinstance(value, float) else f"{value:,}")
+        table.add_row("run", str(self.run_dir))
+        return table

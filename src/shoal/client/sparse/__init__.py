@@ -1,0 +1,1 @@
+"""Sparse tables as a client uses them: any list of keys."""

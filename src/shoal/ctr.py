@@ -1,0 +1,17 @@
+"""`shoal.ctr`: models of clicks on sparse features, from Python.
+
+train      train one, as `shoal train ctr`
+Scorer     predict with one, while it is trained or afterwards
+
+Example:
+    >>> result = shoal.ctr.train("train.libsvm", test="test.libsvm")  # doctest: +SKIP
+    >>> with shoal.ctr.Scorer(result.run_dir) as scorer:  # doctest: +SKIP
+    ...     scorer.predict(["3:1 7:0.5"])
+"""
+
+from __future__ import annotations
+
+from shoal.apps.ctr.command import train
+from shoal.apps.ctr.predicting import Scorer
+
+__all__ = ["Scorer", "train"]

@@ -77,7 +77,7 @@ class Live:
         if self._notebook:
             from IPython.display import display
 
-            self._cell = display(self._progress, display_id=True)
+            self._cell = display(self._progress, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._progress.start()
         return self

@@ -201,6 +201,46 @@ def test_logistic_regression_finds_the_penalised_optimum(tmp_path):
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("model", ["lr", "deepfm"])
+def test_training_stops_when_the_model_becomes_no_better(tmp_path, model):
+    """The labels of the rows to validate are drawn: whatever is learnt makes them less likely."""
+    random = np.random.default_rng(1)
+    train = file_of(tmp_path, "1 1 2\n0 3 4\n" * 300)
+    valid = file_of(tmp_path, "".join(f"{random.integers(2)} 1 2\n" for _ in range(200)), "v.txt")
+    words = ("--valid", valid, "--test", valid, "--model", model, "--epochs", 9, "--json")
+    for patience in (1, 3):
+        ended = shoal(train, *words, "--patience", patience, folder=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        summary = json.loads(ended.stdout.splitlines()[-1])
+        losses = [each["log_loss"] for each in summary["valid"]]
+        assert [each["epoch"] for each in summary["valid"]] == [*range(1, len(losses) + 1)]
+        best = losses.index(min(losses))
+        assert len(losses) == best + 1 + patience < 9
+        assert summary["rows"] == 600 * len(losses)  # of both workers
+        assert summary["test"]["log_loss"] == pytest.approx(losses[-1], rel=1e-5)
+
+
+@pytest.mark.real
+def test_training_goes_on_while_the_model_becomes_better(tmp_path):
+    train = file_of(tmp_path, "1 1 2\n0 3 4\n" * 40)
+    ended = shoal(train, "--valid", train, "--epochs", 4, "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    losses = [each["log_loss"] for each in summary["valid"]]
+    assert len(losses) == 4
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_validation_that_cannot_be_is_refused(tmp_path):
+    train = file_of(tmp_path, "1 1\n0 2\n")
+    assert "give --epochs N" in refused(train, "--valid", train)
+    for strategy in ("sync", "ssp"):
+        words = (train, "--valid", train, "--epochs", 2, "--strategy", strategy)
+        assert "--valid needs strategy 'asgd'" in refused(*words)
+    assert "none.txt" in refused(train, "--valid", tmp_path / "none.txt", "--epochs", 2)
+
+
+@pytest.mark.real
 def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
     options = ("--max-rows", 300, "--evict", "lfu", "--servers", 2, "--json")
     options += ("--strategy", "ssp", "--staleness", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def run_ctr(
     """
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
-    for path in filter(None, (spec.train, spec.test)):
+    for path in filter(None, (spec.train, spec.valid, spec.test)):
         check_trainable(spec, path)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
@@ -162,6 +163,7 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "model": spec.model,
         "test": figures([folder.worker(0) / TEST]) or None,
         "progressive": figures(progressive),
+        "valid": results[0].get("valid", []),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
@@ -193,7 +195,12 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     """The figures as a table."""
     table = Table(box=None, show_header=False)
     test = summary["test"] or {}
+    valid: dict[str, Any] = min(
+        summary["valid"], key=lambda each: each["log_loss"] or inf, default={}
+    )
     for name, value in (
+        (f"valid AUC, epoch {valid.get('epoch')}", valid.get("auc")),
+        (f"valid log loss, epoch {valid.get('epoch')}", valid.get("log_loss")),
         ("test AUC", test.get("auc")),
         ("test log loss", test.get("log_loss")),
         ("progressive log loss", summary["progressive"].get("log_loss")),
@@ -208,6 +215,8 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         if name != "bias":
             evicted = f", {size['evicted']:,} evicted" if size["evicted"] else ""
             table.add_row(f"keys in {name}", f"{size['rows']:,}{evicted}")
+    if valid:
+        table.add_row("epochs", f"{len(summary['valid'])}, and the best was {valid['epoch']}")
     if summary["skipped"]:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])

@@ -17,6 +17,7 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # fmt: off
     train: Annotated[str, option("Data", "training file, folder of files, or pattern such as 'logs/*.csv.gz'; a sample made from the seed if not given")] = ""
     test: Annotated[str, option("Data", "test file, folder or pattern")] = ""
+    valid: Annotated[str, option("Data", "validation file, folder or pattern, scored after each epoch: training stops when the model has become no better (log loss); asgd")] = ""
     format: Annotated[Format, option("Data", "format of the files: libsvm (label i:x ...), dummy (label i ...), criteo (40 tab-separated fields), csv (with a header) or parquet")] = "auto"
     label: Annotated[str, option("Data", "column with the label, \"label\" if not given; csv, parquet")] = ""
     positive: Annotated[str, option("Data", "label of a click, where labels are not 1, 0 or -1; csv, parquet")] = ""
@@ -34,6 +35,7 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strategy: Annotated[Literal["asgd", "sync", "ssp"], option("Training", "workers wait for nobody (asgd), for all in each step (sync), or for the slowest (ssp)")] = "asgd"
     staleness: Annotated[int, option("Training", "steps that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
     epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 1
+    patience: Annotated[int, option("Training", "epochs without a better log loss of --valid, after which training stops", ge=1)] = 1
     batch_size: Annotated[int, option("Training", "rows of a worker in a step", ge=1)] = 64
     l1: Annotated[float, option("Training", "L1 penalty of FTRL, which makes weights exactly 0", ge=0.0)] = 1.0
     l2: Annotated[float, option("Training", "L2 penalty of FTRL", ge=0.0)] = 0.0
@@ -49,6 +51,13 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need_servers(self.servers)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
+        if self.valid and self.strategy != "asgd":
+            # workers whose batches end first would wait for the score, and the others for their clock
+            raise InvalidValue(f"--valid needs strategy 'asgd', not {self.strategy!r}")
+        if self.valid and self.epochs == 1:
+            raise InvalidValue(
+                "--valid is scored between epochs: give --epochs N, the most of them"
+            )
 
     @staticmethod
     def columns(names: str) -> list[str]:

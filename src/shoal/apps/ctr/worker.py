@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch
-from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores
+from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of
 from shoal.apps.ctr.shuffling import Labels, counted, shuffled
 from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
@@ -55,7 +56,7 @@ def run_ctr_worker(
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
         if rank == 0:
-            trainer.test().save(paths.worker(rank) / TEST)
+            trainer.scores_of(options.test).save(paths.worker(rank) / TEST)
         client.barrier("evaluated")
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
         paths.write_result(rank, trainer.result())
@@ -87,6 +88,7 @@ class Trainer:
         self._reader = Source(spec, spec.train, (context.rank, spec.workers))
         self._model = model_of(spec, context)
         self.progressive = Scores()
+        self.valid: list[dict[str, Any]] = []  # figures after each epoch, of rank 0
         self._labels = Labels()
         self._missed = passed
         self._rows = self._steps = 0
@@ -106,6 +108,8 @@ class Trainer:
                     begin = time.monotonic()
                     continue
                 self._step(batch, following, epoch)
+            if self._spec.valid and self._stops(epoch):
+                break
             batches = self._in_order(kept, epoch + 1)
         self._seconds = time.monotonic() - begin
 
@@ -130,23 +134,36 @@ class Trainer:
                 "step", step=self._steps, epoch=epoch, loss=mean, samples=self._rows, staleness=0
             )
 
+    def _stops(self, epoch: int) -> bool:
+        """Score the rows of `valid` once all workers are here; whether training stops."""
+        client, verdict = self._context.client, torch.zeros(1)
+        client.barrier(f"epoch {epoch}")
+        if self._context.rank == 0:
+            found = figures_of(*self.scores_of(self._spec.valid).all())
+            self.valid.append({"epoch": epoch + 1, **found})
+            losses = [each["log_loss"] or inf for each in self.valid]
+            verdict[0] = len(losses) - 1 - losses.index(min(losses)) >= self._spec.patience
+        client.all_reduce(verdict).wait()
+        return bool(verdict)
+
     def result(self) -> dict[str, Any]:
         """This worker's counts."""
         return {
             "rows": self._rows,
             "steps": self._steps,
             "seconds": self._seconds,
+            "valid": self.valid,
             "skipped": self._reader.skipped,
             "in_runs": self._labels.in_runs and self._labels.rows > self._spec.shuffle,
             "bytes_pushed": self._context.client.bytes_pushed,
             "bytes_pulled": self._context.client.bytes_pulled,
         }
 
-    def test(self) -> Scores:
-        """Scores of the test file; empty if there is none."""
+    def scores_of(self, path: str) -> Scores:
+        """Scores of the rows of a path; none of no path."""
         scores = Scores()
-        if self._spec.test:
+        if path:
             self._model.finish()
-            for batch in Source(self._spec, self._spec.test):
+            for batch in Source(self._spec, path):
                 scores.add(self._model.score(batch), batch.labels)
         return scores

@@ -3,8 +3,9 @@
 The text is the novels of a data folder (SHOAL_DATA, text/novels_train.tar.gz), or else a sample
 made from the seed. Both train on the same words with the same parameters, gensim with as many
 threads as we have workers. The ceiling is our own loop in one thread and without an exchange, times
-the workers. Where the folder has text/eval, vectors of the whole text are compared
-as well: ours of two workers, and gensim's of two seeds, which shows its own spread.
+the workers. Where the folder has text/eval, vectors of the whole text are compared as well: the
+mean and its standard error over as many seeds as there are rounds, gensim's on the same seeds.
+`--rounds 5` takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 import numpy as np
 from msgspec.structs import replace
@@ -48,7 +49,9 @@ def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iter
     for workers in WORKERS:
         yield _speed(replace(spec, workers=workers), beginning(corpus, SPEED_IDS), rounds)
     if found and (found[0] / "eval").is_dir():
-        yield from _quality(replace(spec, epochs=EPOCHS), corpus, found[0] / "eval")
+        for workers in WORKERS:
+            asked = replace(spec, epochs=EPOCHS, workers=workers)
+            yield from _quality(asked, corpus, found[0] / "eval", rounds)
 
 
 def beginning(corpus: Corpus, ids: int) -> Corpus:
@@ -74,20 +77,34 @@ def _speed(spec: WordsSpec, corpus: Corpus, rounds: int) -> Row:
     return beside(row, "gensim", corpus.total / median(peers) / 1e6) if peers else row
 
 
-def _quality(spec: WordsSpec, corpus: Corpus, folder: Path) -> Iterator[Row]:
+def _quality(spec: WordsSpec, corpus: Corpus, folder: Path, seeds: int) -> Iterator[Row]:
     """Rows of what vectors of the whole text are good for; the ceiling is the peer's best."""
     questions, pairs = folder / "questions-words.txt.gz", folder / "wordsim353.tsv.gz"
-    asked = replace(spec, analogies=str(questions), similarities=str(pairs), title="whole")
-    summary = run_words(asked, QUIET, corpus=corpus)
-    peers = [_gensim(replace(spec, seed=seed), corpus)[1] for seed in (1, 2)]
-    theirs = {
-        "analogies": [v.analogies(questions)["accuracy"] for v in peers if v is not None],
-        "similarities": [v.similarities(pairs)["spearman"] for v in peers if v is not None],
-    }
-    for name, figure in (("analogies", "accuracy"), ("similarities", "spearman")):
-        value, others = summary[name][figure], theirs[name]
-        row = quality(f"{name}, {spec.workers} workers", value, figure, max(others, default=1.0))
-        yield beside(row, "gensim", median(others)) | {"peer_runs": others} if others else row
+    kinds = (("analogies", "accuracy"), ("similarities", "spearman"))
+    ours: dict[str, list[float]] = {name: [] for name, _ in kinds}
+    theirs: dict[str, list[float]] = {name: [] for name, _ in kinds}
+    for seed in range(1, seeds + 1):
+        asked = replace(spec, seed=seed, title=f"whole-{spec.workers}-{seed}")
+        wanted = replace(asked, analogies=str(questions), similarities=str(pairs))
+        summary = run_words(wanted, QUIET, corpus=corpus)
+        vectors = _gensim(asked, corpus)[1]
+        for name, figure in kinds:
+            ours[name].append(summary[name][figure])
+            if vectors is not None:
+                found = getattr(vectors, name)(questions if name == "analogies" else pairs)
+                theirs[name].append(found[figure])
+    for name, _ in kinds:
+        unit = f"± {_standard_error(ours[name]):.4f}"
+        label = f"{name}, {spec.workers} worker{'s' if spec.workers > 1 else ''}"
+        row = quality(label, fmean(ours[name]), unit, max(theirs[name], default=1.0))
+        row |= {"runs": ours[name], "peer_runs": theirs[name]}
+        peer = f"gensim ± {_standard_error(theirs[name]):.4f}"
+        yield beside(row, peer, fmean(theirs[name])) if theirs[name] else row
+
+
+def _standard_error(figures: Sequence[float]) -> float:
+    """Of their mean; 0 of fewer than two."""
+    return stdev(figures) / len(figures) ** 0.5 if len(figures) > 1 else 0.0
 
 
 def _alone(spec: WordsSpec, corpus: Corpus) -> float:

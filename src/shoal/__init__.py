@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal import ctr, nn
+    from shoal import ctr, nn, word2vec
     from shoal.apps.train.command import TrainResult, train
     from shoal.client.client import Client
     from shoal.client.connect import connect
@@ -57,7 +57,7 @@ _NAMES = {  # by the module that has them
     "shoal.tables.init": "Init",
     "shoal.tables.spec": "Access Consistency TableSpec asp bsp ssp",
 }
-_MODULES = ("ctr", "nn")
+_MODULES = ("ctr", "nn", "word2vec")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "Access",
@@ -92,6 +92,7 @@ __all__ = [
     "save",
     "ssp",
     "train",
+    "word2vec",
 ]
 
 

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import shoal as shoal_
-from shoal.apps.ctr import sample, weights
+from shoal.apps import weights
+from shoal.apps.ctr import sample
 from shoal.cli import main
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, PeerError
 from tests.real.waiting import until

@@ -10,13 +10,18 @@ import tarfile
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import shoal as shoal_
+from shoal.apps.word2vec.command import spec_from
 from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, read_lines, shares
 from shoal.apps.word2vec.model import block_loss, noise_pool, running_sum, subsampled, train_block
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.apps.word2vec.worker import Block
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.cli import main
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
+from shoal.storage.run_folder import RunFolder
 
 SHOAL = [sys.executable, "-m", "shoal"]
 
@@ -202,6 +207,22 @@ def test_vectors_are_written_in_word2vecs_formats(vectors, tmp_path):
     assert data.startswith(b"5 3\nman " + np.float32([1, 0, 0]).tobytes() + b"\nwoman ")
 
 
+def test_similar_words(vectors):
+    """The angles of all words to a sum of unit vectors."""
+    unit = vectors.vectors / np.linalg.norm(vectors.vectors, axis=1, keepdims=True)
+    plus, minus, *others = vectors.words
+    wanted = unit[0] - unit[1]
+    cosines = unit @ wanted / np.linalg.norm(wanted)
+    found = vectors.similar(plus, minus=[minus], count=100)
+    assert [word for word, _ in found] == sorted(others, key=lambda w: -cosines[vectors.numbers[w]])
+    assert dict(found) == pytest.approx({w: cosines[vectors.numbers[w]] for w in others}, abs=1e-6)
+    assert vectors.similar(plus.upper(), count=2) == vectors.similar(plus)[:2]
+    assert np.array_equal(vectors[plus], vectors.vectors[0])
+    for call in (lambda: vectors.similar("nothing"), lambda: vectors["nothing"]):
+        with pytest.raises(UnknownName, match="the vocabulary has no word 'nothing'"):
+            call()
+
+
 # ---------------------------------------------------------------------------- the program
 
 
@@ -246,6 +267,38 @@ def test_one_thread_is_reproducible_and_more_threads_train_as_well(tmp_path):
         found.append((tmp_path / run / "vectors.bin").read_bytes())
     assert found[0] == found[1]
     assert len(found[2]) == len(found[0])
+
+
+@pytest.mark.real
+def test_a_run_resumes_exactly_from_its_checkpoint(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(list(sample_lines(3))[:3000]))
+    asked = {"workers": 1, "servers": 2, "dim": 8, "epochs": 3, "block_words": 5000}
+    text = tmp_path / "text.txt"
+    whole = shoal_.word2vec.train(text, **asked, checkpoint_every=4, out=str(tmp_path))
+    resumed = shoal_.word2vec.train(resume=str(whole.run_dir), resume_at=8, out=str(tmp_path))
+    assert 0 < resumed.metrics["words"] < whole.metrics["words"]
+    files = [(each.run_dir / "vectors.bin").read_bytes() for each in (whole, resumed)]
+    assert files[0] == files[1]
+    text.write_text("\n".join(list(sample_lines(4))[:3000]))
+    with pytest.raises(InvalidValue, match="another text: its vocabulary differs"):
+        shoal_.word2vec.train(resume=str(whole.run_dir), out=str(tmp_path))
+    vectors = Vectors.load(whole.run_dir)
+    assert vectors.words == (whole.run_dir / "vocabulary.txt").read_text().split()
+    word = vectors.words[5]
+    printed = CliRunner().invoke(main, ["similar", str(whole.run_dir), word, "--json"])
+    expected = [(word, pytest.approx(cosine)) for word, cosine in vectors.similar(word)]
+    assert [(each["word"], each["cosine"]) for each in json.loads(printed.output)] == expected
+    unknown = CliRunner().invoke(main, ["similar", str(whole.run_dir), "nothing"])
+    assert unknown.exit_code == 2
+
+
+def test_runs_of_other_programs_have_no_words(tmp_path):
+    RunFolder(tmp_path).write_job('application = "ctr"\n')
+    for call in (lambda: Vectors.load(tmp_path), lambda: spec_from({"resume": str(tmp_path)})):
+        with pytest.raises(DataMissing, match="of another run than"):
+            call()
+    with pytest.raises(InvalidValue, match="nothing"):
+        shoal_.word2vec.train(nothing=1)
 
 
 @pytest.mark.real

@@ -239,6 +239,35 @@ def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_js
             console.print(", ".join(f"{name} {value:.4f}" for name, value in known.items()))
 
 
+@main.command(short_help="words near a word, of a `shoal train word2vec`")
+@click.argument("run", type=click.Path(file_okay=False))
+@click.argument("words", nargs=-1, required=True, metavar="WORD...")
+@option("--minus", multiple=True, metavar="WORD", help="word to subtract; may be repeated")
+@option("--count", type=click.IntRange(1), default=10, help="nearest words")
+@as_json
+def similar(
+    run: str, words: tuple[str, ...], minus: tuple[str, ...], count: int, as_json: bool
+) -> None:
+    """Print the words whose vectors are nearest to WORD, or to the sum of several.
+
+    RUN is the folder of a `shoal train word2vec`, under way or ended.
+
+    \b
+    shoal similar shoal-runs/word2vec-skipgram-20260101-120000 king
+    shoal similar RUN king woman --minus man
+    """
+    from shoal.apps.word2vec.vectors import Vectors
+
+    found = Vectors.load(run).similar(*words, minus=minus, count=count)
+    if as_json:
+        click.echo(json.dumps([{"word": word, "cosine": cosine} for word, cosine in found]))
+        return
+    table = Table("word", "cosine", box=None)
+    for word, cosine in found:
+        table.add_row(word, f"{cosine:.4f}")
+    Console().print(table)
+
+
 @main.command(short_help="measure Shoal beside its ceilings")
 @click.argument("suite", type=click.Choice(list(SUITES)))
 @option(

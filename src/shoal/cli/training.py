@@ -14,7 +14,7 @@ from rich.console import Console
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell, trusts
-from shoal.jobs.spec import JobSpec, converted, from_mapping, load_job, load_run_job
+from shoal.jobs.spec import JobSpec, from_mapping, load_job, load_run_job
 from shoal.jobs.trust import check_job_file, check_run, code_of, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
@@ -88,8 +88,9 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
 @main.command("train word2vec", short_help="train vectors of words on text")
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
+@trusts
 @as_json
-def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> None:
+def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options: Any) -> None:
     """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
     Writes vectors.txt and vectors.bin, which gensim and others read.
@@ -99,14 +100,15 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> Non
     shoal train word2vec novels.tar.gz --analogies questions-words.txt --workers 2
     shoal train word2vec text.txt --model cbow --dim 200 --threads 2 --workers 1
     """
-    from shoal.apps.word2vec.command import run_words, show_summary
+    from shoal.apps.word2vec.command import run_words, show_summary, spec_from
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    spec = converted({"texts": texts, **options}, WordsSpec)
+    named = {"texts": texts} if texts else {}
+    spec = spec_from(named | {name: v for name, v in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_words(spec, console, started_at)
+        summary = run_words(spec, console, started_at, trust=trust)
     tell(as_json, summary, show_summary)
 
 

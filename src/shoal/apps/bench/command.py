@@ -70,7 +70,7 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
     rows = report["rows"]
     more = {
         "together": lambda row: f"{figure(row['together'])} {row['unit']}",
-        "peer": lambda row: f"{figure(row['peer'])} {row['unit']}",
+        "peer": lambda row: f"{with_error(row['peer'], row.get('peer_error'))} {row['unit']}",
         "peer_ratio": lambda row: f"{row['peer_ratio']:.2f}",
     }
     shown = [key for key in more if any(row.get(key) is not None for row in rows)]
@@ -82,7 +82,7 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
     for row in rows:
         table.add_row(
             row["name"],
-            f"{figure(row['value'])} {row['unit']}",
+            f"{with_error(row['value'], row.get('error'))} {row['unit']}",
             *("" if row[each] is None else f"{row[each]:.0f}" for each in ("p50", "p99")),
             f"{figure(row['ceiling'])} {row['unit']}",
             f"{row['ratio']:.2f}",
@@ -101,6 +101,14 @@ def figure(value: float) -> str:
     ('0.9145', '1.07', '64.55')
     """
     return f"{value:.4f}" if value < 1 else f"{value:.2f}"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """
+    >>> with_error(0.2697, 0.0021), with_error(0.2697, None)
+    ('0.2697 ± 0.0021', '0.2697')
+    """
+    return figure(value) if error is None else f"{figure(value)} ± {figure(error)}"
 
 
 def show_rooms(console: Console, spent: dict[str, float]) -> None:

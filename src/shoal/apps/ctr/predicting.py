@@ -16,7 +16,7 @@ from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import Scores, figures_of
 from shoal.apps.ctr.sources import batch_of, to_predict
 from shoal.apps.ctr.spec import CtrSpec, Format
-from shoal.apps.ctr.weights import RunningWeights, SavedWeights, Weights
+from shoal.apps.weights import RunningWeights, weights_of
 from shoal.client.sparse.row_cache import MAX_ROWS
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, load_run_job
@@ -75,11 +75,7 @@ class Scorer:
     ) -> None:
         folder = RunFolder(Path(run))
         self.spec = spec_of(folder.path)
-        self._weights: Weights
-        if folder.scheduler.exists():
-            self._weights = RunningWeights(folder.path, max_age_s, max_rows)
-        else:
-            self._weights = SavedWeights(folder.path)
+        self._weights = weights_of(folder.path, max_age_s, max_rows)
         self._deep = dense_layers(self.spec) if self.spec.model == "deepfm" else None
         self._flat = FlatParams(self._deep.parameters()) if self._deep is not None else None
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from shoal.engines.options import RunOptions, need_servers, option
+from shoal.engines.options import ResumableRun, need_servers, option
 
 
-class WordsSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WordsSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
 
     # fmt: off

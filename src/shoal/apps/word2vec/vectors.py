@@ -1,20 +1,37 @@
-"""Vectors of words: the files that others read, and what they are good for."""
+"""Vectors of words: the files that others read, what is near, and what they are good for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
+from shoal.apps.weights import weights_of
 from shoal.data.streams import lines, opened
-from shoal.errors import DataCorrupt, DataMissing
+from shoal.errors import DataCorrupt, DataMissing, UnknownName
+from shoal.jobs.spec import load_run_job
+from shoal.storage.files import read_text
+from shoal.storage.run_folder import RunFolder
 
+APPLICATION = "word2vec"
+VOCABULARY, BINARY = "vocabulary.txt", "vectors.bin"  # in a run's folder
 QUESTIONS_A_BLOCK = 512
 
 
 class Vectors:
-    """Words, most frequent first, and their vectors (n, dim) float32."""
+    """Words and their vectors.
+
+    Args:
+        words: the vocabulary, most frequent first.
+        vectors: (n, dim) float32.
+
+    Example:
+        >>> vectors = Vectors(["a", "b", "c"], np.array([[1, 0], [0.8, 0.6], [0, 1]], np.float32))
+        >>> [(word, round(cosine, 2)) for word, cosine in vectors.similar("a", count=1)]
+        [('b', 0.8)]
+    """
 
     def __init__(self, words: list[str], vectors: np.ndarray) -> None:
         self.words = words
@@ -22,6 +39,64 @@ class Vectors:
         self.numbers = {word: number for number, word in enumerate(words)}
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._unit = vectors / np.maximum(norms, 1e-12)
+
+    @staticmethod
+    def load(run: str | Path) -> Vectors:
+        """The vectors of a run of `shoal train word2vec`, as they are if it is under way.
+
+        Raises:
+            DataMissing: there is no such run, or it has no vectors.
+            DataCorrupt, UnknownFormat: a file of the run is not as it was written.
+        """
+        folder = RunFolder(Path(run))
+        if load_run_job(folder.path).get("application") != APPLICATION:
+            raise DataMissing(f"{folder.job} is of another run than one of `shoal train word2vec`")
+        words = read_text(folder.path / VOCABULARY).splitlines()
+        weights = weights_of(folder.path, max_rows=len(words))
+        try:
+            return Vectors(words, weights.rows("in", np.arange(len(words), dtype=np.uint64)))
+        finally:
+            weights.close()
+
+    def __getitem__(self, word: str) -> np.ndarray:
+        """A word's vector, (dim,) float32.
+
+        Raises:
+            UnknownName: no such word.
+        """
+        vector: np.ndarray = self.vectors[self._number(word)]
+        return vector
+
+    def similar(
+        self, *words: str, minus: Sequence[str] = (), count: int = 10
+    ) -> list[tuple[str, float]]:
+        """The words nearest to a sum of words, and the cosines of their angles to it.
+
+        With unit vectors u it is the sum of u(w) over `words`, less that over `minus`; the given
+        words are left out (Mikolov et al. 2013, "Linguistic Regularities", section 5).
+
+        Args:
+            words: one or more.
+            minus: words that are subtracted: king, woman, minus man.
+            count: of nearest words.
+
+        Raises:
+            UnknownName: a word that is not in the vocabulary.
+        """
+        plus, less = ([self._number(word) for word in some] for some in (words, minus))
+        wanted = self._unit[plus].sum(0) - self._unit[less].sum(0)
+        cosines = self._unit @ (wanted / max(float(np.linalg.norm(wanted)), 1e-12))
+        cosines[[*plus, *less]] = -np.inf
+        nearest = np.argsort(-cosines)[: min(count, len(self.words) - len({*plus, *less}))]
+        return [(self.words[number], float(cosines[number])) for number in nearest]
+
+    def _number(self, word: str) -> int:
+        number = self.numbers.get(word.lower())
+        if number is None:
+            close = get_close_matches(word.lower(), self.words, n=3)
+            hint = f" (known: {', '.join(close)}, ...)" if close else ""
+            raise UnknownName(f"the vocabulary has no word {word!r}{hint}")
+        return number
 
     def save(self, path: Path, binary: bool) -> None:
         """The format of word2vec.c, as gensim's KeyedVectors.load_word2vec_format reads it."""

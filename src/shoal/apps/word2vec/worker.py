@@ -28,7 +28,7 @@ from shoal.apps.word2vec.model import (
     train_block,
 )
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.apps.word2vec.vectors import Vectors
+from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
@@ -52,9 +52,13 @@ def run_words_worker(
     folder: str,
     started_at: float,
     corpus: str,
+    passed: int = 0,
     token: str = "",
 ) -> None:
-    """Join, train on this worker's share of the text; rank 0 writes the vectors."""
+    """Join, train on this worker's share of the text; rank 0 writes the vectors.
+
+    passed:  clock of the checkpoint that the run continues from: blocks that are done
+    """
     configure_log()
     keep_memory()
     torch.set_num_threads(1)
@@ -66,14 +70,15 @@ def run_words_worker(
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")
-        trainer.train()
+        trainer.train(passed)
+        client.advance(last=True).wait()  # a checkpoint need not wait for this worker any more
         client.barrier("trained")
         result = trainer.figures()
         if rank == 0:
-            words = read_text(paths.path / "vocabulary.txt").splitlines()
+            words = read_text(paths.path / VOCABULARY).splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)))
             vectors.save(paths.path / "vectors.txt", binary=False)
-            vectors.save(paths.path / "vectors.bin", binary=True)
+            vectors.save(paths.path / BINARY, binary=True)
             if options.analogies:
                 result["analogies"] = vectors.analogies(Path(options.analogies))
             if options.similarities:
@@ -139,18 +144,18 @@ class Trainer:
         load_kernels(spec.dim)
         self._words = self._seconds = 0.0
 
-    def train(self) -> None:
-        """All epochs over this worker's text, a block at a time."""
+    def train(self, passed: int) -> None:
+        """All epochs over this worker's text but for `passed` blocks, a block at a time."""
         spec, size = self._spec, self._spec.block_words
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
         turns = [(epoch, number) for epoch in range(spec.epochs) for number in range(len(pieces))]
-        block = self._prepare(pieces, *turns[0]) if turns else None
+        block = self._prepare(pieces, *turns[passed]) if passed < len(turns) else None
         if block is not None:
             self._exchange(None, (), block)
-        for at, (epoch, number) in enumerate(turns):
+        for at, (epoch, number) in enumerate(turns[passed:], passed):
             assert block is not None
             lr = max(spec.min_lr, spec.lr * (1 - at / len(turns)))
             changes = self._train(block, lr, seed=at + (self._client.rank << 32))
@@ -210,7 +215,7 @@ class Trainer:
         if following is not None:
             for spec, words in ((self._in, following.words), (self._out, following.outs)):
                 pulls.append(pull_op(spec, Batch(spec, words, view), None))
-        ask = Exchange(tuple(pushes), pulls=tuple(op for op, _ in pulls))
+        ask = Exchange(tuple(pushes), done is not None, tuple(op for op, _ in pulls))
         self._client.exchange(ask).wait()
         if following is not None:
             following.inputs, following.outputs = (finish() for _, finish in pulls)

@@ -93,13 +93,14 @@ def _quality(spec: WordsSpec, corpus: Corpus, folder: Path, seeds: int) -> Itera
             if vectors is not None:
                 found = getattr(vectors, name)(questions if name == "analogies" else pairs)
                 theirs[name].append(found[figure])
-    for name, _ in kinds:
-        unit = f"± {_standard_error(ours[name]):.4f}"
+    for name, figure in kinds:
         label = f"{name}, {spec.workers} worker{'s' if spec.workers > 1 else ''}"
-        row = quality(label, fmean(ours[name]), unit, max(theirs[name], default=1.0))
-        row |= {"runs": ours[name], "peer_runs": theirs[name]}
-        peer = f"gensim ± {_standard_error(theirs[name]):.4f}"
-        yield beside(row, peer, fmean(theirs[name])) if theirs[name] else row
+        row = quality(label, fmean(ours[name]), figure, max(theirs[name], default=1.0))
+        row |= {"error": _standard_error(ours[name]), "runs": ours[name]}
+        if theirs[name]:
+            row = beside(row, "gensim", fmean(theirs[name]))
+            row |= {"peer_error": _standard_error(theirs[name]), "peer_runs": theirs[name]}
+        yield row
 
 
 def _standard_error(figures: Sequence[float]) -> float:

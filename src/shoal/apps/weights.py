@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.client.connect import connect
-from shoal.client.sparse.row_cache import RowCache
+from shoal.client.sparse.row_cache import MAX_ROWS, RowCache
 from shoal.errors import DataMissing
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.machine import Note
 from shoal.protocol.server.shard_store import ShardStore
+from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.tables.opening import open_shard
 
@@ -27,7 +28,7 @@ PROBE_S = 5.0  # until servers that do not answer are asked why; after twice thi
 
 
 class Weights(Protocol):
-    """What a model's logits are computed from."""
+    """Rows and tables of a model."""
 
     def rows(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Rows of a sparse table, (n, width) float32. A key without a row has its initial one."""
@@ -36,6 +37,21 @@ class Weights(Protocol):
         """All of a dense table."""
 
     def close(self) -> None: ...
+
+
+def weights_of(run: Path, max_age_s: float = 1.0, max_rows: int = MAX_ROWS) -> Weights:
+    """The weights of a run.
+
+    max_age_s:  how long what was pulled from a run under way is used
+    max_rows:   rows of a table that are kept of a run under way
+
+    Raises:
+        DataMissing, DataCorrupt, UnknownFormat: as `SavedShards`
+        JoinTimeout: a run under way has not begun in time
+    """
+    if RunFolder(run).scheduler.exists():
+        return RunningWeights(run, max_age_s, max_rows)
+    return SavedWeights(run)
 
 
 class SavedWeights:
@@ -70,11 +86,7 @@ class SavedWeights:
 
 
 class RunningWeights:
-    """Of a run under way: pulled by a worker group of its own, for which no worker waits.
-
-    max_age_s:  how long what was pulled is used
-    max_rows:   rows of a table that are kept
-    """
+    """Of a run under way: pulled by a worker group of its own, for which no worker waits."""
 
     def __init__(self, run: Path, max_age_s: float, max_rows: int) -> None:
         group = f"score-{os.getpid()}-{os.urandom(2).hex()}"

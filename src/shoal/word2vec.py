@@ -1,0 +1,16 @@
+"""`shoal.word2vec`: vectors of words, from Python.
+
+train      train them, as `shoal train word2vec`
+Vectors    those of a run, and which are near
+
+Example:
+    >>> result = shoal.word2vec.train("novels.tar.gz", workers=2)  # doctest: +SKIP
+    >>> shoal.word2vec.Vectors.load(result.run_dir).similar("king")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from shoal.apps.word2vec.command import train
+from shoal.apps.word2vec.vectors import Vectors
+
+__all__ = ["Vectors", "train"]

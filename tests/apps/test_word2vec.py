@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import shoal as shoal_
+from shoal.apps.bench.suites.word2vec import beginning
 from shoal.apps.word2vec.command import spec_from
 from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, read_lines, shares
 from shoal.apps.word2vec.model import block_loss, noise_pool, running_sum, subsampled, train_block
@@ -37,6 +38,13 @@ def test_words_are_numbered_by_frequency_and_rare_ones_left_out(tmp_path):
     ids, counts = load_ids(tmp_path / "c.npz")
     assert ids.tolist() == corpus.ids.tolist()
     assert counts.tolist() == [3, 2]
+
+
+def test_a_part_of_a_text_ends_with_a_sentence():
+    corpus = Corpus.of(["a b c", "a b", "c a b c"], 1)
+    parts = {ids: beginning(corpus, ids).ids for ids in (1, 4, 5, 100)}
+    assert [len(part) for part in parts.values()] == [4, 4, 7, len(corpus.ids)]
+    assert all(part[-1] == BREAK for part in parts.values())
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

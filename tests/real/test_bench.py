@@ -31,7 +31,7 @@ WORDS = ["skip-gram 1 worker", "skip-gram 2 workers"]
 TRAIN = [f"{what} {size}" for size in ("118k", "24.4M") for what in ("allreduce", "sync")]
 ALLREDUCE = ["allreduce 4 KiB", "allreduce 64 MiB"]
 UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s", "train": "us", "allreduce": "us"}
-UNITS |= {"word2vec": "M words/s", "ctr": "M rows/s"}
+UNITS |= {"word2vec": "M words/s", "ctr": "M rows/s", "follower": "M rows/s"}
 OPTIONS = ("--rounds", "1", "--json", "--plot", "rows.svg")
 CLICKS = ["lr 1 worker", "lr 2 workers"]
 
@@ -46,6 +46,7 @@ CLICKS = ["lr 1 worker", "lr 2 workers"]
         ("allreduce", ALLREDUCE),
         ("word2vec", WORDS),
         ("ctr", CLICKS),
+        ("follower", ["training, followed", "scored"]),
     ],
 )
 def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
@@ -73,7 +74,7 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
     assert [row["name"] for row in report["rows"]] == names
     for row in report["rows"]:
         small = "64 B" in row["name"]
-        own = {"longest wait, growing": "ms", "memory per row": "bytes"}
+        own = {"longest wait, growing": "ms", "memory per row": "bytes", "scored": "rows/s"}
         assert row["unit"] == ("us" if small else own.get(row["name"], UNITS[suite]))
         assert row["value"] > 0
         assert isclose(row["ratio"], row["value"] / row["ceiling"])

@@ -34,6 +34,7 @@ from shoal.storage.run_folder import RunFolder
 PACE = 50_000  # rows/s
 ROWS = 100  # of a batch
 TRAINED_ROWS = 2_500_000  # about twenty seconds on two cores
+SAMPLE_ROWS = 600_000  # of the sample
 START_S = 60.0
 COUNT = 2
 ROUNDS = 3
@@ -54,7 +55,8 @@ def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iter
     found = [each for each in data_dirs if (each / A9A[0]).is_file()]
     train = found[0] / A9A[0] if found else write_sample(folder.path, 0)[0]
     batches = list(Reader(train, ROWS))
-    epochs = max(TRAINED_ROWS // sum(len(batch) for batch in batches), 1)
+    trained_rows = TRAINED_ROWS if found else SAMPLE_ROWS
+    epochs = max(trained_rows // sum(len(batch) for batch in batches), 1)
     words = ["ctr", str(train), "--workers", "2", "--epochs", str(epochs), "--json"]
     alone, followed = [], []
     for turn in range(rounds):

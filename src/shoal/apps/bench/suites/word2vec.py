@@ -57,7 +57,7 @@ def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iter
 def beginning(corpus: Corpus, ids: int) -> Corpus:
     """The first sentences of a text, of about `ids` words, with the whole one's vocabulary."""
     ends = np.flatnonzero(corpus.ids == BREAK) + 1
-    some = corpus.ids[: ends[min(np.searchsorted(ends, ids), len(ends) - 1)]]
+    some = corpus.ids[: ends[min(int(np.searchsorted(ends, ids)), len(ends) - 1)]]
     return Corpus(corpus.words, np.bincount(some[some >= 0], minlength=len(corpus.words)), some)
 
 

@@ -148,6 +148,18 @@ def test_mnist(script, how, tmp_path):
 
 
 @needs_mnist
+def test_in_the_same_order_both_scripts_print_the_same(tmp_path):
+    """One worker; what else differs between them is the order of the rows."""
+    plain, ours = ((EXAMPLES / name).read_text() for name in ("mnist.py", "mnist_shoal.py"))
+    theirs = "sampler=__import__('shoal').Sampler(train, rank=0, world_size=1)"
+    (tmp_path / "plain.py").write_text(plain.replace("sampler=RandomSampler(train)", theirs))
+    (tmp_path / "ours.py").write_text(ours)
+    assert theirs in (tmp_path / "plain.py").read_text()
+    one, other = (output_of([*PYTHON, name], tmp_path) for name in ("plain.py", "ours.py"))
+    assert accuracies(one) == accuracies(other) != []
+
+
+@needs_mnist
 def test_evaluating_beside_a_run(tmp_path):
     """It sees the accuracy rise, and the end."""
     command = [*SHOAL_RUN, str(EXAMPLES / "mnist_shoal.py")]

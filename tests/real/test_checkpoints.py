@@ -6,8 +6,11 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from shoal.apps.train.resume import without_checkpoint
 from shoal.cli import main
+from shoal.engines.options import ResumableRun
 from shoal.reports.events import load_run
+from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("checkpoints")]  # they share a run
@@ -87,6 +90,19 @@ def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tm
     assert result.exit_code != 0
     assert "checkpoint 60 is damaged" in " ".join(result.output.split())
     assert "--resume-at 40" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("every", [("--checkpoint-every", 5000), ("--checkpoint-every-s", 500)])
+def test_a_run_that_is_over_before_its_first_checkpoint_says_so(tmp_path, caplog, every):
+    train("digits", "--epochs", 1, *every, "--out", tmp_path)
+    said = "no checkpoint was written: the run was over before the first was due"
+    words = " ".join(map(str, every)) + (" s" if "-s" in every[0][-2:] else "")
+    assert f"{said} ({words})" in caplog.text
+
+
+def test_a_run_with_checkpoints_says_nothing_of_them(whole, tmp_path, caplog):
+    assert without_checkpoint(ResumableRun(checkpoint_every=20), RunFolder(whole.path)) == ""
+    assert without_checkpoint(ResumableRun(), RunFolder(tmp_path)) == ""
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):

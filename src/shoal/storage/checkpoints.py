@@ -154,6 +154,10 @@ class Checkpoints:
             raise DataCorrupt(f"checkpoint {chosen} is damaged ({damage}); {offer}")
         return chosen
 
+    def complete(self) -> list[int]:
+        """The clocks of those that can be resumed from, unless they are damaged."""
+        return [clock for clock in self._clocks() if not self.lacks(clock)]
+
     def prune(self, keep: int) -> None:
         """Remove all but the last complete checkpoints, the files that these need, and newer ones.
 

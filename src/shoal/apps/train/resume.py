@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.engines.options import FaultTolerantRun
+from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
 from shoal.jobs.trust import check_run
 from shoal.storage.run_folder import RunFolder
 
 
 @contextmanager
-def resumable(folder: RunFolder, command: str, replicas: int, words: str = "") -> Iterator[None]:
-    """When rows are lost, say how to resume: by this command, with these words behind it."""
+def resumable(
+    folder: RunFolder, command: str, run: ResumableRun, words: str = ""
+) -> Iterator[None]:
+    """When rows are lost, say how to resume: by this command, with these words behind it.
+
+    At the end, say if a run that was to write checkpoints has none.
+    """
     try:
         yield
+        if said := without_checkpoint(run, folder):
+            logging.getLogger("shoal").warning("%s", said)
     except RangeLost as lost:
         hint = "a run with --checkpoint-every can be resumed"
-        if replicas == 1:
+        if run.replicas == 1:
             hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
         if folder.checkpoints.exists():
             try:
@@ -49,7 +57,7 @@ def join_run(
     spare += workers if run.on_worker_loss == "replace" else []
     given_up = workers if run.on_worker_loss in ("drop", "reassign") else ()
     returning = workers if run.slow_workers == "backup" else ()
-    with resumable(engine.folder, command, run.replicas, words):
+    with resumable(engine.folder, command, run, words):
         engine.join(tick, spare=spare, given_up=given_up, returning=returning)
 
 
@@ -71,6 +79,19 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False) -> int:
 
     check_run(Path(resume), trust)
     return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
+
+
+def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
+    """What is to be said of a run that was to write checkpoints, and ended before the first."""
+    from shoal.storage.checkpoints import Checkpoints
+
+    if not run.saves or Checkpoints(folder.checkpoints).complete():
+        return ""
+    every = run.checkpoint_every or f"{run.checkpoint_every_s:g} s"
+    option = "--checkpoint-every" if run.checkpoint_every else "--checkpoint-every-s"
+    return (
+        f"no checkpoint was written: the run was over before the first was due ({option} {every})"
+    )
 
 
 def begun_with(resume: str, passed: int) -> str:

@@ -33,6 +33,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
     return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
 
 
+FINISHED = "the first group finished"  # in the reason of a view
 NOTEBOOK_S = 0.5  # between two updates of a cell
 
 
@@ -96,6 +97,14 @@ class Live:
         for event in self._new_events():
             if event["node"] in self._tasks:
                 latest.setdefault(event["node"], {})[event["kind"]] = event
+            elif event["kind"] == "view" and FINISHED in event["reason"] and event["workers"]:
+                count = event["workers"]
+                others = (
+                    "worker of another group has" if count == 1 else "workers of other groups have"
+                )
+                self._progress.console.print(
+                    f"trained; the run goes on until {count} {others} left"
+                )
         for node, events in latest.items():
             self._show(self._tasks[node], events)
         if self._cell is not None and time.monotonic() >= self._cell_due:

@@ -64,6 +64,7 @@ class _Ending(Event):
 
 
 class _View(Event):
+    reason: str
     whole: bool
     servers: Count
     workers: Count

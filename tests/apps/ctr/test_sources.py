@@ -147,7 +147,8 @@ def test_rows_of_callers(folder):
     matrix = csr_matrix(([1.0, 0.5, 2.0], ([0, 0, 2], [3, 7, 9])), shape=(3, 10))
     for bits in (0, 12):
         spec = replace(LIBSVM, hash_bits=bits)
-        same(batch_of(spec, matrix), batch_of(spec, ["3:1 7:0.5", "", "9:2"]))
+        for rows in (matrix, matrix.tocsc(), matrix.tocoo()):
+            same(batch_of(spec, rows), batch_of(spec, ["3:1 7:0.5", "", "9:2"]))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def train(
     test: str | Path = "",
     *,
     progress: bool | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> RunResult:
     """Train a model of clicks on this machine, with workers and servers in processes of their own.
@@ -49,6 +50,7 @@ def train(
             seed if it is not given.
         test: the same, with the rows that are scored at the end.
         progress: show a bar of each worker; None: on a terminal and in a notebook.
+        trust: continue (`resume`) from what another user has left, too.
         options: as flags of `shoal train ctr`, with `_` for `-`: workers, servers, model, epochs,
             batch_size, label, resume and others.
 
@@ -73,7 +75,7 @@ def train(
     files = {name: str(path) for name, path in (("train", train), ("test", test)) if path}
     values = {name: value for name, value in options.items() if value is not None}
     spec = spec_from({**values, **files})
-    summary = run_ctr(spec, progress_console(progress))
+    summary = run_ctr(spec, progress_console(progress), trust=trust)
     return RunResult(summary, Path(summary["run_dir"]))
 
 
@@ -196,7 +198,9 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False)
     test = summary["test"] or {}
     valid: dict[str, Any] = min(
-        summary["valid"], key=lambda each: each["log_loss"] or inf, default={}
+        (each for each in summary["valid"] if each["log_loss"] is not None),
+        key=itemgetter("log_loss"),
+        default={},
     )
     for name, value in (
         (f"valid AUC, epoch {valid.get('epoch')}", valid.get("auc")),

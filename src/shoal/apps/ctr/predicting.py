@@ -90,7 +90,7 @@ class Scorer:
 
         Args:
             rows: a list of lines in the run's format, each with a label before its features or
-                not; a sparse CSR matrix of scipy, whose columns are keys (libsvm, dummy); or, of a
+                not; a sparse matrix of scipy, whose columns are keys (libsvm, dummy); or, of a
                 run on CSV or Parquet, a table with its columns: a DataFrame of pandas or polars, a
                 pyarrow Table or a dictionary of lists.
             labelled: whether lines begin with a label; None: find out, but lines of dummy do.

@@ -184,12 +184,12 @@ def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch
     """
     if isinstance(rows, Sequence) and rows and all(isinstance(row, str) for row in rows):
         return _of_lines(spec, rows, labelled)
-    if hasattr(rows, "indptr"):
+    if hasattr(rows, "tocsr"):
         return _of_matrix(spec, rows)
     if isinstance(rows, Mapping) or hasattr(rows, ARROW):
         return _of_table(spec, rows)
     raise InvalidValue(
-        f"rows are a list of lines, a sparse CSR matrix or a table, not {type(rows).__name__}"
+        f"rows are a list of lines, a sparse matrix of scipy or a table, not {type(rows).__name__}"
     )
 
 
@@ -209,6 +209,7 @@ def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batc
 def _of_matrix(spec: CtrSpec, rows: Any) -> Batch:
     if spec.format not in TEXTS:
         raise InvalidValue(f"the run was trained on {spec.format}, whose keys are no columns")
+    rows = rows.tocsr()
     keys = rows.indices.astype(np.int64).view(np.uint64)
     offsets = rows.indptr.astype(np.int64)[:-1]
     fields = np.arange(len(keys)) - np.repeat(offsets, np.diff(rows.indptr))

@@ -141,7 +141,7 @@ class Trainer:
         if self._context.rank == 0:
             found = figures_of(*self.scores_of(self._spec.valid).all())
             self.valid.append({"epoch": epoch + 1, **found})
-            losses = [each["log_loss"] or inf for each in self.valid]
+            losses = [inf if (loss := each["log_loss"]) is None else loss for each in self.valid]
             verdict[0] = len(losses) - 1 - losses.index(min(losses)) >= self._spec.patience
         client.all_reduce(verdict).wait()
         return bool(verdict)

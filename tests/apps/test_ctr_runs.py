@@ -14,8 +14,11 @@ from click.testing import CliRunner
 import shoal as shoal_
 from shoal.apps import weights
 from shoal.apps.ctr import sample
+from shoal.apps.ctr.spec import CtrSpec
 from shoal.cli import main
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue, PeerError
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, JoinTimeout, PeerError
+from shoal.jobs.spec import dump_job
+from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until
 
 
@@ -112,6 +115,15 @@ def test_options_from_python_are_checked(tmp_path):
     with pytest.raises(DataMissing):
         shoal_.ctr.train(tmp_path / "none.txt", out=str(tmp_path))
     with pytest.raises(DataMissing):
+        shoal_.ctr.Scorer(tmp_path)
+
+
+def test_a_run_that_was_killed_has_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "JOIN_S", 0.3)
+    folder = RunFolder(tmp_path)
+    folder.write_job(dump_job(CtrSpec(), "ctr"))
+    folder.scheduler.write_text(f"unix://{tmp_path}/gone.sock")
+    with pytest.raises(JoinTimeout, match="is not under way, and has not ended in order"):
         shoal_.ctr.Scorer(tmp_path)
 
 

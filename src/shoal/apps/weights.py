@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.client.connect import connect
 from shoal.client.sparse.row_cache import MAX_ROWS, RowCache
-from shoal.errors import DataMissing
+from shoal.errors import DataMissing, JoinTimeout
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.machine import Note
 from shoal.protocol.server.shard_store import ShardStore
@@ -23,6 +23,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.tables.opening import open_shard
 
+JOIN_S = 30.0  # until a run's cluster is complete
 BEGIN_S = 60.0  # until the tables of a run are there
 PROBE_S = 5.0  # until servers that do not answer are asked why; after twice this a score fails
 
@@ -90,7 +91,15 @@ class RunningWeights:
 
     def __init__(self, run: Path, max_age_s: float, max_rows: int) -> None:
         group = f"score-{os.getpid()}-{os.urandom(2).hex()}"
-        self.client = connect(str(run), group=group, sync_timeout_s=PROBE_S)
+        try:
+            self.client = connect(
+                str(run), group=group, init_timeout_s=JOIN_S, sync_timeout_s=PROBE_S
+            )
+        except JoinTimeout as error:
+            raise JoinTimeout(
+                f"{run} is not under way, and has not ended in order: a run that was killed has no "
+                f"model, at most checkpoints to --resume ({error.message})"
+            ) from None
         self._max_age_s = max_age_s
         self._max_rows = max_rows
         self._caches: dict[str, RowCache] = {}

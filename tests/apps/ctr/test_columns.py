@@ -162,6 +162,9 @@ def test_files_that_are_no_tables_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("x,label\n1,0\n")
     with pytest.raises(DataCorrupt, match=r"rows\.parquet"):
         reader(tmp_path / "rows.parquet")
+    (tmp_path / "rows.latin").write_bytes("Ville/État,label\nOslo,1\n".encode("latin-1"))
+    with pytest.raises(DataCorrupt, match=r"rows\.latin"):
+        reader(tmp_path / "rows.latin")
     damaged = bytearray(gzip.compress(CSV.encode() * 1000))
     damaged[-30] ^= 1
     (tmp_path / "rows.csv.gz").write_bytes(damaged)

@@ -57,8 +57,11 @@ class TableReader:
         self.path = path
         self._spec = spec
         self._share = share
-        with self._open() as table:  # the schema of CSV is that of its first rows
-            self.columns = Columns(spec, table.schema, str(path))
+        try:
+            with self._open() as table:  # the schema of CSV is that of its first rows
+                self.columns = Columns(spec, table.schema, str(path))
+        except UnicodeDecodeError as error:  # in a column's name
+            raise self._corrupt(error) from None
 
     def __iter__(self) -> Iterator[Batch]:
         self.skipped = 0

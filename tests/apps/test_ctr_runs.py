@@ -351,6 +351,5 @@ def test_csv_and_parquet_give_the_same_figures_and_predictions(tmp_path, table):
     assert other.stdout.splitlines() == chances  # that run was trained on Parquet
     refusal = (tmp_path / runs[1]["run_dir"], path, "--format", "libsvm")
     assert "trained on parquet, and keys of libsvm" in refused(*refusal, command=("predict",))
-    assert other.returncode == 2
     again = shoal(runs[1]["run_dir"], folder, folder=tmp_path, command=("predict",))
     assert len(again.stdout.splitlines()) >= 1200, again.stderr

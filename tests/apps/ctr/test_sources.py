@@ -148,7 +148,7 @@ def test_rows_of_callers(folder):
     for bits in (0, 12):
         spec = replace(LIBSVM, hash_bits=bits)
         for rows in (matrix, matrix.tocsc(), matrix.tocoo()):
-            same(batch_of(spec, rows), batch_of(spec, ["3:1 7:0.5", "", "9:2"]))
+            same(batch_of(spec, rows), batch_of(spec, ["3:1 7:0.5\n", "\n", "9:2"]))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,11 @@ def test_rows_of_callers(folder):
         ("libsvm", {"x": [1]}, InvalidValue, "give it lines, not a table"),
         ("csv", ["1,2"], InvalidValue, "give it a table, not lines"),
         ("libsvm", 3, InvalidValue, "not int"),
+        ("libsvm", "3:1 4:1", InvalidValue, "not str"),
+        ("libsvm", csr_matrix([[1.0, float("nan")]]), InvalidValue, "finite values"),
+        ("libsvm", csr_matrix([[1.0, 1e300]]), InvalidValue, "finite values"),
+        ("libsvm", csr_matrix([[1j]]), InvalidValue, "finite values"),
+        ("libsvm", csr_matrix((0, 5)), InvalidValue, "has to have rows"),
         ("libsvm", [], InvalidValue, "not list"),
         ("libsvm", [3], InvalidValue, "not list"),
         ("libsvm", ["1 3:1", ""], InvalidValue, "2 lines have 1 rows"),

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
 from shoal.client.sparse.row_cache import RowCache
 from shoal.errors import InvalidValue, PeerError
+from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec, asp
 
 pytestmark = pytest.mark.real
@@ -78,6 +81,18 @@ def test_a_pull_that_fails_leaves_what_was_kept(client, monkeypatch):
     assert cache.pull([7]).tolist() == [[1, 2]]
     monkeypatch.undo()
     assert cache.pull([8]).tolist() == [[3, 4]]  # and was not taken for a row of zeros
+
+
+def test_readers_of_another_group_create_no_rows(cluster):
+    """Keys that nobody has pushed read as their initial rows, and the trainers' table stays."""
+    engine, [client] = cluster(2)
+    begin = Init("constant", 0.5)
+    client.create_table(TableSpec("words", 0, (2,), kind="sparse", init=begin, **SUM))
+    client.blocking.push("words", torch.ones(1, 2), [7])
+    with Client(engine.address("scheduler"), ClientOptions(group="reader")) as reader:
+        cache = RowCache(reader, "/words")
+        assert cache.pull([7, 99, 1 << 40]).tolist() == [[1.5] * 2, [0.5] * 2, [0.5] * 2]
+    assert [keys.tolist() for keys, _ in client.scan("words")] == [[7]]
 
 
 def test_bad_use_is_refused(client):

@@ -21,6 +21,7 @@ from shoal.apps.ctr.readers import (
 )
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.data.readers import FLOAT32_MAX
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 
@@ -182,8 +183,9 @@ def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch
     Raises:
         DataCorrupt, InvalidValue: as `Scorer.predict`.
     """
-    if isinstance(rows, Sequence) and rows and all(isinstance(row, str) for row in rows):
-        return _of_lines(spec, rows, labelled)
+    listed = rows if isinstance(rows, Sequence) and not isinstance(rows, str) else ()
+    if listed and all(isinstance(row, str) for row in listed):
+        return _of_lines(spec, listed, labelled)
     if hasattr(rows, "tocsr"):
         return _of_matrix(spec, rows)
     if isinstance(rows, Mapping) or hasattr(rows, ARROW):
@@ -196,7 +198,7 @@ def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch
 def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batch:
     if spec.format in TABLES:
         raise InvalidValue(f"the run was trained on {spec.format}: give it a table, not lines")
-    block = "".join(f"{row}\n" for row in rows).encode()
+    block = "".join(row.removesuffix("\n") + "\n" for row in rows).encode()
     if labelled is None:
         labelled = has_labels(block.splitlines(), spec.format)
     parser = Parser("rows", len(rows), spec.format, spec.hash_bits, labelled=labelled)
@@ -210,6 +212,9 @@ def _of_matrix(spec: CtrSpec, rows: Any) -> Batch:
     if spec.format not in TEXTS:
         raise InvalidValue(f"the run was trained on {spec.format}, whose keys are no columns")
     rows = rows.tocsr()
+    finite = rows.dtype.kind in "biuf" and bool((np.abs(rows.data) <= FLOAT32_MAX).all())
+    if not finite or not rows.shape[0]:
+        raise InvalidValue("a sparse matrix has to have rows, and finite values of float32's range")
     keys = rows.indices.astype(np.int64).view(np.uint64)
     offsets = rows.indptr.astype(np.int64)[:-1]
     fields = np.arange(len(keys)) - np.repeat(offsets, np.diff(rows.indptr))

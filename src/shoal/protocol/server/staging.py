@@ -153,7 +153,8 @@ class RequestStaging:
         found: list[memoryview] = []
         pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
         for part, (number, rows, keys) in pulls:
-            shard = self._replicas[number].shard
+            replica = self._replicas[number]
+            shard = replica.shard
             if part.slots:
                 found += shard.read_state(rows)
             elif keys == SAME:
@@ -161,7 +162,9 @@ class RequestStaging:
                 found.append(shard.read_keys(load))
             elif keys >= 0:
                 load = next(keyed)
-                if shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load]):
+                if admitted.log.group != replica.group or (  # who only looks on leaves no rows
+                    shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load])
+                ):
                     shard.only_read(load)
                 rows_of = shard.read_keys(load)
                 found += (

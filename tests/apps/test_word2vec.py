@@ -226,6 +226,11 @@ def test_similar_words(vectors):
     assert dict(found) == pytest.approx({w: cosines[vectors.numbers[w]] for w in others}, abs=1e-6)
     assert vectors.similar(plus.upper(), count=2) == vectors.similar(plus)[:2]
     assert np.array_equal(vectors[plus], vectors.vectors[0])
+    for bad in ({"minus": minus}, {"count": 0}, {"count": -1}):
+        with pytest.raises(InvalidValue, match="similar takes one word or more"):
+            vectors.similar(plus, **bad)
+    with pytest.raises(InvalidValue, match="similar takes one word or more"):
+        vectors.similar()
     for call in (lambda: vectors.similar("nothing"), lambda: vectors["nothing"]):
         with pytest.raises(UnknownName, match="the vocabulary has no word 'nothing'"):
             call()

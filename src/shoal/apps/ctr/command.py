@@ -59,8 +59,8 @@ def train(
         and the run's folder, of which `Scorer` makes predictions.
 
     Raises:
-        UnknownName: no such option.
-        InvalidValue: a value out of its range, or options that contradict each other.
+        InvalidValue: no such option, a value out of its range, or options that contradict each
+            other.
         DataMissing, DataCorrupt: a file is not there, or is not what it says.
         NotTrusted: another user has left the run that is resumed, or could have changed it.
         ProcessDied: a process was killed or ended early.
@@ -83,7 +83,7 @@ def spec_from(values: Mapping[str, Any]) -> CtrSpec:
     """The specification that options ask for; with `resume`, those of that run that are not given.
 
     Raises:
-        UnknownName, InvalidValue: as `converted`
+        InvalidValue: as `converted`
         DataMissing, DataCorrupt: as `spec_of`
     """
     if not values.get("resume"):

@@ -62,7 +62,7 @@ class Scorer:
     Raises:
         DataMissing: there is no such run, or it has ended without a model.
         DataCorrupt, UnknownFormat: a file of the run is not as it was written.
-        JoinTimeout: the run under way has not begun in time.
+        JoinTimeout: the run has not begun in time, or was killed.
 
     Example:
         >>> with shoal.ctr.Scorer("shoal-runs/ctr-lr-...") as scorer:  # doctest: +SKIP

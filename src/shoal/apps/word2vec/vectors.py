@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.apps.weights import weights_of
 from shoal.data.streams import lines, opened
-from shoal.errors import DataCorrupt, DataMissing, UnknownName
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 from shoal.jobs.spec import load_run_job
 from shoal.storage.files import read_text
 from shoal.storage.run_folder import RunFolder
@@ -82,7 +82,10 @@ class Vectors:
 
         Raises:
             UnknownName: a word that is not in the vocabulary.
+            InvalidValue: no words, a count below 1, or `minus` that is no list.
         """
+        if not words or count < 1 or isinstance(minus, str):
+            raise InvalidValue("similar takes one word or more, a list `minus`, and a count from 1")
         plus, less = ([self._number(word) for word in some] for some in (words, minus))
         wanted = self._unit[plus].sum(0) - self._unit[less].sum(0)
         cosines = self._unit @ (wanted / max(float(np.linalg.norm(wanted)), 1e-12))

@@ -97,7 +97,7 @@ def _followed(
         begin = time.perf_counter()
         while scorer.training:
             due = begin + len(late) * ROWS / PACE
-            time.sleep(max(due - time.perf_counter(), 0.0))
+            time.sleep(max(due - time.perf_counter(), 0.0))  # an open load: it comes by the clock
             scorer.score(batches[len(late) % len(batches)])
             late.append(time.perf_counter() - due)
         seconds = time.perf_counter() - begin

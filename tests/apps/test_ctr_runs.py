@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from math import exp
+from time import monotonic
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from shoal.apps import weights
 from shoal.apps.ctr import sample
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.cli import main
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue, JoinTimeout, PeerError
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UsageError
 from shoal.jobs.spec import dump_job
 from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until
@@ -103,6 +104,12 @@ def test_a_run_from_python_and_its_scorer(tmp_path, model):
         np.testing.assert_allclose(found, expected[:3], rtol=1e-5)
         with pytest.raises(DataCorrupt, match="rows: line 2"):
             scorer.predict(["1 3", "x"])
+    scorer.close()
+    with pytest.raises(UsageError, match="closed"):
+        scorer.predict(lines)
+    for bound in ({"max_age_s": -1}, {"max_rows": 0}):
+        with pytest.raises(InvalidValue, match=f"{next(iter(bound))} is .* has to be"):
+            shoal_.ctr.Scorer(result.run_dir, **bound)
     more = shoal_.ctr.train(resume=str(result.run_dir), epochs=3)
     assert more.metrics["model"] == model
 
@@ -118,12 +125,12 @@ def test_options_from_python_are_checked(tmp_path):
         shoal_.ctr.Scorer(tmp_path)
 
 
-def test_a_run_that_was_killed_has_no_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "JOIN_S", 0.3)
+def test_a_run_that_was_killed_has_no_model(tmp_path):
+    """It is known at once: nobody holds the file of the scheduler's address."""
     folder = RunFolder(tmp_path)
     folder.write_job(dump_job(CtrSpec(), "ctr"))
     folder.scheduler.write_text(f"unix://{tmp_path}/gone.sock")
-    with pytest.raises(JoinTimeout, match="is not under way, and has not ended in order"):
+    with pytest.raises(DataMissing, match="was killed: it has no model, at most checkpoints"):
         shoal_.ctr.Scorer(tmp_path)
 
 
@@ -156,8 +163,7 @@ def test_a_scorer_follows_a_run_under_way(tmp_path, model):
 
 
 @pytest.mark.real
-def test_a_scorer_says_that_its_run_was_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "PROBE_S", 1.0)
+def test_a_scorer_says_at_once_that_its_run_was_ended(tmp_path):
     run = subprocess.Popen(
         [sys.executable, "-m", "shoal", "train", "ctr", "--epochs", "1000", "--title", "ended"],
         cwd=tmp_path,
@@ -170,8 +176,12 @@ def test_a_scorer_says_that_its_run_was_ended(tmp_path, monkeypatch):
         scorer.predict(["1 3"])
         run.terminate()
         assert run.wait(30) == 143
-        with pytest.raises(PeerError):
+        ended = monotonic()
+        until(lambda: monotonic() > ended + weights.CHECK_S)
+        began = monotonic()
+        with pytest.raises(DataMissing, match="no run is under way"):
             scorer.predict(["1 3"])
+    assert monotonic() - began < weights.PROBE_S
 
 
 @pytest.mark.real

@@ -1,5 +1,6 @@
 """`shoal.init`: what arguments and the environment say of the connection."""
 
+import os
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ class Joined(Exception):
 def options(monkeypatch):
     """The options of the client that `init` makes, with an environment."""
 
-    def client(address, options):
+    def client(address, options, check):
         raise Joined(options)
 
     monkeypatch.setattr(joining, "Client", client)
@@ -71,3 +72,54 @@ def test_a_cluster_outlives_the_thread_that_called_init(tmp_path):
         [sys.executable, "-c", THREAD], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.stdout == "[1.0, 1.0, 1.0, 1.0]\n", ended.stderr
+
+
+LOSES = """
+import os, signal
+import shoal
+from shoal.engines.local import LocalEngine
+
+start = LocalEngine.start
+
+def start_and_kill(engine, task):
+    start(engine, task)
+    if task.name == "{name}":
+        os.kill(engine.pid(task.name), signal.SIGKILL)
+
+LocalEngine.start = start_and_kill
+try:
+    shoal.init()
+except shoal.errors.ProcessDied as error:
+    print(error.message.partition(";")[0])
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["scheduler", "server-0"])
+def test_a_process_that_dies_at_its_start_is_named_at_once(tmp_path, name):
+    """`init` does not wait for a cluster that will never be complete."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LOSES.format(name=name)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert ended.stdout == f"{name} was killed by SIGKILL\n", ended.stderr
+
+
+@pytest.mark.real
+def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
+    """Its sockets have longer paths than the kernel takes."""
+    folder = tmp_path / ("f" * 200)
+    folder.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", THREAD],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stdout == "[1.0, 1.0, 1.0, 1.0]\n", ended.stderr
+    assert not list(folder.iterdir())

@@ -13,7 +13,7 @@ import pytest
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
 from shoal.testing.connections import CALLER, LISTENER, connected, meet
 from shoal.transport.base import Identity
-from shoal.transport.local import PATH_BYTES_MAX, LocalTransport, path_of
+from shoal.transport.local import NAME_BYTES_MAX, PATH_BYTES_MAX, LocalTransport, path_of
 
 OPEN = Identity("server-a", "server")  # without a token
 
@@ -52,11 +52,40 @@ def test_a_relative_path_is_refused(bad):
         path_of(bad)
 
 
-def test_a_path_that_is_too_long_is_refused(transport):
-    assert path_of("unix:///" + "x" * (PATH_BYTES_MAX - 1)).name
-    for long in ("x" * PATH_BYTES_MAX, "é" * (PATH_BYTES_MAX // 2 + 1)):
-        with pytest.raises(AddressInvalid, match="107 bytes"):
+def test_a_name_that_is_too_long_is_refused(transport):
+    assert path_of("unix:///" + "x" * NAME_BYTES_MAX).name
+    for long in ("x" * (NAME_BYTES_MAX + 1), "é" * (NAME_BYTES_MAX // 2 + 1)):
+        with pytest.raises(AddressInvalid, match="80 bytes"):
             transport.connect(f"unix:///{long}", CALLER, 1.0)
+
+
+@pytest.mark.parametrize("length", [PATH_BYTES_MAX, PATH_BYTES_MAX + 1, 4000])
+def test_a_folder_may_be_longer_than_a_sockets_address(transport, tmp_path, length):
+    """The kernel takes 107 bytes; a user's temporary folder may have more."""
+    name, folder = "it.sock", tmp_path
+    while (missing := length - len(f"{folder}/{name}")) > 0:
+        folder /= "f" * max(min(missing - 1, 200), 1)
+    address = f"unix://{folder}/{name}"
+    assert len(address) >= length + len("unix://")
+    with pytest.raises(HandshakeFailed, match="No such file"):
+        transport.connect(address, CALLER, 1.0)
+    folder.mkdir(parents=True, mode=0o700)
+    listener = transport.listen(address, LISTENER)
+    with pytest.raises(AddressInUse):
+        transport.listen(address, LISTENER)
+    assert works(transport, listener)
+    listener.close()
+    assert not list(folder.iterdir())
+    with socket.socket(socket.AF_UNIX) as left:
+        descriptor = os.open(folder, os.O_PATH)
+        left.bind(f"/proc/self/fd/{descriptor}/{name}")
+        os.close(descriptor)
+    listener = transport.listen(address, LISTENER)
+    assert works(transport, listener)
+    listener.close()
+    (folder / name).write_text("precious")
+    with pytest.raises(AddressInvalid, match=f"{name} is a file that is no socket"):
+        transport.listen(address, LISTENER)
 
 
 def test_a_missing_directory_is_made_for_its_owner_only(transport, tmp_path):

@@ -13,16 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.connect import connect
-from shoal.client.sparse.row_cache import MAX_ROWS, RowCache
-from shoal.errors import DataMissing, JoinTimeout
+from shoal.client.connect import connect, scheduler_at
+from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
+from shoal.errors import DataMissing
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.machine import Note
 from shoal.protocol.server.shard_store import ShardStore
+from shoal.storage.held_file import is_abandoned
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.tables.opening import open_shard
 
+CHECK_S = 0.1  # between two looks whether a run is still under way
 JOIN_S = 30.0  # until a run's cluster is complete
 BEGIN_S = 60.0  # until the tables of a run are there
 PROBE_S = 5.0  # until servers that do not answer are asked why; after twice this a score fails
@@ -47,10 +49,16 @@ def weights_of(run: Path, max_age_s: float = 1.0, max_rows: int = MAX_ROWS) -> W
     max_rows:   rows of a table that are kept of a run under way
 
     Raises:
-        DataMissing, DataCorrupt, UnknownFormat: as `SavedShards`
+        DataMissing: as `SavedShards`; or the run was killed
+        DataCorrupt, UnknownFormat: as `SavedShards`
+        InvalidValue: a bound out of range
         JoinTimeout: a run under way has not begun in time
     """
-    if RunFolder(run).scheduler.exists():
+    check_bounds(max_age_s, max_rows)
+    under_way = RunFolder(run).scheduler
+    if is_abandoned(under_way):
+        raise DataMissing(f"{run} was killed: it has no model, at most checkpoints to --resume")
+    if under_way.exists():
         return RunningWeights(run, max_age_s, max_rows)
     return SavedWeights(run)
 
@@ -87,25 +95,30 @@ class SavedWeights:
 
 
 class RunningWeights:
-    """Of a run under way: pulled by a worker group of its own, for which no worker waits."""
+    """Of a run under way: pulled by a worker group of its own, for which no worker waits.
+
+    Raises:
+        DataMissing: also of `rows` and `dense`: the run was ended
+    """
 
     def __init__(self, run: Path, max_age_s: float, max_rows: int) -> None:
         group = f"score-{os.getpid()}-{os.urandom(2).hex()}"
-        try:
-            self.client = connect(
-                str(run), group=group, init_timeout_s=JOIN_S, sync_timeout_s=PROBE_S
-            )
-        except JoinTimeout as error:
-            raise JoinTimeout(
-                f"{run} is not under way, and has not ended in order: a run that was killed has no "
-                f"model, at most checkpoints to --resume ({error.message})"
-            ) from None
+        self.client = connect(
+            str(run),
+            group=group,
+            init_timeout_s=JOIN_S,
+            sync_timeout_s=PROBE_S,
+            abort_on_error=False,  # no other worker is lost with it
+        )
+        self._run = str(run)
+        self._next_check = 0.0
         self._max_age_s = max_age_s
         self._max_rows = max_rows
         self._caches: dict[str, RowCache] = {}
         self._dense: dict[str, tuple[float, Tensor]] = {}
 
     def rows(self, table: str, keys: np.ndarray) -> np.ndarray:
+        self._check()
         found = self._caches.get(table)
         if found is None:
             self._await(table)
@@ -118,10 +131,18 @@ class RunningWeights:
         until, values = self._dense.get(table, (-1.0, torch.empty(0)))
         now = time.monotonic()
         if now >= until:
+            self._check()
             self._await(table)
             values = self.client.blocking.pull(f"/{table}")
             self._dense[table] = now + self._max_age_s, values
         return values
+
+    def _check(self) -> None:
+        """Refuse a run that was ended; servers that are gone would be waited for."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            scheduler_at(self._run)
+            self._next_check = now + CHECK_S
 
     def _await(self, table: str) -> None:
         """Wait until the run's workers have created a table.
@@ -147,4 +168,9 @@ class RunningWeights:
             client.on_note = before
 
     def close(self) -> None:
-        self.client.close()
+        try:
+            scheduler_at(self._run)
+        except DataMissing as error:  # there is nobody to take leave of
+            self.client.fail(error)
+        else:
+            self.client.close()

@@ -16,7 +16,7 @@ from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
 from shoal.collective.base import AllReduce, Collective
 from shoal.collective.worker import CollectiveWorker
-from shoal.errors import ShoalError
+from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
 from shoal.protocol.machine import Note, Outcome
@@ -36,6 +36,7 @@ from shoal.transport import Identity, transport_for
 
 log = logging.getLogger("shoal.client")
 
+CHECK_S = 0.5  # between two looks at a cluster that is not complete yet
 ABORT_S = 5.0  # to tell the scheduler; it may be restarting
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Client(Operations):
     Args:
         address: the scheduler's, unix:///PATH or tcp://HOST:PORT.
         options: how to join.
+        check: called every half second until the cluster is complete; its exception ends the wait.
 
     Attributes:
         options: how this worker has joined the run.
@@ -73,7 +75,12 @@ class Client(Operations):
         Li et al. 2014, "Scaling distributed machine learning with the parameter server".
     """
 
-    def __init__(self, address: str, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions | None = None,
+        check: Callable[[], object] | None = None,
+    ) -> None:
         options = options or ClientOptions()
         transport_for(address)  # a malformed one is refused at once
         name = f"w-{os.getpid()}-{os.urandom(4).hex()}"
@@ -97,11 +104,20 @@ class Client(Operations):
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
         try:
-            self._driver.ask(AwaitView()).wait()
+            self._join(check)
         except BaseException:
             self._driver.node.close()
             raise
         self._driver.start_pump()
+
+    def _join(self, check: Callable[[], object] | None) -> None:
+        """Wait until the cluster is complete."""
+        joined = self._driver.ask(AwaitView())
+        while check is not None and not joined.done():
+            check()
+            with suppress(RequestTimeout):
+                joined.wait(CHECK_S)
+        joined.wait()
 
     def _listen(self, scheduler: str, name: str) -> None:
         """Listen where the other workers reach this one."""

@@ -12,6 +12,7 @@ from shoal.client.options import ClientOptions
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, ShoalError
 from shoal.factories import refuse_while_importing
 from shoal.storage.files import damaged, read_text
+from shoal.storage.held_file import is_abandoned
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import transport_for
 
@@ -61,7 +62,8 @@ def connect(address: str, **options: Any) -> Client:
             f"(known: {', '.join(ClientOptions.__struct_fields__)})"
         )
     token = chosen.token or token_at(address)
-    return Client(scheduler_at(address), msgspec.structs.replace(chosen, token=token))
+    chosen = msgspec.structs.replace(chosen, token=token)
+    return Client(scheduler_at(address), chosen, lambda: scheduler_at(address))
 
 
 def token_at(where: str) -> str:
@@ -105,4 +107,6 @@ def scheduler_at(where: str) -> str:
         transport_for(address)
     except ShoalError as error:
         raise damaged(folder.scheduler, error.message) from None
+    if is_abandoned(folder.scheduler):
+        raise DataMissing(f"no run is under way in {folder.path}: it was killed before its end")
     return address

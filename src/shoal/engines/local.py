@@ -46,6 +46,7 @@ from shoal.node.node import Node
 from shoal.protocol.admin.question import Question
 from shoal.protocol.messages import DeathReport, DeathReportSeen
 from shoal.storage.files import read_object, write_private, write_whole
+from shoal.storage.held_file import HeldFile
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 from shoal.transport import Identity
@@ -87,6 +88,7 @@ class LocalEngine:
         self._scratch = ScratchFolder(str(os.getpid()))
         self.sockets = self._scratch.path
         self.token = ""
+        self._address: HeldFile | None = None  # the scheduler's
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
         self._restarts = Restarts()
@@ -115,7 +117,8 @@ class LocalEngine:
         self._restarts.began(task.name, monotonic())
         self.folder.error(task.name).unlink(missing_ok=True)  # of an earlier one
         if task.name == "scheduler":
-            write_whole(self.folder.scheduler, task.args["listen"])
+            if self._address is None:  # of a restarted one it is there
+                self._address = HeldFile(self.folder.scheduler, task.args["listen"])
             if task.args.get("token"):
                 write_private(self.folder.token, task.args["token"])
         log, error = str(self.folder.log(task.name)), str(self.folder.error(task.name))
@@ -151,6 +154,12 @@ class LocalEngine:
                 if report["code"] and "scheduler" in self.running:
                     Thread(target=self.report_death, args=(report["pid"],), daemon=True).start()
         return ended
+
+    def check(self) -> None:
+        """Raise the error of a process that has failed; for one who does not `join`."""
+        failed = [each for each in self.exits(0.0) if each.code]
+        if failed:
+            raise self._cause(failed)
 
     def report_death(self, pid: int) -> None:
         """Report a death to the scheduler, which need not wait for its failure timeout then."""
@@ -310,8 +319,10 @@ class LocalEngine:
             os.killpg(self._launcher.pid, signal.SIGKILL)
             self._launcher.wait()
         self._scratch.remove()
-        for path in (self.folder.scheduler, self.folder.token):
-            path.unlink(missing_ok=True)
+        if self._address is not None:
+            self._address.remove()
+            self._address = None
+        self.folder.token.unlink(missing_ok=True)
         self.at_stop.close()
 
     def __enter__(self) -> LocalEngine:

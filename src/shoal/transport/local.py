@@ -28,6 +28,7 @@ from shoal.transport.base import (
 from shoal.transport.sockets import StreamListener, shake
 
 PATH_BYTES_MAX = 107  # of sockaddr_un
+NAME_BYTES_MAX = 80  # of the socket's file, which remain beside the descriptor of a long folder
 
 
 def path_of(address: str) -> Path:
@@ -35,8 +36,8 @@ def path_of(address: str) -> Path:
     path = place_of(address, "unix")
     if not path.startswith("/"):
         raise AddressInvalid(f"{address!r}: a unix address has an absolute path, unix:///PATH")
-    if len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise AddressInvalid(f"{address!r}: a socket's path has at most {PATH_BYTES_MAX} bytes")
+    if len(os.fsencode(Path(path).name)) > NAME_BYTES_MAX:
+        raise AddressInvalid(f"{address!r}: a socket's name has at most {NAME_BYTES_MAX} bytes")
     return Path(path)
 
 
@@ -74,7 +75,8 @@ class LocalTransport(Transport):
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(timeout_s)
         try:
-            sock.connect(str(path))
+            with _short(path) as place:
+                sock.connect(place)
         except OSError as error:
             sock.close()
             raise HandshakeFailed(f"no process answers at {address}: {error.strerror}") from None
@@ -102,15 +104,29 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """The path as the kernel takes it for a socket: a long one through its folder's descriptor."""
+    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)
+
+
 def _bind(sock: socket.socket, path: Path) -> None:
     """Bind, over a socket file that a killed process left behind; over no other file."""
-    try:
-        sock.bind(str(path))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE or not _abandoned(path):
-            raise
-        path.unlink()
-        sock.bind(str(path))
+    with _short(path) as place:
+        try:
+            sock.bind(place)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _abandoned(path):
+                raise
+            path.unlink()
+            sock.bind(place)
 
 
 def _remove(path: Path, inode: int) -> None:
@@ -123,9 +139,9 @@ def _remove(path: Path, inode: int) -> None:
 def _abandoned(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise AddressInvalid(f"{path} is a file that is no socket; use another path")
-    with socket.socket(socket.AF_UNIX) as probe:
+    with socket.socket(socket.AF_UNIX) as probe, _short(path) as place:
         probe.setblocking(False)  # a full queue of callers belongs to a living listener
-        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
+        return probe.connect_ex(place) == errno.ECONNREFUSED
 
 
 transports.add("unix", LocalTransport)

@@ -18,7 +18,7 @@ from shoal.apps.ctr.sources import batch_of, to_predict
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.apps.weights import RunningWeights, weights_of
 from shoal.client.sparse.row_cache import MAX_ROWS
-from shoal.errors import DataMissing, InvalidValue
+from shoal.errors import DataMissing, InvalidValue, UsageError
 from shoal.jobs.spec import converted, load_run_job
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.storage.files import naming
@@ -60,9 +60,10 @@ class Scorer:
         spec: the run's options.
 
     Raises:
-        DataMissing: there is no such run, or it has ended without a model.
+        DataMissing: there is no such run, or it has ended without a model, or was killed.
+        InvalidValue: `max_age_s` or `max_rows` out of range.
         DataCorrupt, UnknownFormat: a file of the run is not as it was written.
-        JoinTimeout: the run has not begun in time, or was killed.
+        JoinTimeout: the run has not begun in time.
 
     Example:
         >>> with shoal.ctr.Scorer("shoal-runs/ctr-lr-...") as scorer:  # doctest: +SKIP
@@ -78,6 +79,7 @@ class Scorer:
         self._weights = weights_of(folder.path, max_age_s, max_rows)
         self._deep = dense_layers(self.spec) if self.spec.model == "deepfm" else None
         self._flat = FlatParams(self._deep.parameters()) if self._deep is not None else None
+        self._closed = False
 
     @property
     def training(self) -> bool:
@@ -98,12 +100,16 @@ class Scorer:
         Raises:
             DataCorrupt: a malformed line, a column that is not there, or no row.
             InvalidValue: rows of another kind, or of another format than the run's.
+            DataMissing: the run that was under way was ended.
             PeerError: servers of the run under way do not answer.
+            UsageError: the scorer is closed.
         """
         return chances(self.score(batch_of(self.spec, rows, labelled)))
 
     def score(self, batch: Batch) -> np.ndarray:
         """Logits of a batch, (n,) float32."""
+        if self._closed:
+            raise UsageError("this scorer is closed; make another one")
         weights = self._weights
         linear = weights.rows("linear", batch.keys)[:, 0]
         bias = float(weights.rows("bias", BIAS)[0, 0])
@@ -128,7 +134,8 @@ class Scorer:
         return layers
 
     def close(self) -> None:
-        """Leave the run."""
+        """Leave the run; further calls do nothing."""
+        self._closed = True
         self._weights.close()
 
     def __enter__(self) -> Self:

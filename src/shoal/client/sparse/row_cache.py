@@ -17,6 +17,14 @@ from shoal.tables.sparse.index import Growing, KeyIndex
 MAX_ROWS = 1 << 20
 
 
+def check_bounds(max_age_s: float, max_rows: int) -> None:
+    """Refuse bounds of a cache that are out of range."""
+    if not max_age_s >= 0:
+        raise InvalidValue(f"max_age_s is {max_age_s}, and has to be 0 or more")
+    if max_rows < 1:
+        raise InvalidValue(f"max_rows is {max_rows}, and has to be 1 or more")
+
+
 class RowCache:
     """Pulls rows of a sparse table, and keeps each of them for `max_age_s`.
 
@@ -57,10 +65,7 @@ class RowCache:
         self._spec = client.table(table)
         if self._spec.kind != "sparse":
             raise InvalidValue(f"table {table!r} is {self._spec.kind}: only sparse rows are cached")
-        if not max_age_s >= 0:
-            raise InvalidValue(f"max_age_s is {max_age_s}, and has to be 0 or more")
-        if max_rows < 1:
-            raise InvalidValue(f"max_rows is {max_rows}, and has to be 1 or more")
+        check_bounds(max_age_s, max_rows)
         self._client = client
         self._table = table
         self._max_age_s = max_age_s

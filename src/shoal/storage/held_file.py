@@ -1,0 +1,56 @@
+"""HeldFile: a file by which others know that the process that wrote it still runs.
+
+The owner holds a lock (flock) on it, which the kernel releases when the owner has ended, however it
+ended. So a file whose lock is free has no owner any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from shoal.storage.files import write_whole
+
+
+class HeldFile:
+    """A new file with a lock, in the place of what was there; others never see it without the lock.
+
+    A file system without locks has files of which it cannot be known that they were left behind.
+    """
+
+    def __init__(self, path: Path, content: str = "") -> None:
+        self.path = path
+        write_whole(path, partial(self._create, content))
+
+    def _create(self, content: str, fresh: Path) -> None:
+        self._descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(self._descriptor, content.encode())
+        with suppress(OSError):  # this file system has no locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Give up the lock; once."""
+        os.close(self._descriptor)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether it is a held file whose owner has ended; False where that cannot be known."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or without locks
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

@@ -69,11 +69,11 @@ def test_predict_gives_the_runs_own_predictions(tmp_path):
     predict = ("predict",)
     told = shoal(run, run / "sample_test.txt", "--json", folder=tmp_path, command=predict)
     assert told.returncode == 0, told.stderr
-    *chances, last = told.stdout.splitlines()
-    assert json.loads(last)["figures"] == pytest.approx(summary["test"])
+    found = json.loads(told.stdout)
+    assert found["figures"] == pytest.approx(summary["test"])
     with np.load(run / "workers" / "0" / "test.npz") as test:
         expected = 1 / (1 + np.exp(-test["logits"].astype(float)))
-    np.testing.assert_allclose([float(each) for each in chances], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["chances"], expected, rtol=1e-5)
     before = (run / "sample_test.txt").read_text()
     (run / "bad.txt").write_text(before + "x 3:1\n")
     for words, says in (
@@ -121,6 +121,20 @@ def test_options_from_python_are_checked(tmp_path):
         shoal_.ctr.train(epochs=0)
     with pytest.raises(DataMissing):
         shoal_.ctr.train(tmp_path / "none.txt", out=str(tmp_path))
+    with pytest.raises(InvalidValue, match="train: expected `str`, got `array`"):
+        shoal_.ctr.train(["a.txt", "b.txt"])
+
+
+@pytest.mark.real
+def test_rows_of_one_class_are_said(tmp_path):
+    train = file_of(tmp_path, "x,y,label\n" + "1,2,click\n3,4,none\n" * 50, "rows.csv")
+    options = {"label": "label", "numeric": ["x", "y"], "out": str(tmp_path)}
+    with pytest.warns(UserWarning, match=r"same label.*'Click' is no row's"):
+        result = shoal_.ctr.train(train, positive="Click", **options)
+    assert result.metrics["progressive"]["auc"] is None
+    told = CliRunner().invoke(main, ["train", "ctr", str(train), "--positive", "Click"])
+    assert "warning: all rows have the same label" in told.output
+    assert shoal_.ctr.train(train, positive="click", **options).metrics["warnings"] == []
     with pytest.raises(DataMissing):
         shoal_.ctr.Scorer(tmp_path)
 
@@ -239,6 +253,7 @@ def test_training_stops_when_the_model_becomes_no_better(tmp_path, model):
         assert [each["epoch"] for each in summary["valid"]] == [*range(1, len(losses) + 1)]
         best = losses.index(min(losses))
         assert len(losses) == best + 1 + patience < 9
+        assert summary["best_epoch"] == best + 1
         assert summary["rows"] == 600 * len(losses)  # of both workers
         assert summary["test"]["log_loss"] == pytest.approx(losses[-1], rel=1e-5)
 
@@ -257,6 +272,10 @@ def test_training_goes_on_while_the_model_becomes_better(tmp_path):
 def test_validation_that_cannot_be_is_refused(tmp_path):
     train = file_of(tmp_path, "1 1\n0 2\n")
     assert "give --epochs N" in refused(train, "--valid", train)
+    assert "of --valid: give it" in refused(train, "--patience", 3)
+    table = file_of(tmp_path, "x,label\n1,1\n", "v.csv")
+    other = refused(train, "--valid", table, "--epochs", 2)
+    assert "it is csv, and the run's format is dummy" in other
     for strategy in ("sync", "ssp"):
         words = (train, "--valid", train, "--epochs", 2, "--strategy", strategy)
         assert "--valid needs strategy 'asgd'" in refused(*words)
@@ -354,11 +373,11 @@ def test_csv_and_parquet_give_the_same_figures_and_predictions(tmp_path, table):
     new = file_of(tmp_path, "size,kind\n2.5,a\n,zz\n0.01,f\n", "new.csv")  # no labels, other order
     told = shoal(runs[0]["run_dir"], new, "--json", folder=tmp_path, command=("predict",))
     assert told.returncode == 0, told.stderr
-    *chances, last = told.stdout.splitlines()
-    assert float(chances[0]) > float(chances[2])
-    assert json.loads(last)["figures"] == {}
+    chances = json.loads(told.stdout)["chances"]
+    assert chances[0] > chances[2]
+    assert json.loads(told.stdout)["figures"] == {}
     other = shoal(runs[1]["run_dir"], new, folder=tmp_path, command=("predict",))
-    assert other.stdout.splitlines() == chances  # that run was trained on Parquet
+    assert [*map(float, other.stdout.splitlines())] == chances  # that run was trained on Parquet
     refusal = (tmp_path / runs[1]["run_dir"], path, "--format", "libsvm")
     assert "trained on parquet, and keys of libsvm" in refused(*refusal, command=("predict",))
     again = shoal(runs[1]["run_dir"], folder, folder=tmp_path, command=("predict",))

@@ -64,7 +64,8 @@ def test_text_is_read_from_plain_gzipped_and_archived_files(tmp_path):
         info.size = 5
         archive.addfile(info, io.BytesIO(b"four\n"))
     paths = [str(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.tar.gz")]
-    assert [line.strip() for line in read_lines(paths)] == ["one", "two", "three", "four"]
+    for each in (paths, [str(tmp_path)], [str(tmp_path / "[ab].*"), paths[2]]):
+        assert [line.strip() for line in read_lines(each)] == ["one", "two", "three", "four"]
     with pytest.raises(DataMissing, match=r"no text at .*nowhere"):
         list(read_lines([str(tmp_path / "nowhere.txt")]))
     (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
@@ -292,6 +293,8 @@ def test_a_run_resumes_exactly_from_its_checkpoint(tmp_path):
     assert 0 < resumed.metrics["words"] < whole.metrics["words"]
     files = [(each.run_dir / "vectors.bin").read_bytes() for each in (whole, resumed)]
     assert files[0] == files[1]
+    with pytest.raises(InvalidValue, match="has vectors of 8 elements: --dim cannot change"):
+        shoal_.word2vec.train(resume=str(whole.run_dir), dim=9)
     text.write_text("\n".join(list(sample_lines(4))[:3000]))
     with pytest.raises(InvalidValue, match="another text: its vocabulary differs"):
         shoal_.word2vec.train(resume=str(whole.run_dir), out=str(tmp_path))

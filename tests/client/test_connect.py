@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal.client import client
 from shoal.client.client import Client
-from shoal.errors import DataMissing, JoinTimeout, ProcessDied
+from shoal.errors import DataMissing, JoinTimeout, ProcessDied, RequestTimeout
 from shoal.storage.held_file import HeldFile
 from shoal.storage.run_folder import RunFolder
 
@@ -46,3 +46,17 @@ def test_a_check_that_finds_nothing_changes_nothing(tmp_path, monkeypatch):
     options = client.ClientOptions(init_timeout_s=0.3)
     with pytest.raises(JoinTimeout):
         Client(f"unix://{tmp_path}/silent.sock", options, lambda: None)
+
+
+@pytest.mark.real
+def test_a_reader_waits_for_the_table_of_the_first_group(cluster, monkeypatch):
+    monkeypatch.setattr(client, "CHECK_S", 60.0)  # the event has to do it
+    engine, [trainer] = cluster()
+    with shoal.connect(engine.address("scheduler"), group="read") as reader:
+        with pytest.raises(RequestTimeout, match="no worker has created table"):
+            reader.await_table("/later", 0.1)
+        create = threading.Timer(0.2, trainer.create_table, [shoal.TableSpec("later", 3)])
+        create.start()
+        assert reader.await_table("/later", 30.0).rows == 3
+        create.join()
+        assert reader.await_table("/later", 0.0).name == "/later"

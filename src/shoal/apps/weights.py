@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from shoal.client.connect import connect, scheduler_at
 from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
 from shoal.errors import DataMissing
 from shoal.keys import SLOTS, KeyRange
-from shoal.protocol.machine import Note
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.storage.held_file import is_abandoned
 from shoal.storage.run_folder import RunFolder
@@ -99,6 +97,7 @@ class RunningWeights:
 
     Raises:
         DataMissing: also of `rows` and `dense`: the run was ended
+        RequestTimeout: of `rows` and `dense`: its tables are not there yet, after BEGIN_S
     """
 
     def __init__(self, run: Path, max_age_s: float, max_rows: int) -> None:
@@ -121,7 +120,7 @@ class RunningWeights:
         self._check()
         found = self._caches.get(table)
         if found is None:
-            self._await(table)
+            self.client.await_table(f"/{table}", BEGIN_S)
             found = self._caches[table] = RowCache(
                 self.client, f"/{table}", max_age_s=self._max_age_s, max_rows=self._max_rows
             )
@@ -132,7 +131,7 @@ class RunningWeights:
         now = time.monotonic()
         if now >= until:
             self._check()
-            self._await(table)
+            self.client.await_table(f"/{table}", BEGIN_S)
             values = self.client.blocking.pull(f"/{table}")
             self._dense[table] = now + self._max_age_s, values
         return values
@@ -143,29 +142,6 @@ class RunningWeights:
         if now >= self._next_check:
             scheduler_at(self._run)
             self._next_check = now + CHECK_S
-
-    def _await(self, table: str) -> None:
-        """Wait until the run's workers have created a table.
-
-        Raises:
-            DataMissing: they have not in time.
-        """
-        client, changed = self.client, threading.Event()
-        before = client.on_note
-        end = time.monotonic() + BEGIN_S
-
-        def noted(note: Note) -> None:
-            before(note)
-            changed.set()
-
-        client.on_note = noted
-        try:
-            while f"/{table}" not in {spec.name for spec in client.view.tables}:
-                if not changed.wait(end - time.monotonic()):
-                    raise DataMissing(f"the run has no table {table!r} after {BEGIN_S:g} s")
-                changed.clear()
-        finally:
-            client.on_note = before
 
     def close(self) -> None:
         try:

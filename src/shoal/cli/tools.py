@@ -212,7 +212,7 @@ def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_js
 
     RUN is the folder of a `shoal train ctr`, under way or ended. FILE is a file, a folder of files
     or a pattern, with the columns that the run was trained on; its rows need no label. Figures, of
-    FILE's labels, go to standard error, or to standard output with --json.
+    FILE's labels, go to standard error. With --json all is one object on standard output.
 
     \b
     shoal predict shoal-runs/ctr-lr-20260101-120000 test.libsvm > chances.txt
@@ -228,11 +228,12 @@ def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_js
         with Progress(*shown, console=console, transient=True) as bar:
             done = partial(bar.advance, bar.add_task("", total=None))
             figures = predict_rows(Path(run), Path(file), path, form, unlabelled, done)
-        if not out:
+        if not out and not as_json:
             with path.open() as lines:
                 shutil.copyfileobj(lines, sys.stdout)
+        chances = {} if out else {"chances": [*map(float, path.read_text().split())]}
     if as_json:
-        click.echo(json.dumps({"figures": figures, "out": out}))
+        click.echo(json.dumps({"figures": figures, "out": out, **chances}))
     else:
         known = {name: value for name, value in figures.items() if value is not None}
         if known:

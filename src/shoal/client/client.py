@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 from shoal.client.all_reduce import reduce_of
@@ -32,6 +34,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.session import Session, SessionOptions
 from shoal.protocol.worker.machine import WorkerOptions
 from shoal.tables.opening import checked
+from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
 
 log = logging.getLogger("shoal.client")
@@ -51,7 +54,8 @@ class Client(Operations):
     Args:
         address: the scheduler's, unix:///PATH or tcp://HOST:PORT.
         options: how to join.
-        check: called every half second until the cluster is complete; its exception ends the wait.
+        check: called every half second until the cluster is complete, or has the table that is
+            waited for; its exception ends the wait.
 
     Attributes:
         options: how this worker has joined the run.
@@ -79,8 +83,9 @@ class Client(Operations):
         self,
         address: str,
         options: ClientOptions | None = None,
-        check: Callable[[], object] | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        self._check = check
         options = options or ClientOptions()
         transport_for(address)  # a malformed one is refused at once
         name = f"w-{os.getpid()}-{os.urandom(4).hex()}"
@@ -104,17 +109,17 @@ class Client(Operations):
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
         try:
-            self._join(check)
+            self._join()
         except BaseException:
             self._driver.node.close()
             raise
         self._driver.start_pump()
 
-    def _join(self, check: Callable[[], object] | None) -> None:
+    def _join(self) -> None:
         """Wait until the cluster is complete."""
         joined = self._driver.ask(AwaitView())
-        while check is not None and not joined.done():
-            check()
+        while not joined.done():
+            self._check()
             with suppress(RequestTimeout):
                 joined.wait(CHECK_S)
         joined.wait()
@@ -176,6 +181,45 @@ class Client(Operations):
     @on_note.setter
     def on_note(self, call: Callable[[Note], None]) -> None:
         self._driver.node.on_note = call
+
+    def await_table(self, name: str, timeout_s: float = 60.0) -> TableSpec:
+        """Wait until a table is there, such as one that another group is about to create.
+
+        Args:
+            name: the table's name, in this worker's namespace.
+            timeout_s: how long to wait, in seconds.
+
+        Returns:
+            Its specification, as `table` gives it.
+
+        Raises:
+            RequestTimeout: no worker has created it in time.
+
+        Example:
+            >>> import shoal
+            >>> client = shoal.init().client
+            >>> spec = client.create_table(shoal.TableSpec("docs/awaited", 2))
+            >>> client.await_table("docs/awaited") == spec
+            True
+        """
+        until, before, changed = monotonic() + timeout_s, self.on_note, threading.Event()
+
+        def noted(note: Note) -> None:
+            before(note)
+            changed.set()
+
+        self.on_note = noted
+        try:
+            while self._driver.machine.number_of(name) is None:
+                self._check()
+                left_s = until - monotonic()
+                if left_s <= 0:
+                    raise RequestTimeout(f"no worker has created table {name!r} in {timeout_s:g} s")
+                changed.wait(min(left_s, CHECK_S))
+                changed.clear()
+        finally:
+            self.on_note = before
+        return self.table(name)
 
     # ------------------------------------------------------------------ programs
 

@@ -19,12 +19,34 @@ LINE_BYTES_MAX = 16 << 20  # of a line in any text that is read, its newline inc
 BLOCK_BYTES = 1 << 20  # what is read at once
 CHUNK_BYTES = 8 << 10  # of compressed data, each byte of which holds 1032 bytes at most
 DAMAGE_BYTES = 512  # to within which damage of compressed data is found
+GLOB = "*?["
 GZIP = b"\x1f\x8b"  # what such a file begins with
 
 
 def corrupt(path: Path, problem: str, *, byte: int) -> NoReturn:
     """Raise `DataCorrupt` for the file and the offset."""
     raise DataCorrupt(f"{path}: at byte {byte}: {problem}")
+
+
+def files_of(path: str) -> list[Path]:
+    """The files of a path: itself, those of a folder, or those that a pattern matches.
+
+    Raises:
+        DataMissing: a folder without files, or a pattern that matches none.
+    """
+    found = [Path(path)]
+    if found[0].is_dir():
+        found = sorted(each for each in found[0].iterdir() if each.is_file())
+        found = [each for each in found if not each.name.startswith((".", "_"))]
+    elif not found[0].exists():
+        parts = found[0].parts
+        at = next((n for n, part in enumerate(parts) if any(c in part for c in GLOB)), None)
+        if at is not None:
+            matched = Path(*parts[:at]).glob("/".join(parts[at:]))
+            found = sorted(each for each in matched if each.is_file())
+    if not found:
+        raise DataMissing(f"{path}: no files there")
+    return found
 
 
 def opened(path: Path) -> IO[bytes]:

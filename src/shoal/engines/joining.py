@@ -114,7 +114,7 @@ def init(
         namespace=namespace,
     )
     try:
-        client = Client(address, options, engine.check if engine is not None else None)
+        client = Client(address, options, engine.check if engine is not None else lambda: None)
     except BaseException:
         if engine is not None:
             engine.stop()

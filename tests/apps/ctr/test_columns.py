@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.apps.ctr.columns import TableReader
+from shoal.apps.ctr.sources import batch_of
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 
@@ -127,8 +128,8 @@ def test_other_types_are_categories(tmp_path):
 def test_bad_lines_are_named_or_left_out(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("x,y,label\n1,2,0\n1,2\n1,2,3,4\n5,6,1\n")
-    with pytest.raises(DataCorrupt, match=r"Expected 3 columns, got 2.*--skip-bad-lines"):
-        list(reader(path))
+    with pytest.raises(DataCorrupt, match=r"Expected 3 columns, got 2.* \(advice\)"):
+        list(TableReader(path, "csv", SPEC, advice=" (advice)"))
     with pytest.raises(DataCorrupt, match="Expected 3 columns, got 4"):
         list(reader(path, replace(SPEC, skip_bad_lines=1)))
     mine = reader(path, replace(SPEC, skip_bad_lines=2))
@@ -175,3 +176,13 @@ def test_files_that_are_no_tables_are_named(tmp_path):
 def test_keys_are_hashed_to_fewer_bits(path):
     keys = np.concatenate([each.keys for each in reader(path, replace(SPEC, hash_bits=5))])
     assert keys.max() < 32
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "?", None])
+def test_missing_numbers_of_callers_are_missing(missing):
+    spec = replace(SPEC, format="csv", numeric="age", label="label")
+    batch = batch_of(spec, {"age": ["31", missing, "4.5"]})
+    assert batch.offsets.tolist() == [0, 1, 1]
+    assert len(batch.keys) == 2
+    with pytest.raises(DataCorrupt, match="column 'age' is no number"):
+        batch_of(spec, {"age": ["31", "old"]})

@@ -149,6 +149,7 @@ def test_rows_of_callers(folder):
         spec = replace(LIBSVM, hash_bits=bits)
         for rows in (matrix, matrix.tocsc(), matrix.tocoo()):
             same(batch_of(spec, rows), batch_of(spec, ["3:1 7:0.5\n", "\n", "9:2"]))
+    assert len(batch_of(LIBSVM, [""])) == len(batch_of(LIBSVM, ["\n"])) == 1  # no features
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,8 @@ def test_rows_of_callers(folder):
         ("libsvm", csr_matrix((0, 5)), InvalidValue, "has to have rows"),
         ("libsvm", [], InvalidValue, "not list"),
         ("libsvm", [3], InvalidValue, "not list"),
+        ("csv", {"x": "a"}, InvalidValue, "rows: a column is a list of values, not text"),
+        ("csv", {"x": 3}, InvalidValue, "rows: a column is a list of values"),
         ("libsvm", ["1 3:1", ""], InvalidValue, "2 lines have 1 rows"),
         ("libsvm", ["3:1\n4:1"], InvalidValue, "1 lines have 2 rows"),
         ("libsvm", ["1 3:1", "4:1"], DataCorrupt, "rows: line 2: expected a label"),
@@ -176,3 +179,34 @@ def test_rows_of_another_kind_are_refused(format, rows, error, says):
     columns = {"categorical": "x"} if format == "csv" else {}
     with pytest.raises(error, match=says):
         batch_of(replace(SPEC, format=format, **columns), rows)
+
+
+@pytest.mark.parametrize(
+    ("trained", "name", "says"),
+    [
+        ("csv", "rows.parquet", "it is parquet, and the run's format is csv"),
+        ("csv", "rows.libsvm", "no column 'label'"),
+        ("libsvm", "a.csv", "it is csv, and the run's format is libsvm"),
+        ("libsvm", "rows.dummy", "expected index:value"),
+        ("dummy", "rows.libsvm", "expected an index of 0 or more"),
+    ],
+)
+def test_files_of_a_run_have_one_format(folder, trained, name, says):
+    (folder / "rows.libsvm").write_text("1 3:1\n")
+    (folder / "rows.dummy").write_text("1 3 4\n")
+    (folder / "rows.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataCorrupt, match=says):
+        check_trainable(replace(SPEC, format=trained), str(folder / name))
+
+
+def test_advice_is_that_of_the_command(folder):
+    """Training can leave lines out, and predicting cannot: it writes a line for each."""
+    path = folder / "rows.libsvm"
+    path.write_text("1 3:1\n1 x\n")
+    with pytest.raises(DataCorrupt, match=r"line 2: .*--skip-bad-lines"):
+        list(Source(LIBSVM, str(path)))
+    with pytest.raises(DataCorrupt, match=r"line 2: expected an index of 0 or more, not 'x'$"):
+        list(to_predict(LIBSVM, str(path), "auto", False))
+    path.write_text("3 4\n")
+    with pytest.raises(DataCorrupt, match=r"line 1: .*\(--unlabelled says that"):
+        list(to_predict(replace(SPEC, format="dummy"), str(path), "auto", False))

@@ -41,6 +41,7 @@ class TableReader:
 
     skipped:  lines of CSV that were left out; more than `spec.skip_bad_lines` are an error
     columns:  that count
+    advice:   what the error of a malformed line says to do
 
     Raises:
         DataMissing: no such file.
@@ -50,13 +51,19 @@ class TableReader:
     """
 
     def __init__(
-        self, path: Path, kind: Format, spec: CtrSpec, share: tuple[int, int] = (0, 1)
+        self,
+        path: Path,
+        kind: Format,
+        spec: CtrSpec,
+        share: tuple[int, int] = (0, 1),
+        advice: str = "",
     ) -> None:
         self.kind = kind
         self.skipped = 0
         self.path = path
         self._spec = spec
         self._share = share
+        self._advice = advice
         try:
             with self._open() as table:  # the schema of CSV is that of its first rows
                 self.columns = Columns(spec, table.schema, str(path))
@@ -122,8 +129,8 @@ class TableReader:
         hint = ""
         if "conversion error" in str(error):
             hint = " (--categorical names the columns of categories, --numeric those of numbers)"
-        elif "parse error" in str(error) and not self._spec.skip_bad_lines:
-            hint = " (--skip-bad-lines N leaves out up to N such lines)"
+        elif "parse error" in str(error):
+            hint = self._advice
         return DataCorrupt(f"{self.path}: {error}{hint}")
 
     def leave_out(self, row: Any) -> str:
@@ -174,7 +181,11 @@ class Columns:
 
     def _numbers(self, name: str, column: pyarrow.Array) -> np.ndarray:
         import pyarrow
+        from pyarrow import compute
 
+        if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+            missing = compute.is_in(column, value_set=pyarrow.array(NULLS, column.type))
+            column = compute.if_else(missing, None, column)
         try:
             cast = column.cast(pyarrow.float64())
         except pyarrow.ArrowException as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def train(
         progress: show a bar of each worker; None: on a terminal and in a notebook.
         trust: continue (`resume`) from what another user has left, too.
         options: as flags of `shoal train ctr`, with `_` for `-`: workers, servers, model, epochs,
-            batch_size, label, resume and others.
+            batch_size, label, resume and others. Columns may be given as a list.
 
     Returns:
         The figures of the summary, `test` (auc, log_loss), `progressive`, `rows_per_s` and others,
@@ -72,10 +73,18 @@ def train(
         ...     scorer.predict({"city": ["Oslo"], "age": [31]})
     """
     imports.refuse_while_importing("shoal.ctr.train()")
-    files = {name: str(path) for name, path in (("train", train), ("test", test)) if path}
     values = {name: value for name, value in options.items() if value is not None}
-    spec = spec_from({**values, **files})
-    summary = run_ctr(spec, progress_console(progress), trust=trust)
+    for name, path in (("train", train), ("test", test), ("valid", values.get("valid"))):
+        if isinstance(path, Path):
+            path = str(path)
+        if path:
+            values[name] = path
+    for name in ("categorical", "numeric"):
+        if isinstance(values.get(name), list | tuple):
+            values[name] = ",".join(map(str, values[name]))
+    summary = run_ctr(spec_from(values), progress_console(progress), trust=trust)
+    for text in summary["warnings"]:
+        warnings.warn(text, stacklevel=2)
     return RunResult(summary, Path(summary["run_dir"]))
 
 
@@ -106,7 +115,12 @@ def run_ctr(
     """
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
-    for path in filter(None, (spec.train, spec.valid, spec.test)):
+    if spec.train:
+        check_trainable(spec, spec.train)
+        spec = Source(spec, spec.train).described()  # what all is read and predicted with
+    else:
+        spec = msgspec.structs.replace(spec, format="dummy")  # of the sample
+    for path in filter(None, (spec.valid, spec.test)):
         check_trainable(spec, path)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
@@ -116,7 +130,6 @@ def run_ctr(
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
-    spec = Source(spec, spec.train).described()  # what the run is to be read and predicted with
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(dump_job(spec, APPLICATION))
@@ -161,16 +174,18 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
     progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
     for result, path in zip(results, progressive, strict=True):
         result["progressive"] = figures([path])
+    progressed = figures(progressive)
     return {
         "model": spec.model,
         "test": figures([folder.worker(0) / TEST]) or None,
-        "progressive": figures(progressive),
-        "valid": results[0].get("valid", []),
+        "progressive": progressed,
+        "valid": (valid := results[0].get("valid", [])),
+        "best_epoch": _best(valid).get("epoch"),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
         "skipped": sum(result["skipped"] for result in results),
-        "labels_in_runs": any(result["in_runs"] for result in results),
+        "warnings": _warnings(spec, results, progressed),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -180,6 +195,32 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "run_dir": str(folder.path),
         "by_worker": results,
     }
+
+
+def _best(valid: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the epoch with the lowest log loss; {} of none."""
+    finite = (each for each in valid if each["log_loss"] is not None)
+    return min(finite, key=itemgetter("log_loss"), default={})
+
+
+def _warnings(
+    spec: CtrSpec, results: Sequence[dict[str, Any]], progressed: dict[str, float | None]
+) -> list[str]:
+    """What a user should know of the rows that were trained."""
+    found = []
+    if any(result["in_runs"] for result in results):
+        found.append(
+            "the labels come in long runs, and --shuffle reaches over fewer rows than the file "
+            "has: shuffle the file, or raise --shuffle"
+        )
+    if progressed.get("log_loss") is not None and progressed["auc"] is None:
+        which = (
+            f"--positive {spec.positive!r} is no row's label, or every row's"
+            if spec.positive
+            else ""
+        )
+        found.append(f"all rows have the same label, so nothing was learnt. {which}".strip())
+    return found
 
 
 def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:
@@ -197,11 +238,7 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     """The figures as a table."""
     table = Table(box=None, show_header=False)
     test = summary["test"] or {}
-    valid: dict[str, Any] = min(
-        (each for each in summary["valid"] if each["log_loss"] is not None),
-        key=itemgetter("log_loss"),
-        default={},
-    )
+    valid = _best(summary["valid"])
     for name, value in (
         (f"valid AUC, epoch {valid.get('epoch')}", valid.get("auc")),
         (f"valid log loss, epoch {valid.get('epoch')}", valid.get("log_loss")),
@@ -225,9 +262,5 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("lines left out", str(summary["skipped"]))
     table.add_row("run", summary["run_dir"])
     console.print(table)
-    if summary["labels_in_runs"]:
-        console.print(
-            "warning: the labels come in long runs, and --shuffle reaches over fewer rows than the "
-            "file has: shuffle the file, or raise --shuffle",
-            style="yellow",
-        )
+    for text in summary["warnings"]:
+        console.print(f"warning: {text}", style="yellow", highlight=False)

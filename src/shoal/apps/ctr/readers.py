@@ -75,6 +75,7 @@ class Reader:
 
     skipped:   malformed lines that were left out; more than `skip` of them are an error
     labelled:  whether lines begin with a label; without, a blank line is a row without features
+    advice:    what the error of a malformed line says to do
 
     Raises:
         DataMissing: no such file.
@@ -91,10 +92,13 @@ class Reader:
         share: tuple[int, int] = (0, 1),
         skip: int = 0,
         labelled: bool = True,
+        advice: str = "",
     ) -> None:
         self._path = path
         self.kind = guess(path, skip) if kind == "auto" else kind
-        self._parser = Parser(str(path), batch_size, self.kind, hash_bits, share, skip, labelled)
+        self._parser = Parser(
+            str(path), batch_size, self.kind, hash_bits, share, skip, labelled, advice
+        )
 
     @property
     def skipped(self) -> int:
@@ -123,6 +127,7 @@ class Parser:
         share: tuple[int, int] = (0, 1),
         skip: int = 0,
         labelled: bool = True,
+        advice: str = "",
     ) -> None:
         self._name = name
         self._size = batch_size
@@ -132,6 +137,7 @@ class Parser:
         self.skipped = 0
         self._kind = kind
         self._labelled = labelled
+        self._advice = advice
         self._parse = PARSERS[kind]
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
@@ -168,8 +174,7 @@ class Parser:
         except ValueError as error:
             self.skipped += 1
             if self.skipped > self._skip:
-                hint = "" if self._skip else " (--skip-bad-lines N leaves out up to N such lines)"
-                raise DataCorrupt(f"{self._name}: line {number}: {error}{hint}") from None
+                raise DataCorrupt(f"{self._name}: line {number}: {error}{self._advice}") from None
             return None
 
     def _batch(self, rows: Rows) -> Batch:
@@ -252,14 +257,14 @@ def text_format(path: Path) -> Format | None:
 def has_labels(lines: Iterable[bytes], kind: Format) -> bool:
     """Whether the first line that is not blank begins with a label.
 
-    Lines of dummy do, because nothing can tell.
+    Lines of dummy do, because nothing can tell; lines that are all blank are rows without features.
     """
     for line in lines:
         if fields := line.split():
             if kind == "criteo":
                 return line.count(b"\t") >= INTEGERS + CATEGORIES
             return b":" not in fields[0]
-    return True
+    return False
 
 
 def _text(line: bytes) -> str:

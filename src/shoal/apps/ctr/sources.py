@@ -22,12 +22,13 @@ from shoal.apps.ctr.readers import (
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
-from shoal.data.streams import lines, opened
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.data.streams import files_of, lines, opened
+from shoal.errors import DataCorrupt, InvalidValue
 
 TEXTS, TABLES = ("libsvm", "dummy"), ("csv", "parquet")
 LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
-GLOB = "*?["
+SKIP = " (--skip-bad-lines N leaves out up to N such lines)"
+UNLABELLED = " (--unlabelled says that lines have no label)"
 ARROW = "__arrow_c_stream__"  # tables of pyarrow, pandas (2.2 and later), polars and others have it
 
 
@@ -39,6 +40,7 @@ class Source:
         path: a file, a folder (all of its files, by name, but hidden ones), or a pattern with *.
         share: of every `share[1]` batches of a file, the one numbered `share[0]`.
         labelled: whether lines begin with a label; a table has the label's column or not.
+        advice: what the error of a malformed line says to do.
 
     Raises:
         DataMissing: there is no such file.
@@ -46,13 +48,19 @@ class Source:
     """
 
     def __init__(
-        self, spec: CtrSpec, path: str, share: tuple[int, int] = (0, 1), labelled: bool = True
+        self,
+        spec: CtrSpec,
+        path: str,
+        share: tuple[int, int] = (0, 1),
+        labelled: bool = True,
+        advice: str = SKIP,
     ) -> None:
         self.files = files_of(path)
         self.kind: Format = format_of(self.files[0], spec)
         self._spec = spec
         self._share = share
         self._lines_labelled = labelled
+        self._advice = "" if spec.skip_bad_lines else advice
         self._readers: list[Reader | TableReader] = []
 
     @property
@@ -92,40 +100,21 @@ class Source:
         spec, skip = self._spec, self._spec.skip_bad_lines - self.skipped
         if self.kind in TABLES:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
-            return TableReader(file, self.kind, left, self._share)
+            return TableReader(file, self.kind, left, self._share, self._advice)
         common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
-        return Reader(file, *common, labelled=self._lines_labelled)
-
-
-def files_of(path: str) -> list[Path]:
-    """The files of a path: itself, those of a folder, or those that a pattern matches.
-
-    Raises:
-        DataMissing: a folder without files, or a pattern that matches none.
-    """
-    found = [Path(path)]
-    if found[0].is_dir():
-        found = sorted(each for each in found[0].iterdir() if each.is_file())
-        found = [each for each in found if not each.name.startswith((".", "_"))]
-    elif not found[0].exists():
-        parts = found[0].parts
-        at = next((n for n, part in enumerate(parts) if any(c in part for c in GLOB)), None)
-        if at is not None:
-            matched = Path(*parts[:at]).glob("/".join(parts[at:]))
-            found = sorted(each for each in matched if each.is_file())
-    if not found:
-        raise DataMissing(f"{path}: no files there")
-    return found
+        return Reader(file, *common, self._lines_labelled, self._advice)
 
 
 def format_of(path: Path, spec: CtrSpec) -> Format:
     """The format of a file: the run's, or by its name, or by its first line."""
     if spec.format != "auto":
         return spec.format
-    for suffix in reversed(path.suffixes):
-        if suffix in SUFFIXES:
-            return SUFFIXES[suffix]
-    return guess(path, spec.skip_bad_lines)
+    return named_format(path) or guess(path, spec.skip_bad_lines)
+
+
+def named_format(path: Path) -> Format | None:
+    """The format of a table, by its name."""
+    return next((SUFFIXES[each] for each in reversed(path.suffixes) if each in SUFFIXES), None)
 
 
 def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Source:
@@ -143,7 +132,7 @@ def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Sour
     like = next(each for each in LIKE if spec.format in each)
     file = files_of(path)[0]
     if form == "auto":
-        said = SUFFIXES.get(file.suffix) if like is TABLES else text_format(file)
+        said = named_format(file) if like is TABLES else text_format(file)
         form = said or spec.format
     if form not in like:
         raise InvalidValue(
@@ -154,21 +143,25 @@ def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Sour
     if labelled and form not in TABLES:
         with opened(file) as text:
             labelled = has_labels((line for _, line in lines(file, text)), form)
-    return Source(msgspec.structs.replace(spec, format=form), path, labelled=labelled)
+    advice = UNLABELLED if labelled and form == "dummy" else ""
+    spec = msgspec.structs.replace(spec, format=form)
+    return Source(spec, path, labelled=labelled, advice=advice)
 
 
 def check_trainable(spec: CtrSpec, path: str) -> None:
     """Read the first rows of a path, which must have labels.
 
     Raises:
-        DataMissing, DataCorrupt: as `Source`, or rows without labels.
+        DataMissing, DataCorrupt: as `Source`, or rows without labels, or in another format.
     """
     source = Source(spec, path)
+    file = source.files[0]
+    said = named_format(file)
+    if said and said != source.kind:
+        raise DataCorrupt(f"{file}: it is {said}, and the run's format is {source.kind}")
     if not source.labelled:
         name = spec.label or "label"
-        raise DataCorrupt(
-            f"{source.files[0]}: no column {name!r} (--label names the label's column)"
-        )
+        raise DataCorrupt(f"{file}: no column {name!r} (--label names the label's column)")
     source.first()
 
 
@@ -228,10 +221,15 @@ def _of_table(spec: CtrSpec, rows: Any) -> Batch:
         raise InvalidValue(f"the run was trained on {spec.format}: give it lines, not a table")
     import pyarrow
 
+    values = rows.values() if isinstance(rows, Mapping) else ()
     try:
+        if any(isinstance(each, str | bytes) for each in values):  # of characters
+            raise TypeError("text")
         table = pyarrow.table(rows)
     except pyarrow.ArrowException as error:
         raise DataCorrupt(f"rows: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"rows: a column is a list of values, not {error}") from None
     columns = Columns(spec, table.schema, "rows")
     parts = [columns.encoded(part) for part in table.to_batches() if part.num_rows]
     if not parts:

@@ -51,12 +51,17 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need_servers(self.servers)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
+        if self.patience > 1 and not self.valid:
+            raise InvalidValue(
+                "--patience counts epochs without a better score of --valid: give it"
+            )
         if self.valid and self.strategy != "asgd":
             # workers whose batches end first would wait for the score, and the others for their clock
             raise InvalidValue(f"--valid needs strategy 'asgd', not {self.strategy!r}")
         if self.valid and self.epochs == 1:
             raise InvalidValue(
-                "--valid is scored between epochs: give --epochs N, the most of them"
+                "--valid is scored after each epoch, to stop in time: give --epochs N, and training "
+                "has N epochs at most"
             )
 
     @staticmethod

@@ -49,7 +49,8 @@ def train(
     A script calls it under `if __name__ == "__main__":`.
 
     Args:
-        texts: text files: plain, gzipped or tar.gz; a sample made from the seed if none is given.
+        texts: text files (plain, gzipped or tar.gz), folders of them or patterns; a sample made
+            from the seed if none is given.
         progress: show a bar of each worker; None: on a terminal and in a notebook.
         trust: continue (`resume`) from what another user has left, too.
         options: as flags of `shoal train word2vec`, with `_` for `-`: workers, dim, model, epochs,
@@ -91,7 +92,10 @@ def spec_from(values: Mapping[str, Any]) -> WordsSpec:
     before = load_run_job(run)
     if before.pop("application", None) != APPLICATION:
         raise DataMissing(f"{run} is of another run than one of `shoal train word2vec`")
-    return converted({**before, "resume_at": -1, **values}, WordsSpec)
+    spec = converted({**before, "resume_at": -1, **values}, WordsSpec)
+    if spec.dim != before.get("dim", WordsSpec.dim):
+        raise InvalidValue(f"{run} has vectors of {before['dim']} elements: --dim cannot change")
+    return spec
 
 
 def run_words(

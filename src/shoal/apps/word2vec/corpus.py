@@ -6,13 +6,13 @@ import re
 import tarfile
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
-from shoal.data.streams import BLOCK_BYTES, LINE_BYTES_MAX, opened, pieces
+from shoal.data.streams import BLOCK_BYTES, LINE_BYTES_MAX, files_of, opened, pieces
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.storage.files import damaged, read_arrays
 
@@ -107,14 +107,13 @@ def shares(ids: np.ndarray, workers: int) -> list[slice]:
 
 def read_lines(paths: Iterable[str]) -> Iterator[str]:
     """The lines of text files, of gzipped ones and of those in tar archives; of a line that is
-    longer than a block (`streams.BLOCK_BYTES`) its pieces.
+    longer than a block (`streams.BLOCK_BYTES`) its pieces. A path may be a folder or a pattern.
 
     Raises:
         DataMissing: no such file
         DataCorrupt: not UTF-8, words that are too long, or an archive that is not whole
     """
-    for each in paths:
-        path = Path(each)
+    for path in chain.from_iterable(map(files_of, paths)):
         if not path.is_file():
             raise DataMissing(f"no text at {path}")
         try:

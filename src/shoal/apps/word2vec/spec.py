@@ -11,7 +11,7 @@ class WordsSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Field names are flags with `-` for `_`."""
 
     # fmt: off
-    texts: Annotated[tuple[str, ...], option("Data", "text files: plain, .gz, or .tar.gz of them")] = ()
+    texts: Annotated[tuple[str, ...], option("Data", "text files: plain, .gz, or .tar.gz of them; folders of them, or patterns such as 'books/*.txt'")] = ()
     sample: Annotated[float, option("Data", "share of all words above which a frequent word is left out by chance; 0: none is", ge=0.0)] = 1e-3
     min_count: Annotated[int, option("Data", "occurrences below which a word is ignored", ge=1)] = 5
     analogies: Annotated[str, option("Data", "file of questions a : b = c : d to answer at the end, in the form of questions-words.txt")] = ""

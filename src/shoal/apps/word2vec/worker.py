@@ -151,7 +151,11 @@ class Trainer:
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
-        turns = [(epoch, number) for epoch in range(spec.epochs) for number in range(len(pieces))]
+        turns = [
+            (epoch, number)
+            for epoch in range(spec.epochs)
+            for number in self._order(epoch, len(pieces))
+        ]
         block = self._prepare(pieces, *turns[passed]) if passed < len(turns) else None
         if block is not None:
             self._exchange(None, (), block)
@@ -169,6 +173,15 @@ class Trainer:
             self._words += block.given
             block = following
         self._seconds = time.monotonic() - begin
+
+    def _order(self, epoch: int, pieces: int) -> list[int]:
+        """A random order of the pieces of the text, the same for every run of this seed.
+
+        In the order of the text the vectors would follow what was read last, and forget the rest.
+        """
+        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch))
+        order: list[int] = random.permutation(pieces).tolist()
+        return order
 
     def _prepare(self, pieces: list[np.ndarray], epoch: int, number: int) -> Block:
         random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, number))

@@ -112,6 +112,7 @@ def test_a_run_from_python_and_its_scorer(tmp_path, model):
             shoal_.ctr.Scorer(result.run_dir, **bound)
     more = shoal_.ctr.train(resume=str(result.run_dir), epochs=3)
     assert more.metrics["model"] == model
+    assert sample.TRAIN - 64 <= more.metrics["rows"] <= sample.TRAIN  # of the third epoch
 
 
 def test_options_from_python_are_checked(tmp_path):

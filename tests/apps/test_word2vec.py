@@ -293,6 +293,11 @@ def test_a_run_resumes_exactly_from_its_checkpoint(tmp_path):
     assert 0 < resumed.metrics["words"] < whole.metrics["words"]
     files = [(each.run_dir / "vectors.bin").read_bytes() for each in (whole, resumed)]
     assert files[0] == files[1]
+    ended = shoal_.word2vec.train(resume=str(whole.run_dir), out=str(tmp_path))  # it has all
+    assert ended.metrics["words"] == 0
+    assert (ended.run_dir / "vectors.bin").read_bytes() == files[0]
+    more = shoal_.word2vec.train(resume=str(whole.run_dir), epochs=4, out=str(tmp_path))
+    assert more.metrics["words"] == pytest.approx(whole.metrics["words"] / 3, rel=0.01)
     with pytest.raises(InvalidValue, match="has vectors of 8 elements: --dim cannot change"):
         shoal_.word2vec.train(resume=str(whole.run_dir), dim=9)
     text.write_text("\n".join(list(sample_lines(4))[:3000]))

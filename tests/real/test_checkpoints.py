@@ -2,16 +2,17 @@
 
 import json
 import shutil
+from errno import ENOSPC
 
 import pytest
 from click.testing import CliRunner
 
-from shoal.apps.train.resume import without_checkpoint
 from shoal.cli import main
-from shoal.engines.options import ResumableRun
 from shoal.reports.events import load_run
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.shards import SavedShards
+
+END = 3 * (23 + 1)  # epochs of 23 batches and of the round that ends them
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("checkpoints")]  # they share a run
 
@@ -45,7 +46,7 @@ def test_a_resumed_run_has_the_losses_of_the_uninterrupted_one(whole, tmp_path):
     assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
     assert abs(resumed.summary["loss"] - whole.summary["loss"]) < 1e-6
     clocks = sorted(int(each.name) for each in (resumed.path / "checkpoints").iterdir())
-    assert clocks == [40, 60]  # it goes on with them
+    assert clocks == [40, 60, END]  # it goes on with them
 
 
 def test_a_run_resumed_from_a_timed_checkpoint_has_the_same_losses(tmp_path):
@@ -88,21 +89,48 @@ def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tm
     file.write_bytes(file.read_bytes()[:-9])
     result = CliRunner().invoke(main, ["train", "--resume", str(run), "--out", str(tmp_path)])
     assert result.exit_code != 0
-    assert "checkpoint 60 is damaged" in " ".join(result.output.split())
-    assert "--resume-at 40" in " ".join(result.output.split())
+    assert f"checkpoint {END} is damaged" in " ".join(result.output.split())
+    assert "--resume-at 60" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("every", [("--checkpoint-every", 5000), ("--checkpoint-every-s", 500)])
-def test_a_run_that_is_over_before_its_first_checkpoint_says_so(tmp_path, caplog, every):
-    train("digits", "--epochs", 1, *every, "--out", tmp_path)
+@pytest.mark.parametrize(
+    ("every", "cut"),
+    [
+        (("--checkpoint-every", 5000), ()),
+        (("--checkpoint-every-s", 500), ()),
+        (("--checkpoint-every", 10), ("--max-steps", 15)),  # in the middle of an epoch
+        (("--checkpoint-every", 10), ("--max-steps", 20)),
+        (("--checkpoint-every", 5000), ("--strategy", "asgd", "--workers", 1)),
+    ],
+    ids=str,
+)
+def test_the_end_of_a_run_is_a_checkpoint(tmp_path, caplog, every, cut):
+    """With more epochs it goes on as one run would, and without them there is nothing to do."""
+    some = ("digits", "--schedule", "constant", "--seed", 3, "--out", tmp_path)
+    whole = train(*some, "--epochs", 4, *(() if "--max-steps" in cut else cut))
+    first = train(*some, "--epochs", 2, *every, *cut)
+    rest = train("--resume", first.path, "--epochs", 4, "--max-steps", 0, "--out", tmp_path)
+    before, after = losses(whole), losses(rest)
+    assert {*before} == {*losses(first)} | {*after}
+    assert not {*losses(first)} & {*after}
+    assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
+    assert "nothing was left to train" not in caplog.text
+    again = train("--resume", first.path, "--out", tmp_path)
+    assert not losses(again)
+    assert again.summary["loss"] == pytest.approx(first.summary["loss"], abs=1e-6)
+    assert "nothing was left to train" in caplog.text
+
+
+def test_a_last_checkpoint_that_cannot_be_written_costs_nothing_else(tmp_path, caplog, monkeypatch):
+    def add(self, clock, ended):
+        raise OSError(ENOSPC, "no space left")
+
+    monkeypatch.setattr(Checkpoints, "add", add)
+    ended = train("digits", "--epochs", 1, "--checkpoint-every", 500, "--out", tmp_path)
+    assert ended.summary["accuracy"] > 0.3
+    assert "the last checkpoint, 13, could not be written" in caplog.text
     said = "no checkpoint was written: the run was over before the first was due"
-    words = " ".join(map(str, every)) + (" s" if "-s" in every[0][-2:] else "")
-    assert f"{said} ({words})" in caplog.text
-
-
-def test_a_run_with_checkpoints_says_nothing_of_them(whole, tmp_path, caplog):
-    assert without_checkpoint(ResumableRun(checkpoint_every=20), RunFolder(whole.path)) == ""
-    assert without_checkpoint(ResumableRun(), RunFolder(tmp_path)) == ""
+    assert f"{said} (--checkpoint-every 500)" in caplog.text
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):

@@ -48,13 +48,7 @@ class WorkerStates:
         """Write the state, if that clock of this run has a checkpoint."""
         self._markers.adopt(view)
         if self._markers.at(clock):
-            tensors, python = _random_state()
-            buffers = dict(module.named_buffers())
-            tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}
-            try:
-                write_verified(self._path(clock + self._offset), tensors, {"python": python})
-            except (OSError, SafetensorError, ValueError) as error:  # training goes on
-                log.warning("state at clock %d could not be written: %s", clock, error)
+            write_state(self._path(clock + self._offset), module)
 
     def take_up(self, clock: int, module: nn.Module) -> bool:
         """Restore the state at a checkpoint; False if this worker has left none there.
@@ -77,6 +71,17 @@ class WorkerStates:
 
     def _path(self, clock: int) -> Path:
         return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"
+
+
+def write_state(path: Path, module: nn.Module) -> None:
+    """Write this process's random state and a module's buffers; a failure is logged."""
+    tensors, python = _random_state()
+    buffers = dict(module.named_buffers())
+    tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}
+    try:
+        write_verified(path, tensors, {"python": python})
+    except (OSError, SafetensorError, ValueError) as error:  # training goes on
+        log.warning("the worker's state could not be written: %s", error)
 
 
 def _random_state() -> tuple[dict[str, Tensor], str]:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from shutil import rmtree
 from threading import Lock, Thread
 
 import msgspec
+from torch import Tensor
 
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat, UsageError
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shards import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.shards import SINCE, SINCE_CRC, SavedShards, Tables, with_earlier
 from shoal.storage.verified import read_told, read_verified, write_verified
 from shoal.tables.spec import TableSpec
 
@@ -108,18 +109,34 @@ def _size(save: Save) -> int:
 
 def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
     """Write a file and return its checksum; `before` is that of the file that it changes."""
-    tensors = {f"0.{name}": tensor.contiguous() for name, tensor in save.state.items()}
-    described: Tables = [(save.spec, (save.rows.start, save.rows.stop))]
-    metadata = {
-        "tables": msgspec.json.encode(described).decode(),
-        "all": msgspec.json.encode(save.tables).decode(),
-    }
+    metadata = {}
     if save.since >= 0:
         metadata[SINCE] = folder_of(save.since + offset)
         metadata[SINCE_CRC] = before
-    folder = folder / folder_of(save.clock + offset)
-    path = folder / f"shard-{save.table}-{save.rows.start}.safetensors"
-    return write_verified(path, tensors, metadata)
+    path = folder / folder_of(save.clock + offset) / _file(save.table, save.rows)
+    return _write_rows(path, save.spec, save.rows, save.state, save.tables, metadata)
+
+
+def _file(table: int, rows: KeyRange) -> str:
+    return f"shard-{table}-{rows.start}.safetensors"
+
+
+def _write_rows(
+    path: Path,
+    spec: TableSpec,
+    rows: KeyRange,
+    state: Mapping[str, Tensor],
+    names: Sequence[str],
+    metadata: Mapping[str, str],
+) -> str:
+    """Write a file and return its checksum; `names` are those of all tables of the run."""
+    tensors = {f"0.{name}": tensor.contiguous() for name, tensor in state.items()}
+    described: Tables = [(spec, (rows.start, rows.stop))]
+    told = {
+        "tables": msgspec.json.encode(described).decode(),
+        "all": msgspec.json.encode(names).decode(),
+    }
+    return write_verified(path, tensors, {**told, **metadata})
 
 
 class Checkpoints:
@@ -153,6 +170,19 @@ class Checkpoints:
             )
             raise DataCorrupt(f"checkpoint {chosen} is damaged ({damage}); {offer}")
         return chosen
+
+    def add(self, clock: int, ended: SavedShards) -> None:
+        """Write a checkpoint of the rows that a run had at its end.
+
+        Raises:
+            DataCorrupt: a file of the run is not as it was written
+            OSError: as writing does
+        """
+        names = list(ended.tables)
+        for number, name in enumerate(names):
+            for part, state in ended.parts(name):
+                path = self.path(clock) / _file(number, part.rows)
+                _write_rows(path, part.spec, part.rows, state, names, {})
 
     def complete(self) -> list[int]:
         """The clocks of those that can be resumed from, unless they are damaged."""

@@ -8,7 +8,9 @@ shards/server-N.safetensors    the tables' rows, as each server had them at the 
 checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
 checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 checkpoints/leases                             which batches workers were granted
-workers/N/train.csv, eval.csv
+workers/N/train.csv, eval.csv, result.json
+workers/N/state.safetensors     a worker's random state and buffers at the end, until the last
+                                checkpoint has them
 pids.json           the processes
 scheduler           its address, during the run
 token               the secret of its members, during a run over TCP; only its owner may read it
@@ -110,6 +112,9 @@ class RunFolder:
         folder = self.path / "workers" / str(rank)
         make_folder(folder)
         return folder
+
+    def state(self, rank: int) -> Path:
+        return self.worker(rank) / "state.safetensors"
 
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
         write_whole(self.worker(rank) / "result.json", json.dumps(figures))

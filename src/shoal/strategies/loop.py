@@ -62,18 +62,18 @@ def train_program(
         A generator of requests, which returns the number of steps.
     """
     yield from _begin(strategy, model, rank, clock)
-    step, missed = 0, clock + passed
+    step, missed, enough = 0, clock + passed, False
     for epoch in range(epochs):
         for batch in batches.epoch(epoch):
             if missed:
                 missed, step = missed - 1, step + 1
-                continue
-            result = yield from strategy.step(model, batch)
-            step += 1
-            hooks.stepped(epoch, step, result)
-            if step == max_steps:
+            else:
+                result = yield from strategy.step(model, batch)
+                step += 1
+                hooks.stepped(epoch, step, result)
+            if enough := 0 < max_steps <= step:
                 break
-        if missed:
+        if missed and not enough:
             missed -= strategy.in_step  # the round without any weight at the epoch's end
             continue
         while strategy.in_step:
@@ -83,7 +83,7 @@ def train_program(
             step += 1
             hooks.stepped(epoch, step, result)
         hooks.epoch_done(epoch, step)
-        if max_steps and step >= max_steps:
+        if 0 < max_steps <= step:
             break
     yield from strategy.end(model)
     return step

@@ -149,7 +149,7 @@ def run_ctr(
         import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(folder, "train ctr", spec):
+        with watcher, resumable(folder, "train ctr", spec, passed=passed):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
     folder.write_summary(summary)

@@ -151,6 +151,7 @@ class Trainer:
         return {
             "rows": self._rows,
             "steps": self._steps,
+            "clock": self._steps,
             "seconds": self._seconds,
             "valid": self.valid,
             "skipped": self._reader.skipped,

@@ -91,7 +91,7 @@ def run_job(
             engine.start(task)
         live = Live(console, folder.events, job.workers, job.epochs) if console else None
         with live or nullcontext():
-            join_run(engine, job, "train", tick=live.tick if live else lambda: None)
+            join_run(engine, job, "train", tick=live.tick if live else lambda: None, passed=passed)
     write_tables(folder)
     summary = {**summarise(job, folder, started_at), "notes": notes}
     folder.write_summary(summary)

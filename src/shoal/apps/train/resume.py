@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shoal.engines.local import LocalEngine, spare_processes
@@ -14,19 +14,24 @@ from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
 from shoal.jobs.trust import check_run
 from shoal.storage.run_folder import RunFolder
 
+log = logging.getLogger("shoal")
+
 
 @contextmanager
 def resumable(
-    folder: RunFolder, command: str, run: ResumableRun, words: str = ""
+    folder: RunFolder, command: str, run: ResumableRun, words: str = "", passed: int = 0
 ) -> Iterator[None]:
     """When rows are lost, say how to resume: by this command, with these words behind it.
 
-    At the end, say if a run that was to write checkpoints has none.
+    At the end, write the last checkpoint of a run that writes them, or say that it has none.
+
+    passed:  clock of the checkpoint that the run continues from
     """
     try:
         yield
+        save_end(run, folder, passed)
         if said := without_checkpoint(run, folder):
-            logging.getLogger("shoal").warning("%s", said)
+            log.warning("%s", said)
     except RangeLost as lost:
         hint = "a run with --checkpoint-every can be resumed"
         if run.replicas == 1:
@@ -47,17 +52,18 @@ def join_run(
     command: str,
     words: str = "",
     tick: Callable[[], None] = lambda: None,
+    passed: int = 0,
 ) -> None:
     """Wait for a run's processes, of which some may be lost, as its options have it.
 
-    command, words: as in `resumable`
+    command, words, passed: as in `resumable`
     """
     workers = [f"worker-{rank}" for rank in range(run.workers)]
     spare = spare_processes(run.servers, run.replicas)
     spare += workers if run.on_worker_loss == "replace" else []
     given_up = workers if run.on_worker_loss in ("drop", "reassign") else ()
     returning = workers if run.slow_workers == "backup" else ()
-    with resumable(engine.folder, command, run, words):
+    with resumable(engine.folder, command, run, words, passed):
         engine.join(tick, spare=spare, given_up=given_up, returning=returning)
 
 
@@ -79,6 +85,41 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False) -> int:
 
     check_run(Path(resume), trust)
     return Checkpoints(RunFolder(Path(resume)).checkpoints).choose(resume_at)
+
+
+def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
+    """Write a checkpoint of the end of a run that writes checkpoints, at its workers' last clock.
+
+    A script's workers leave no clock: such a run has the checkpoints that it reached.
+    """
+    from shoal.storage.checkpoints import Checkpoints
+    from shoal.storage.shards import SavedShards
+
+    try:
+        clock = max(each["clock"] for each in folder.results(run.workers, ("clock",)))
+    except DataMissing:
+        return
+    if passed and clock == passed:
+        log.warning(
+            "nothing was left to train: %s had done all of it; give more epochs, or an earlier "
+            "checkpoint with --resume-at",
+            run.resume,
+        )
+    checkpoints = Checkpoints(folder.checkpoints)
+    if not run.saves or clock <= max(checkpoints.complete(), default=0):
+        return
+    try:
+        checkpoints.add(clock, SavedShards(folder.shards))
+        for rank in range(run.workers):
+            with suppress(FileNotFoundError):  # of an application whose workers have none
+                name = f"worker-{rank}.safetensors"
+                folder.state(rank).rename(checkpoints.path(clock) / name)
+        if run.keep_checkpoints:
+            checkpoints.prune(run.keep_checkpoints)
+    except DataMissing:  # under allreduce servers have no rows
+        return
+    except (OSError, DataCorrupt) as error:
+        log.warning("the last checkpoint, %d, could not be written: %s", clock, error)
 
 
 def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:

@@ -30,7 +30,7 @@ from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import Leased
 from shoal.pytorch.model import LossModel
-from shoal.pytorch.worker_state import WorkerStates
+from shoal.pytorch.worker_state import WorkerStates, write_state
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
@@ -114,6 +114,9 @@ def run_worker(
             program = train_program(strategy, learner, batches, spec.epochs, first, *begun, passed)
         steps = client.drive(program)
         result = progress.finish(steps)
+        result["clock"] = progress.clock(steps, passed)
+        if spec.saves:
+            write_state(paths.state(rank), learner.module)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
@@ -138,6 +141,10 @@ class Progress:
     ) -> None:
         self._client = client
         self._states = states
+        self._max_steps = spec.max_steps
+        # an epoch of these ends with a round without batches, which is a clock and no step
+        self._rounds = in_step and spec.on_worker_loss != "reassign"
+        self._epochs = 0
         self._learner = learner
         self._log = log
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
@@ -175,8 +182,16 @@ class Progress:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
+        self._epochs = epoch + 1
         self._reached()  # it may end with a round
         self.evaluate(epoch, step)
+
+    def clock(self, steps: int, passed: int) -> int:
+        """The clock to which training has come: of `steps`, `passed` before the run."""
+        if not self._steps:
+            return passed
+        cut_off = bool(self._max_steps) and steps >= self._max_steps
+        return steps + self._rounds * (self._epochs - cut_off)
 
     def _reached(self) -> None:
         self._states.reached(self._client.view, self._client.clock, self._learner.module)

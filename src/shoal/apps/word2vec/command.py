@@ -153,7 +153,7 @@ def run_words(
         for task in (*cluster, *workers):
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(folder, "train word2vec", spec):
+        with watcher, resumable(folder, "train word2vec", spec, passed=passed):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
     folder.write_summary(summary)

@@ -143,6 +143,7 @@ class Trainer:
         self._out = client.create_table(TableSpec("out", 0, (spec.dim,), **common))
         load_kernels(spec.dim)
         self._words = self._seconds = 0.0
+        self._clock = 0
 
     def train(self, passed: int) -> None:
         """All epochs over this worker's text but for `passed` blocks, a block at a time."""
@@ -173,6 +174,7 @@ class Trainer:
             self._words += block.given
             block = following
         self._seconds = time.monotonic() - begin
+        self._clock = max(passed, len(turns))
 
     def _order(self, epoch: int, pieces: int) -> list[int]:
         """A random order of the pieces of the text, the same for every run of this seed.
@@ -244,6 +246,7 @@ class Trainer:
     def figures(self) -> dict[str, Any]:
         return {
             "words": self._words,
+            "clock": self._clock,
             "seconds": self._seconds,
             "bytes_pushed": self._client.bytes_pushed,
             "bytes_pulled": self._client.bytes_pulled,

@@ -91,7 +91,7 @@ class Trainer:
         self.valid: list[dict[str, Any]] = []  # figures after each epoch, of rank 0
         self._labels = Labels()
         self._missed = passed
-        self._rows = self._steps = 0
+        self._rows = self._steps = self._scored_rows = 0
         self._seconds = 0.0
 
     def train(self) -> None:
@@ -138,7 +138,8 @@ class Trainer:
         """Score the rows of `valid` once all workers are here; whether training stops."""
         client, verdict = self._context.client, torch.zeros(1)
         client.barrier(f"epoch {epoch}")
-        if self._context.rank == 0:
+        if self._context.rank == 0 and self._rows > self._scored_rows:
+            self._scored_rows = self._rows  # an epoch that a resumed run leaves out has no score
             found = figures_of(*self.scores_of(self._spec.valid).all())
             self.valid.append({"epoch": epoch + 1, **found})
             losses = [inf if (loss := each["log_loss"]) is None else loss for each in self.valid]

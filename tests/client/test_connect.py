@@ -1,13 +1,21 @@
 """`shoal.connect`: from a folder or an address to a client."""
 
 import threading
+from time import monotonic
 
 import pytest
 
 import shoal
 from shoal.client import client
 from shoal.client.client import Client
-from shoal.errors import DataMissing, JoinTimeout, ProcessDied, RequestTimeout
+from shoal.errors import (
+    DataMissing,
+    JoinTimeout,
+    ProcessDied,
+    RequestTimeout,
+    RunAborted,
+    UsageError,
+)
 from shoal.storage.held_file import HeldFile
 from shoal.storage.run_folder import RunFolder
 
@@ -57,6 +65,23 @@ def test_a_reader_waits_for_the_table_of_the_first_group(cluster, monkeypatch):
             reader.await_table("/later", 0.1)
         create = threading.Timer(0.2, trainer.create_table, [shoal.TableSpec("later", 3)])
         create.start()
+        began = monotonic()
         assert reader.await_table("/later", 30.0).rows == 3
+        assert monotonic() - began < 15
         create.join()
         assert reader.await_table("/later", 0.0).name == "/later"
+
+
+@pytest.mark.real
+def test_a_closed_client_waits_for_no_table(cluster):
+    engine, [trainer] = cluster()
+    reader = shoal.connect(engine.address("scheduler"), group="read")
+    reader.close()
+    with pytest.raises(UsageError, match="closed"):
+        reader.await_table("/later", 60.0)
+    other = shoal.connect(engine.address("scheduler"), group="other")
+    ends = threading.Timer(0.3, trainer.abort, ["broken"])
+    ends.start()
+    with pytest.raises(RunAborted, match="broken"):
+        other.await_table("/later", 60.0)
+    ends.join()

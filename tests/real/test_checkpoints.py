@@ -6,6 +6,7 @@ from errno import ENOSPC
 
 import pytest
 from click.testing import CliRunner
+from safetensors import SafetensorError
 
 from shoal.cli import main
 from shoal.reports.events import load_run
@@ -99,7 +100,10 @@ def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tm
         (("--checkpoint-every", 5000), ()),
         (("--checkpoint-every-s", 500), ()),
         (("--checkpoint-every", 10), ("--max-steps", 15)),  # in the middle of an epoch
+        (("--checkpoint-every", 16), ("--max-steps", 15)),
         (("--checkpoint-every", 10), ("--max-steps", 20)),
+        (("--checkpoint-every", 5000), ("--batch-size", 359)),  # 3 batches, and 2
+        (("--checkpoint-every", 5000), ("--batch-size", 359, "--max-steps", 5)),
         (("--checkpoint-every", 5000), ("--strategy", "asgd", "--workers", 1)),
     ],
     ids=str,
@@ -107,7 +111,7 @@ def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tm
 def test_the_end_of_a_run_is_a_checkpoint(tmp_path, caplog, every, cut):
     """With more epochs it goes on as one run would, and without them there is nothing to do."""
     some = ("digits", "--schedule", "constant", "--seed", 3, "--out", tmp_path)
-    whole = train(*some, "--epochs", 4, *(() if "--max-steps" in cut else cut))
+    whole = train(*some, "--epochs", 4, *cut, "--max-steps", 0)
     first = train(*some, "--epochs", 2, *every, *cut)
     rest = train("--resume", first.path, "--epochs", 4, "--max-steps", 0, "--out", tmp_path)
     before, after = losses(whole), losses(rest)
@@ -121,9 +125,22 @@ def test_the_end_of_a_run_is_a_checkpoint(tmp_path, caplog, every, cut):
     assert "nothing was left to train" in caplog.text
 
 
-def test_a_last_checkpoint_that_cannot_be_written_costs_nothing_else(tmp_path, caplog, monkeypatch):
+def test_workers_that_wait_for_nobody_go_on_with_their_own_batches(tmp_path):
+    some = ("digits", "--batch-size", 359, "--strategy", "asgd", "--out", tmp_path)
+    first = train(*some, "--epochs", 2, "--checkpoint-every", 5000)
+    rest = train("--resume", first.path, "--epochs", 4, "--out", tmp_path)
+    assert {*losses(rest)} == {
+        *((0, step) for step in range(7, 13)),
+        *((1, s) for s in (5, 6, 7, 8)),
+    }
+
+
+@pytest.mark.parametrize("error", [OSError(ENOSPC, "no space left"), SafetensorError("too large")])
+def test_a_last_checkpoint_that_cannot_be_written_costs_nothing_else(
+    tmp_path, caplog, monkeypatch, error
+):
     def add(self, clock, ended):
-        raise OSError(ENOSPC, "no space left")
+        raise error
 
     monkeypatch.setattr(Checkpoints, "add", add)
     ended = train("digits", "--epochs", 1, "--checkpoint-every", 500, "--out", tmp_path)

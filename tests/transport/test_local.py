@@ -53,8 +53,11 @@ def test_a_relative_path_is_refused(bad):
 
 
 def test_a_name_that_is_too_long_is_refused(transport):
-    assert path_of("unix:///" + "x" * NAME_BYTES_MAX).name
-    for long in ("x" * (NAME_BYTES_MAX + 1), "é" * (NAME_BYTES_MAX // 2 + 1)):
+    assert path_of("unix:///" + "x" * (PATH_BYTES_MAX - 1)).name
+    folder = "f" * PATH_BYTES_MAX
+    assert path_of(f"unix:///{folder}/" + "x" * NAME_BYTES_MAX).name
+    for name in ("x" * (NAME_BYTES_MAX + 1), "é" * (NAME_BYTES_MAX // 2 + 1)):
+        long = f"{folder}/{name}"
         with pytest.raises(AddressInvalid, match="80 bytes"):
             transport.connect(f"unix:///{long}", CALLER, 1.0)
 

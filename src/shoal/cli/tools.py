@@ -231,7 +231,9 @@ def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_js
         if not out and not as_json:
             with path.open() as lines:
                 shutil.copyfileobj(lines, sys.stdout)
-        chances = {} if out else {"chances": [*map(float, path.read_text().split())]}
+        chances = {}
+        if as_json and not out:
+            chances["chances"] = [*map(float, path.read_text().split())]
     if as_json:
         click.echo(json.dumps({"figures": figures, "out": out, **chances}))
     else:

@@ -194,6 +194,8 @@ class Client(Operations):
 
         Raises:
             RequestTimeout: no worker has created it in time.
+            RunAborted: the run ended with an error.
+            UsageError: this client is closed.
 
         Example:
             >>> import shoal
@@ -211,6 +213,7 @@ class Client(Operations):
         self.on_note = noted
         try:
             while self._driver.machine.number_of(name) is None:
+                self._driver.refuse_if_over()
                 self._check()
                 left_s = until - monotonic()
                 if left_s <= 0:

@@ -104,6 +104,11 @@ class Driver:
         self._pump.start()
         self.node.send_heartbeats(lambda: self.machine.session.incarnation)
 
+    def refuse_if_over(self) -> None:
+        """Raise the error with which the client has stopped, if it has."""
+        if self.node.stopped:
+            raise self.node.error or UsageError("this client is closed")
+
     def close(self) -> None:
         """Send the outbox and disconnect."""
         self.closed = True
@@ -119,8 +124,9 @@ class Driver:
 
     def _submit(self, future: Future, request: object) -> None:
         self._futures[future.request_id] = future
-        if self.node.stopped:
-            error = self.node.error or UsageError("this client is closed")
+        try:
+            self.refuse_if_over()
+        except ShoalError as error:
             self._resolved(future.request_id, Outcome(error=error))
         else:
             try:

@@ -24,7 +24,6 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +113,25 @@ class RunFolder:
         return folder
 
     def state(self, rank: int) -> Path:
-        return self.worker(rank) / "state.safetensors"
+        return self.path / "workers" / str(rank) / "state.safetensors"
 
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
-        write_whole(self.worker(rank) / "result.json", json.dumps(figures))
+        self.worker(rank)
+        write_whole(self._result(rank), json.dumps(figures))
+
+    def _result(self, rank: int) -> Path:
+        return self.path / "workers" / str(rank) / "result.json"
+
+    def result(self, rank: int) -> dict[str, Any]:
+        """The figures of a worker; {} if it has not come to the end.
+
+        Raises:
+            DataCorrupt: the file is damaged
+        """
+        try:
+            return read_object(self._result(rank))
+        except DataMissing:
+            return {}
 
     def results(self, workers: int, needed: Sequence[str]) -> list[dict[str, Any]]:
         """The figures of all workers that have come to the end.
@@ -129,12 +143,11 @@ class RunFolder:
             DataCorrupt: a file is damaged
         """
         found = []
-        for file in (self.worker(rank) / "result.json" for rank in range(workers)):
-            with suppress(DataMissing):
-                figures = read_object(file)
+        for rank in range(workers):
+            if figures := self.result(rank):
                 for name in needed:
                     if not isinstance(figures.get(name), int | float):
-                        raise damaged(file, f"it has no number {name!r}")
+                        raise damaged(self._result(rank), f"it has no number {name!r}")
                 found.append(figures)
         if not found:
             raise DataMissing(f"{self.path / 'workers'} has no results: no worker came to the end")

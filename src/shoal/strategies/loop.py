@@ -40,6 +40,7 @@ def train_program(
     max_steps: int = 0,
     clock: int = 0,
     passed: int = 0,
+    rounds: int = 0,
 ) -> Program:
     """Train a worker on its own batches.
 
@@ -57,6 +58,7 @@ def train_program(
         max_steps: steps at most; 0 for no limit.
         clock: clock at which this worker joins: it pulls the parameters and skips as many batches.
         passed: clocks of the checkpoint from which the run was resumed, skipped as well.
+        rounds: batches of an epoch of the worker that has most, where all are in step.
 
     Returns:
         A generator of requests, which returns the number of steps.
@@ -64,7 +66,9 @@ def train_program(
     yield from _begin(strategy, model, rank, clock)
     step, missed, enough = 0, clock + passed, False
     for epoch in range(epochs):
+        own = 0
         for batch in batches.epoch(epoch):
+            own += 1
             if missed:
                 missed, step = missed - 1, step + 1
             else:
@@ -74,16 +78,22 @@ def train_program(
             if enough := 0 < max_steps <= step:
                 break
         if missed and not enough:
-            missed -= strategy.in_step  # the round without any weight at the epoch's end
-            continue
-        while strategy.in_step:
+            if not strategy.in_step:
+                continue
+            idle = min(missed, max(rounds - own, 0))  # rounds of others' batches
+            missed, step = missed - idle, step + idle
+            if missed:
+                missed -= 1  # the round without any weight at the epoch's end
+                continue
+        while strategy.in_step and not enough:
             result = yield from strategy.step(model, None)
             if not result.others:
                 break
             step += 1
             hooks.stepped(epoch, step, result)
+            enough = 0 < max_steps <= step
         hooks.epoch_done(epoch, step)
-        if 0 < max_steps <= step:
+        if enough:
             break
     yield from strategy.end(model)
     return step

@@ -36,7 +36,8 @@ def path_of(address: str) -> Path:
     path = place_of(address, "unix")
     if not path.startswith("/"):
         raise AddressInvalid(f"{address!r}: a unix address has an absolute path, unix:///PATH")
-    if len(os.fsencode(Path(path).name)) > NAME_BYTES_MAX:
+    too_long = len(os.fsencode(path)) > PATH_BYTES_MAX
+    if too_long and len(os.fsencode(Path(path).name)) > NAME_BYTES_MAX:
         raise AddressInvalid(f"{address!r}: a socket's name has at most {NAME_BYTES_MAX} bytes")
     return Path(path)
 

@@ -184,5 +184,8 @@ def test_missing_numbers_of_callers_are_missing(missing):
     batch = batch_of(spec, {"age": ["31", missing, "4.5"]})
     assert batch.offsets.tolist() == [0, 1, 1]
     assert len(batch.keys) == 2
+    for kind in (pa.string_view(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        column = pa.array(["31", missing, "4.5"]).cast(kind)
+        assert batch_of(spec, pa.table({"age": column})).keys.tolist() == batch.keys.tolist()
     with pytest.raises(DataCorrupt, match="column 'age' is no number"):
         batch_of(spec, {"age": ["31", "old"]})

@@ -165,7 +165,7 @@ def test_rows_of_callers(folder):
         ("libsvm", csr_matrix((0, 5)), InvalidValue, "has to have rows"),
         ("libsvm", [], InvalidValue, "not list"),
         ("libsvm", [3], InvalidValue, "not list"),
-        ("csv", {"x": "a"}, InvalidValue, "rows: a column is a list of values, not text"),
+        ("csv", {"x": "a"}, InvalidValue, "rows: a column is a list of values: got text"),
         ("csv", {"x": 3}, InvalidValue, "rows: a column is a list of values"),
         ("libsvm", ["1 3:1", ""], InvalidValue, "2 lines have 1 rows"),
         ("libsvm", ["3:1\n4:1"], InvalidValue, "1 lines have 2 rows"),
@@ -196,7 +196,15 @@ def test_files_of_a_run_have_one_format(folder, trained, name, says):
     (folder / "rows.dummy").write_text("1 3 4\n")
     (folder / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataCorrupt, match=says):
-        check_trainable(replace(SPEC, format=trained), str(folder / name))
+        check_trainable(replace(SPEC, format=trained), str(folder / name), "train.libsvm")
+
+
+def test_a_format_that_is_given_counts_more_than_a_name(folder):
+    (folder / "rows.tsv").write_text("1 3:1\n")
+    for like in ("", "train.tsv"):
+        check_trainable(LIBSVM, str(folder / "rows.tsv"), like)
+    with pytest.raises(DataCorrupt, match="it is csv, and the run's format is libsvm"):
+        check_trainable(LIBSVM, str(folder / "rows.tsv"), "train.libsvm")
 
 
 def test_advice_is_that_of_the_command(folder):

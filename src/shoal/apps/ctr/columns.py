@@ -183,7 +183,8 @@ class Columns:
         import pyarrow
         from pyarrow import compute
 
-        if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        if not _is_number(column.type):
+            column = _as_text(column)
             missing = compute.is_in(column, value_set=pyarrow.array(NULLS, column.type))
             column = compute.if_else(missing, None, column)
         try:
@@ -280,14 +281,12 @@ def _chosen(
     spec: CtrSpec, schema: pyarrow.Schema, label: str, name: str
 ) -> tuple[list[str], list[str]]:
     """The columns of categories and of numbers: those that the run names, or all by their types."""
-    import pyarrow
 
     categorical, numeric = spec.columns(spec.categorical), spec.columns(spec.numeric)
     if not categorical and not numeric:
         for column, kind in zip(schema.names, schema.types, strict=True):
-            is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
             if column != label:
-                (numeric if is_number else categorical).append(column)
+                (numeric if _is_number(kind) else categorical).append(column)
     named = [*categorical, *numeric]
     absent = sorted({*named} - {*schema.names})
     known = ", ".join(schema.names[:20])
@@ -300,16 +299,26 @@ def _chosen(
     return categorical, numeric
 
 
-def _distinct(column: pyarrow.Array) -> tuple[list[str | None], np.ndarray]:
-    """The distinct values as text without blanks around it, and the place of each row's."""
+def _is_number(kind: pyarrow.DataType) -> bool:
     import pyarrow
-    from pyarrow import compute
+
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
+
+
+def _as_text(column: pyarrow.Array) -> pyarrow.Array:
+    import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not pyarrow.types.is_string(column.type):
-        column = column.cast(pyarrow.string())
-    coded = compute.utf8_trim_whitespace(column).dictionary_encode(null_encoding="encode")
+    return column if pyarrow.types.is_string(column.type) else column.cast(pyarrow.string())
+
+
+def _distinct(column: pyarrow.Array) -> tuple[list[str | None], np.ndarray]:
+    """The distinct values as text without blanks around it, and the place of each row's."""
+    from pyarrow import compute
+
+    coded = compute.utf8_trim_whitespace(_as_text(column))
+    coded = coded.dictionary_encode(null_encoding="encode")
     return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
 
 

@@ -25,13 +25,23 @@ from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import converted, dump_job
 from shoal.reports.events import read_events
 from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files
 
 # of each worker
-FIGURES = ("rows", "seconds", "skipped", "in_runs", "bytes_pushed", "bytes_pulled")
+FIGURES = (
+    "rows",
+    "seconds",
+    "skipped",
+    "in_runs",
+    "read",
+    "clicks",
+    "bytes_pushed",
+    "bytes_pulled",
+)
 
 
 def train(
@@ -119,9 +129,11 @@ def run_ctr(
         check_trainable(spec, spec.train)
         spec = Source(spec, spec.train).described()  # what all is read and predicted with
     else:
-        spec = msgspec.structs.replace(spec, format="dummy")  # of the sample
+        if spec.format not in ("auto", "dummy"):
+            raise InvalidValue(f"--format {spec.format} needs a training file: the sample is dummy")
+        spec = msgspec.structs.replace(spec, format="dummy")
     for path in filter(None, (spec.valid, spec.test)):
-        check_trainable(spec, path)
+        check_trainable(spec, path, spec.train or "sample")
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:
@@ -174,18 +186,17 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
     progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
     for result, path in zip(results, progressive, strict=True):
         result["progressive"] = figures([path])
-    progressed = figures(progressive)
     return {
         "model": spec.model,
         "test": figures([folder.worker(0) / TEST]) or None,
-        "progressive": progressed,
+        "progressive": figures(progressive),
         "valid": (valid := results[0].get("valid", [])),
         "best_epoch": _best(valid).get("epoch"),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
         "skipped": sum(result["skipped"] for result in results),
-        "warnings": _warnings(spec, results, progressed),
+        "warnings": _warnings(spec, results),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -203,9 +214,7 @@ def _best(valid: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return min(finite, key=itemgetter("log_loss"), default={})
 
 
-def _warnings(
-    spec: CtrSpec, results: Sequence[dict[str, Any]], progressed: dict[str, float | None]
-) -> list[str]:
+def _warnings(spec: CtrSpec, results: Sequence[dict[str, Any]]) -> list[str]:
     """What a user should know of the rows that were trained."""
     found = []
     if any(result["in_runs"] for result in results):
@@ -213,13 +222,12 @@ def _warnings(
             "the labels come in long runs, and --shuffle reaches over fewer rows than the file "
             "has: shuffle the file, or raise --shuffle"
         )
-    if progressed.get("log_loss") is not None and progressed["auc"] is None:
-        which = (
-            f"--positive {spec.positive!r} is no row's label, or every row's"
-            if spec.positive
-            else ""
-        )
-        found.append(f"all rows have the same label, so nothing was learnt. {which}".strip())
+    clicks, rows = (sum(result[name] for result in results) for name in ("clicks", "read"))
+    if clicks in (0, rows):
+        found.append("all rows have the same label, so nothing was learnt")
+        if spec.positive:
+            which = "every" if clicks else "no"
+            found[-1] += f": --positive {spec.positive!r} is {which} row's label"
     return found
 
 

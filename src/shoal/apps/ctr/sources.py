@@ -148,8 +148,10 @@ def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Sour
     return Source(spec, path, labelled=labelled, advice=advice)
 
 
-def check_trainable(spec: CtrSpec, path: str) -> None:
+def check_trainable(spec: CtrSpec, path: str, like: str = "") -> None:
     """Read the first rows of a path, which must have labels.
+
+    spec: how the training file is read, which is `like`
 
     Raises:
         DataMissing, DataCorrupt: as `Source`, or rows without labels, or in another format.
@@ -157,7 +159,7 @@ def check_trainable(spec: CtrSpec, path: str) -> None:
     source = Source(spec, path)
     file = source.files[0]
     said = named_format(file)
-    if said and said != source.kind:
+    if like and said not in (None, source.kind, named_format(files_of(like)[0])):
         raise DataCorrupt(f"{file}: it is {said}, and the run's format is {source.kind}")
     if not source.labelled:
         name = spec.label or "label"
@@ -224,12 +226,12 @@ def _of_table(spec: CtrSpec, rows: Any) -> Batch:
     values = rows.values() if isinstance(rows, Mapping) else ()
     try:
         if any(isinstance(each, str | bytes) for each in values):  # of characters
-            raise TypeError("text")
+            raise TypeError("got text")
         table = pyarrow.table(rows)
     except pyarrow.ArrowException as error:
         raise DataCorrupt(f"rows: {error}") from None
     except (TypeError, ValueError) as error:
-        raise InvalidValue(f"rows: a column is a list of values, not {error}") from None
+        raise InvalidValue(f"rows: a column is a list of values: {error}") from None
     columns = Columns(spec, table.schema, "rows")
     parts = [columns.encoded(part) for part in table.to_batches() if part.num_rows]
     if not parts:

@@ -18,6 +18,7 @@ from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of
 from shoal.apps.ctr.shuffling import Labels, counted, shuffled
 from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.train.resume import epochs_of
 from shoal.client.client import Client
 from shoal.client.context import Context
 from shoal.client.options import ClientOptions
@@ -89,6 +90,8 @@ class Trainer:
         self._model = model_of(spec, context)
         self.progressive = Scores()
         self.valid: list[dict[str, Any]] = []  # figures after each epoch, of rank 0
+        self._passed = passed
+        self._epochs = 0
         self._labels = Labels()
         self._missed = passed
         self._rows = self._steps = self._scored_rows = 0
@@ -108,10 +111,24 @@ class Trainer:
                     begin = time.monotonic()
                     continue
                 self._step(batch, following, epoch)
+            self._epochs = max(self._epochs, epoch + 1)
+            if not epoch and self._passed:
+                self._begin_after(self._steps)
             if self._spec.valid and self._stops(epoch):
                 break
             batches = self._in_order(kept, epoch + 1)
         self._seconds = time.monotonic() - begin
+
+    def _begin_after(self, batches: int) -> None:
+        """Go on where the run before ended: with its scores, and no batch of a later epoch is left
+        out because another worker had more. An epoch has so many batches."""
+        before = self._spec.resume
+        done = min(self._passed, epochs_of(before) * batches)
+        self._missed = max(done - batches, 0)
+        self._epochs = max(self._epochs, -(-done // batches))
+        if self._context.rank == 0:
+            scored = RunFolder(Path(before)).result(0).get("valid", [])
+            self.valid = [each for each in scored if each["epoch"] * batches <= done]
 
     def _in_order(self, kept: Sequence[Batch], epoch: int) -> Iterable[Batch]:
         """The batches of an epoch: rows as they are drawn from the file, then `kept` batches."""
@@ -142,6 +159,7 @@ class Trainer:
             self._scored_rows = self._rows  # an epoch that a resumed run leaves out has no score
             found = figures_of(*self.scores_of(self._spec.valid).all())
             self.valid.append({"epoch": epoch + 1, **found})
+        if self._context.rank == 0 and self.valid and self.valid[-1]["epoch"] <= epoch + 1:
             losses = [inf if (loss := each["log_loss"]) is None else loss for each in self.valid]
             verdict[0] = len(losses) - 1 - losses.index(min(losses)) >= self._spec.patience
         client.all_reduce(verdict).wait()
@@ -152,7 +170,10 @@ class Trainer:
         return {
             "rows": self._rows,
             "steps": self._steps,
-            "clock": self._steps,
+            "clock": max(self._passed, self._steps),
+            "epochs": self._epochs,
+            "read": self._labels.rows,
+            "clicks": self._labels.clicks,
             "seconds": self._seconds,
             "valid": self.valid,
             "skipped": self._reader.skipped,

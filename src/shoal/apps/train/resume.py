@@ -10,7 +10,8 @@ from pathlib import Path
 
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
+from shoal.jobs.spec import load_run_job
 from shoal.jobs.trust import check_run
 from shoal.storage.run_folder import RunFolder
 
@@ -92,6 +93,10 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
 
     A script's workers leave no clock: such a run has the checkpoints that it reached.
     """
+    if not run.saves and not passed:
+        return
+    from safetensors import SafetensorError
+
     from shoal.storage.checkpoints import Checkpoints
     from shoal.storage.shards import SavedShards
 
@@ -106,19 +111,18 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
             run.resume,
         )
     checkpoints = Checkpoints(folder.checkpoints)
-    if not run.saves or clock <= max(checkpoints.complete(), default=0):
+    if not run.saves:
         return
     try:
-        checkpoints.add(clock, SavedShards(folder.shards))
+        if clock not in checkpoints.complete():
+            checkpoints.add(clock, SavedShards(folder.shards))
         for rank in range(run.workers):
             with suppress(FileNotFoundError):  # of an application whose workers have none
                 name = f"worker-{rank}.safetensors"
-                folder.state(rank).rename(checkpoints.path(clock) / name)
+                folder.state(rank).replace(checkpoints.path(clock) / name)
         if run.keep_checkpoints:
             checkpoints.prune(run.keep_checkpoints)
-    except DataMissing:  # under allreduce servers have no rows
-        return
-    except (OSError, DataCorrupt) as error:
+    except (OSError, ValueError, SafetensorError, UsageError) as error:
         log.warning("the last checkpoint, %d, could not be written: %s", clock, error)
 
 
@@ -133,6 +137,13 @@ def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
     return (
         f"no checkpoint was written: the run was over before the first was due ({option} {every})"
     )
+
+
+def epochs_of(resume: str) -> int:
+    """The epochs that a run has trained, or was to train; no worker has done more batches."""
+    run = Path(resume)
+    epochs: int = RunFolder(run).result(0).get("epochs") or load_run_job(run).get("epochs", 1)
+    return epochs
 
 
 def begun_with(resume: str, passed: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from shoal import factories as imports
 from shoal.apps.train.models import from_layers, models
+from shoal.apps.train.resume import epochs_of
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
@@ -90,6 +91,7 @@ def run_worker(
         batches = _Batches(spec, dataset, split, rank)
         clocks = CheckpointClocks(spec.checkpoint_every)
         states = WorkerStates(paths.checkpoints, rank, clocks, passed)
+        epochs_before = epochs_of(spec.resume) if passed else 0
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
             if not WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module):
@@ -98,7 +100,7 @@ def run_worker(
                     passed,
                 )
         progress = Progress(
-            spec, client, learner, dataset, log, len(batches), strategy.in_step, states
+            spec, client, learner, dataset, log, len(batches), strategy.in_step, states, passed
         )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         steps = spec.epochs * len(batches)
@@ -111,10 +113,16 @@ def run_worker(
                 strategy, learner, everything, spec.epochs, first, *begun, passed
             )
         else:
-            program = train_program(strategy, learner, batches, spec.epochs, first, *begun, passed)
+            # of the run before, a worker with fewer batches has done no more than all of them
+            done = passed if strategy.in_step else min(passed, epochs_before * len(batches))
+            rounds = max(-(-len(each) // spec.worker_batch) for each in splits)
+            program = train_program(
+                strategy, learner, batches, spec.epochs, first, *begun, done, rounds
+            )
         steps = client.drive(program)
         result = progress.finish(steps)
-        result["clock"] = progress.clock(steps, passed)
+        result["clock"] = progress.clock
+        result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
             write_state(paths.state(rank), learner.module)
         if client.rank == client.first_rank:
@@ -126,7 +134,10 @@ def run_worker(
 
 
 class Progress:
-    """The loop's hooks: events, evaluations, and this worker's figures."""
+    """The loop's hooks: events, evaluations, and this worker's figures.
+
+    clock:  to which training has come, with the clocks of the run that this one continues
+    """
 
     def __init__(
         self,
@@ -138,13 +149,11 @@ class Progress:
         batches: int,
         in_step: bool,
         states: WorkerStates,
+        passed: int = 0,
     ) -> None:
         self._client = client
         self._states = states
-        self._max_steps = spec.max_steps
-        # an epoch of these ends with a round without batches, which is a clock and no step
-        self._rounds = in_step and spec.on_worker_loss != "reassign"
-        self._epochs = 0
+        self._passed = self.clock = passed
         self._learner = learner
         self._log = log
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
@@ -182,18 +191,11 @@ class Progress:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
-        self._epochs = epoch + 1
         self._reached()  # it may end with a round
         self.evaluate(epoch, step)
 
-    def clock(self, steps: int, passed: int) -> int:
-        """The clock to which training has come: of `steps`, `passed` before the run."""
-        if not self._steps:
-            return passed
-        cut_off = bool(self._max_steps) and steps >= self._max_steps
-        return steps + self._rounds * (self._epochs - cut_off)
-
     def _reached(self) -> None:
+        self.clock = self._passed + self._client.clock
         self._states.reached(self._client.view, self._client.clock, self._learner.module)
 
     def evaluate(self, epoch: int, step: int) -> None:

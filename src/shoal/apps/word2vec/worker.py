@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.apps.train.resume import epochs_of
 from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, shares
 from shoal.apps.word2vec.model import (
     block_loss,
@@ -143,7 +144,7 @@ class Trainer:
         self._out = client.create_table(TableSpec("out", 0, (spec.dim,), **common))
         load_kernels(spec.dim)
         self._words = self._seconds = 0.0
-        self._clock = 0
+        self._clock = self._epochs = 0
 
     def train(self, passed: int) -> None:
         """All epochs over this worker's text but for `passed` blocks, a block at a time."""
@@ -152,6 +153,9 @@ class Trainer:
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
+        clock = passed
+        if passed:  # it has done no batch of later epochs, though another worker had more
+            passed = min(passed, epochs_of(spec.resume) * len(pieces))
         turns = [
             (epoch, number)
             for epoch in range(spec.epochs)
@@ -174,14 +178,15 @@ class Trainer:
             self._words += block.given
             block = following
         self._seconds = time.monotonic() - begin
-        self._clock = max(passed, len(turns))
+        self._clock = max(clock, len(turns))
+        self._epochs = max(spec.epochs, -(-passed // len(pieces)))
 
     def _order(self, epoch: int, pieces: int) -> list[int]:
         """A random order of the pieces of the text, the same for every run of this seed.
 
         In the order of the text the vectors would follow what was read last, and forget the rest.
         """
-        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch))
+        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, pieces))
         order: list[int] = random.permutation(pieces).tolist()
         return order
 
@@ -247,6 +252,7 @@ class Trainer:
         return {
             "words": self._words,
             "clock": self._clock,
+            "epochs": self._epochs,
             "seconds": self._seconds,
             "bytes_pushed": self._client.bytes_pushed,
             "bytes_pulled": self._client.bytes_pulled,

@@ -29,7 +29,7 @@ from shoal.apps.word2vec.corpus import load_ids, read_lines
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.cli.group import main
 from shoal.cli.training import job_values
-from shoal.client.connect import scheduler_at, token_at
+from shoal.client.connect import read_address, token_at
 from shoal.data.cache import kept
 from shoal.data.datasets import load_csv
 from shoal.data.readers import read_cifar, read_idx, read_jpeg_tar
@@ -267,7 +267,7 @@ KINDS: dict[str, Kind] = {
         "workers/*/result.json", (of_run(lambda run: summarise(JOB, RunFolder(run), 0.0)),)
     ),
     "report of an error": Kind("logs/*.error", (of_file(reported_error),)),
-    "address": Kind("scheduler", (of_run(lambda run: scheduler_at(str(run))),)),
+    "address": Kind("scheduler", (of_run(lambda run: read_address(RunFolder(run))),)),
     "token": Kind("token", (of_run(lambda run: token_at(str(run))),)),
     "model": Kind("model.safetensors", (of_run(weights), of_run(trained))),
     "data": Kind(

@@ -102,11 +102,21 @@ def scheduler_at(where: str) -> str:
         raise DataMissing(
             f"no run is under way in {folder.path}: it has ended ({folder.scheduler} is not there)"
         )
+    address = read_address(folder)
+    if is_abandoned(folder.scheduler):
+        raise DataMissing(f"no run is under way in {folder.path}: it was killed before its end")
+    return address
+
+
+def read_address(folder: RunFolder) -> str:
+    """The address in a run's folder, whether or not the run is under way.
+
+    Raises:
+        DataMissing, DataCorrupt: there is none
+    """
     address = read_text(folder.scheduler)
     try:
         transport_for(address)
     except ShoalError as error:
         raise damaged(folder.scheduler, error.message) from None
-    if is_abandoned(folder.scheduler):
-        raise DataMissing(f"no run is under way in {folder.path}: it was killed before its end")
     return address

@@ -263,17 +263,6 @@ def test_training_stops_when_the_model_becomes_no_better(tmp_path, model):
 
 
 @pytest.mark.real
-def test_a_resumed_run_validates_the_epochs_that_it_trains(tmp_path):
-    train = file_of(tmp_path, "1 1 2\n0 3 4\n" * 40)
-    asked = {"valid": str(train), "patience": 2, "out": str(tmp_path)}
-    first = shoal_.ctr.train(train, **asked, epochs=3, checkpoint_every=1)
-    rest = shoal_.ctr.train(resume=str(first.run_dir), epochs=5)
-    assert [each["epoch"] for each in rest.metrics["valid"]] == [1, 2, 3, 4, 5]
-    assert rest.metrics["valid"][:3] == first.metrics["valid"]
-    assert rest.metrics["rows"] == 160
-
-
-@pytest.mark.real
 def test_training_goes_on_while_the_model_becomes_better(tmp_path):
     train = file_of(tmp_path, "1 1 2\n0 3 4\n" * 40)
     ended = shoal(train, "--valid", train, "--epochs", 4, "--json", folder=tmp_path)

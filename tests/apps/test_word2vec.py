@@ -313,6 +313,14 @@ def test_a_run_resumes_exactly_from_its_checkpoint(tmp_path):
     assert unknown.exit_code == 2
 
 
+@pytest.mark.real
+def test_a_worker_may_have_no_text(tmp_path):
+    """Of one sentence, the first of two workers has all."""
+    (tmp_path / "text.txt").write_text("one two " * 50 + "\n")
+    ended = shoal_.word2vec.train(tmp_path / "text.txt", workers=2, dim=4, out=str(tmp_path))
+    assert sorted(each["words"] > 0 for each in ended.metrics["by_worker"]) == [False, True]
+
+
 def test_runs_of_other_programs_have_no_words(tmp_path):
     RunFolder(tmp_path).write_job('application = "ctr"\n')
     for call in (lambda: Vectors.load(tmp_path), lambda: spec_from({"resume": str(tmp_path)})):

@@ -1,7 +1,6 @@
 """Files by which others know that their owner still runs."""
 
 import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -46,16 +45,19 @@ def test_without_locks_nothing_is_known(tmp_path, monkeypatch):
 
 def test_a_killed_owner_is_known_at_once(tmp_path):
     program = (
-        "import sys, time\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from shoal.storage.held_file import HeldFile\n"
         "held = HeldFile(Path(sys.argv[1]))\n"
         "print('held', flush=True)\n"
-        "time.sleep(60)\n"
+        "sys.stdin.read()\n"
     )
     path = tmp_path / "file"
     with subprocess.Popen(
-        [sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", program, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout.readline() == "held\n"
         assert not is_abandoned(path)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.client.connect import connect, scheduler_at
 from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
-from shoal.errors import DataMissing
+from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.storage.held_file import is_abandoned
@@ -146,7 +146,7 @@ class RunningWeights:
     def close(self) -> None:
         try:
             scheduler_at(self._run)
-        except DataMissing as error:  # there is nobody to take leave of
+        except (DataMissing, DataCorrupt) as error:  # there is nobody to take leave of
             self.client.fail(error)
         else:
             self.client.close()

@@ -213,7 +213,8 @@ class Client(Operations):
         self.on_note = noted
         try:
             while self._driver.machine.number_of(name) is None:
-                self._driver.refuse_if_over()
+                if error := self._driver.stopped_by():
+                    raise error
                 self._check()
                 left_s = until - monotonic()
                 if left_s <= 0:

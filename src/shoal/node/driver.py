@@ -104,10 +104,9 @@ class Driver:
         self._pump.start()
         self.node.send_heartbeats(lambda: self.machine.session.incarnation)
 
-    def refuse_if_over(self) -> None:
-        """Raise the error with which the client has stopped, if it has."""
-        if self.node.stopped:
-            raise self.node.error or UsageError("this client is closed")
+    def stopped_by(self) -> ShoalError | None:
+        """The error with which the client has stopped; None while it works."""
+        return (self.node.error or UsageError("this client is closed")) if self._over() else None
 
     def close(self) -> None:
         """Send the outbox and disconnect."""
@@ -124,10 +123,8 @@ class Driver:
 
     def _submit(self, future: Future, request: object) -> None:
         self._futures[future.request_id] = future
-        try:
-            self.refuse_if_over()
-        except ShoalError as error:
-            self._resolved(future.request_id, Outcome(error=error))
+        if self.node.stopped:
+            self._resolved(future.request_id, Outcome(error=self.stopped_by()))
         else:
             try:
                 self.node.handle(Asked(future.request_id, request))

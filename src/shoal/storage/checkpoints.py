@@ -176,7 +176,7 @@ class Checkpoints:
 
         Raises:
             DataCorrupt: a file of the run is not as it was written
-            OSError: as writing does
+            OSError, SafetensorError: as writing does
         """
         names = list(ended.tables)
         for number, name in enumerate(names):

@@ -27,7 +27,11 @@ class HeldFile:
 
     def _create(self, content: str, fresh: Path) -> None:
         self._descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(self._descriptor, content.encode())
+        try:
+            fresh.write_text(content)
+        except BaseException:
+            self.release()
+            raise
         with suppress(OSError):  # this file system has no locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 

@@ -40,6 +40,8 @@ from shoal.storage.files import (
     write_whole,
 )
 
+RESULT = "result.json"  # of a worker
+
 
 class RunFolder:
     """The directory that a run leaves behind."""
@@ -107,20 +109,19 @@ class RunFolder:
     def checkpoint(self, clock: int) -> Path:
         return self.checkpoints / folder_of(clock)
 
+    def _worker(self, rank: int) -> Path:
+        return self.path / "workers" / str(rank)
+
     def worker(self, rank: int) -> Path:
-        folder = self.path / "workers" / str(rank)
+        folder = self._worker(rank)
         make_folder(folder)
         return folder
 
     def state(self, rank: int) -> Path:
-        return self.path / "workers" / str(rank) / "state.safetensors"
+        return self._worker(rank) / "state.safetensors"
 
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
-        self.worker(rank)
-        write_whole(self._result(rank), json.dumps(figures))
-
-    def _result(self, rank: int) -> Path:
-        return self.path / "workers" / str(rank) / "result.json"
+        write_whole(self.worker(rank) / RESULT, json.dumps(figures))
 
     def result(self, rank: int) -> dict[str, Any]:
         """The figures of a worker; {} if it has not come to the end.
@@ -129,7 +130,7 @@ class RunFolder:
             DataCorrupt: the file is damaged
         """
         try:
-            return read_object(self._result(rank))
+            return read_object(self._worker(rank) / RESULT)
         except DataMissing:
             return {}
 
@@ -147,7 +148,7 @@ class RunFolder:
             if figures := self.result(rank):
                 for name in needed:
                     if not isinstance(figures.get(name), int | float):
-                        raise damaged(self._result(rank), f"it has no number {name!r}")
+                        raise damaged(self._worker(rank) / RESULT, f"it has no number {name!r}")
                 found.append(figures)
         if not found:
             raise DataMissing(f"{self.path / 'workers'} has no results: no worker came to the end")

@@ -189,3 +189,9 @@ def test_missing_numbers_of_callers_are_missing(missing):
         assert batch_of(spec, pa.table({"age": column})).keys.tolist() == batch.keys.tolist()
     with pytest.raises(DataCorrupt, match="column 'age' is no number"):
         batch_of(spec, {"age": ["31", "old"]})
+
+
+def test_truth_values_are_numbers_where_they_are_asked_for():
+    spec = replace(SPEC, format="csv", numeric="age", label="label")
+    ones = batch_of(spec, {"age": [1, 0, 1]}).keys.tolist()
+    assert batch_of(spec, {"age": [True, False, True]}).keys.tolist() == ones

@@ -5,7 +5,14 @@ import pytest
 from msgspec.structs import replace
 from scipy.sparse import csr_matrix
 
-from shoal.apps.ctr.sources import Source, batch_of, check_trainable, files_of, to_predict
+from shoal.apps.ctr.sources import (
+    Source,
+    batch_of,
+    check_alike,
+    check_trainable,
+    files_of,
+    to_predict,
+)
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 
@@ -195,16 +202,24 @@ def test_files_of_a_run_have_one_format(folder, trained, name, says):
     (folder / "rows.libsvm").write_text("1 3:1\n")
     (folder / "rows.dummy").write_text("1 3 4\n")
     (folder / "rows.parquet").write_bytes(b"PAR1")
+    spec = replace(SPEC, format=trained, train="train.libsvm")
     with pytest.raises(DataCorrupt, match=says):
-        check_trainable(replace(SPEC, format=trained), str(folder / name), "train.libsvm")
+        check_all(spec, str(folder / name))
+
+
+def check_all(spec, path):
+    check_alike(spec, path)
+    check_trainable(spec, path)
 
 
 def test_a_format_that_is_given_counts_more_than_a_name(folder):
     (folder / "rows.tsv").write_text("1 3:1\n")
-    for like in ("", "train.tsv"):
-        check_trainable(LIBSVM, str(folder / "rows.tsv"), like)
-    with pytest.raises(DataCorrupt, match="it is csv, and the run's format is libsvm"):
-        check_trainable(LIBSVM, str(folder / "rows.tsv"), "train.libsvm")
+    rows = str(folder / "rows.tsv")
+    check_trainable(LIBSVM, rows)
+    check_alike(replace(LIBSVM, train="train.tsv"), rows)
+    for train in ("train.libsvm", ""):  # or the sample
+        with pytest.raises(DataCorrupt, match="it is csv, and the run's format is libsvm"):
+            check_alike(replace(LIBSVM, train=train), rows)
 
 
 def test_advice_is_that_of_the_command(folder):

@@ -183,7 +183,7 @@ class Columns:
         import pyarrow
         from pyarrow import compute
 
-        if not _is_number(column.type):
+        if _is_text(column.type):
             column = _as_text(column)
             missing = compute.is_in(column, value_set=pyarrow.array(NULLS, column.type))
             column = compute.if_else(missing, None, column)
@@ -281,12 +281,14 @@ def _chosen(
     spec: CtrSpec, schema: pyarrow.Schema, label: str, name: str
 ) -> tuple[list[str], list[str]]:
     """The columns of categories and of numbers: those that the run names, or all by their types."""
+    import pyarrow
 
     categorical, numeric = spec.columns(spec.categorical), spec.columns(spec.numeric)
     if not categorical and not numeric:
         for column, kind in zip(schema.names, schema.types, strict=True):
+            is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
             if column != label:
-                (numeric if _is_number(kind) else categorical).append(column)
+                (numeric if is_number else categorical).append(column)
     named = [*categorical, *numeric]
     absent = sorted({*named} - {*schema.names})
     known = ", ".join(schema.names[:20])
@@ -299,10 +301,12 @@ def _chosen(
     return categorical, numeric
 
 
-def _is_number(kind: pyarrow.DataType) -> bool:
-    import pyarrow
+def _is_text(kind: pyarrow.DataType) -> bool:
+    from pyarrow import types
 
-    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_string_view))
 
 
 def _as_text(column: pyarrow.Array) -> pyarrow.Array:

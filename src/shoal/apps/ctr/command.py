@@ -18,7 +18,7 @@ from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.predicting import APPLICATION, spec_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
-from shoal.apps.ctr.sources import Source, check_trainable
+from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.result import RunResult
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
@@ -133,7 +133,8 @@ def run_ctr(
             raise InvalidValue(f"--format {spec.format} needs a training file: the sample is dummy")
         spec = msgspec.structs.replace(spec, format="dummy")
     for path in filter(None, (spec.valid, spec.test)):
-        check_trainable(spec, path, spec.train or "sample")
+        check_alike(spec, path)
+        check_trainable(spec, path)
     if passed:
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from shoal.storage.files import damaged, read_arrays
+from shoal.storage.run_folder import RunFolder
 
 TEST, PROGRESSIVE = "test.npz", "progressive.npz"  # in a worker's folder
+
+
+class EpochScore(msgspec.Struct):
+    """Figures of the rows to validate, after an epoch (from 1)."""
+
+    epoch: int
+    auc: float | None
+    log_loss: float | None
+
+
+def scores_before(run: RunFolder) -> list[dict[str, Any]]:
+    """The scores of a run that has ended, by epoch; none of another.
+
+    Raises:
+        DataCorrupt: they are not as they were written
+    """
+    found = run.result(0).get("valid", [])
+    try:
+        return [msgspec.to_builtins(each) for each in msgspec.convert(found, list[EpochScore])]
+    except msgspec.ValidationError as error:
+        raise damaged(run.path / "workers", f"the scores of its epochs: {error}") from None
 
 
 class Scores:

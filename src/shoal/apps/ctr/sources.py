@@ -148,22 +148,33 @@ def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Sour
     return Source(spec, path, labelled=labelled, advice=advice)
 
 
-def check_trainable(spec: CtrSpec, path: str, like: str = "") -> None:
-    """Read the first rows of a path, which must have labels.
+def check_alike(spec: CtrSpec, path: str) -> None:
+    """Refuse a file that is named as a table of another format than that of the training file.
 
-    spec: how the training file is read, which is `like`
+    spec: how the training file is read
 
     Raises:
-        DataMissing, DataCorrupt: as `Source`, or rows without labels, or in another format.
+        DataMissing: as `Source`
+        DataCorrupt: it is
+    """
+    file = files_of(path)[0]
+    named = named_format(files_of(spec.train)[0]) if spec.train else None
+    if (said := named_format(file)) not in (None, spec.format, named):
+        raise DataCorrupt(f"{file}: it is {said}, and the run's format is {spec.format}")
+
+
+def check_trainable(spec: CtrSpec, path: str) -> None:
+    """Read the first rows of a path, which must have labels.
+
+    Raises:
+        DataMissing, DataCorrupt: as `Source`, or rows without labels.
     """
     source = Source(spec, path)
-    file = source.files[0]
-    said = named_format(file)
-    if like and said not in (None, source.kind, named_format(files_of(like)[0])):
-        raise DataCorrupt(f"{file}: it is {said}, and the run's format is {source.kind}")
     if not source.labelled:
         name = spec.label or "label"
-        raise DataCorrupt(f"{file}: no column {name!r} (--label names the label's column)")
+        raise DataCorrupt(
+            f"{source.files[0]}: no column {name!r} (--label names the label's column)"
+        )
     source.first()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch
-from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of
+from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of, scores_before
 from shoal.apps.ctr.shuffling import Labels, counted, shuffled
 from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
@@ -112,7 +112,7 @@ class Trainer:
                     continue
                 self._step(batch, following, epoch)
             self._epochs = max(self._epochs, epoch + 1)
-            if not epoch and self._passed:
+            if not epoch and self._passed and self._steps:
                 self._begin_after(self._steps)
             if self._spec.valid and self._stops(epoch):
                 break
@@ -127,7 +127,7 @@ class Trainer:
         self._missed = max(done - batches, 0)
         self._epochs = max(self._epochs, -(-done // batches))
         if self._context.rank == 0:
-            scored = RunFolder(Path(before)).result(0).get("valid", [])
+            scored = scores_before(RunFolder(Path(before)))
             self.valid = [each for each in scored if each["epoch"] * batches <= done]
 
     def _in_order(self, kept: Sequence[Batch], epoch: int) -> Iterable[Batch]:

@@ -13,6 +13,7 @@ from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
 from shoal.jobs.spec import load_run_job
 from shoal.jobs.trust import check_run
+from shoal.storage.files import damaged
 from shoal.storage.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
@@ -140,9 +141,15 @@ def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
 
 
 def epochs_of(resume: str) -> int:
-    """The epochs that a run has trained, or was to train; no worker has done more batches."""
+    """The epochs that a run has trained, or was to train; no worker has done more batches.
+
+    Raises:
+        DataCorrupt: its result or its job is not as it was written
+    """
     run = Path(resume)
-    epochs: int = RunFolder(run).result(0).get("epochs") or load_run_job(run).get("epochs", 1)
+    epochs = RunFolder(run).result(0).get("epochs") or load_run_job(run).get("epochs")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise damaged(run, f"epochs are {epochs!r}")
     return epochs
 
 

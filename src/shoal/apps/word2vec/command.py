@@ -93,7 +93,7 @@ def spec_from(values: Mapping[str, Any]) -> WordsSpec:
     if before.pop("application", None) != APPLICATION:
         raise DataMissing(f"{run} is of another run than one of `shoal train word2vec`")
     spec = converted({**before, "resume_at": -1, **values}, WordsSpec)
-    if spec.dim != before["dim"]:
+    if spec.dim != before.get("dim", spec.dim):
         raise InvalidValue(f"{run} has vectors of {before['dim']} elements: --dim cannot change")
     return spec
 

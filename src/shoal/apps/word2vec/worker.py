@@ -179,7 +179,7 @@ class Trainer:
             block = following
         self._seconds = time.monotonic() - begin
         self._clock = max(clock, len(turns))
-        self._epochs = max(spec.epochs, -(-passed // len(pieces)))
+        self._epochs = max(spec.epochs, -(-passed // max(len(pieces), 1)))
 
     def _order(self, epoch: int, pieces: int) -> list[int]:
         """A random order of the pieces of the text, the same for every run of this seed.

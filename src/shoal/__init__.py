@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from shoal.pytorch.saving import load, save
     from shoal.pytorch.table_state import TableState
     from shoal.reports.events import Run, load_run
+    from shoal.tables.consistency import Consistency, Cover, Quorum, asp, bsp, ssp
     from shoal.tables.custom.calls import Pairs
     from shoal.tables.custom.shard import handler
     from shoal.tables.init import Init
     from shoal.tables.sparse.user_methods import access_method
-    from shoal.tables.spec import Access, Consistency, TableSpec, asp, bsp, ssp
+    from shoal.tables.spec import Access, TableSpec
 
 _NAMES = {  # by the module that has them
     "shoal.apps.train.command": "TrainResult train",
@@ -55,7 +56,8 @@ _NAMES = {  # by the module that has them
     "shoal.tables.custom.shard": "handler",
     "shoal.tables.sparse.user_methods": "access_method",
     "shoal.tables.init": "Init",
-    "shoal.tables.spec": "Access Consistency TableSpec asp bsp ssp",
+    "shoal.tables.consistency": "Consistency Cover Quorum asp bsp ssp",
+    "shoal.tables.spec": "Access TableSpec",
 }
 _MODULES = ("ctr", "nn", "word2vec")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -64,6 +66,7 @@ __all__ = [
     "Client",
     "Consistency",
     "Context",
+    "Cover",
     "FlatParams",
     "Future",
     "Init",
@@ -71,6 +74,7 @@ __all__ = [
     "Lease",
     "Optimizer",
     "Pairs",
+    "Quorum",
     "RowCache",
     "Run",
     "Sampler",

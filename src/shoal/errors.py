@@ -165,7 +165,11 @@ class ClusterFull(JoinRefused):
 
 
 class RoundClosed(Refused):
-    """A push arrived after its round had closed. It was not counted."""
+    """A push arrived after its round had closed, and the named server did not count it.
+
+    Where rounds close without some workers (`Quorum`, `Cover`) other servers may have. The worker's
+    next push goes to the first round that is open.
+    """
 
 
 class RequestTimeout(PeerError):

@@ -22,7 +22,8 @@ from shoal.errors import (
 from shoal.keys import KeyRange
 from shoal.node.future import Future
 from shoal.protocol.requests import DeclareTable
-from shoal.tables.spec import Access, TableSpec, bsp
+from shoal.tables.consistency import bsp
+from shoal.tables.spec import Access, TableSpec
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real

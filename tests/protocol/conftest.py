@@ -6,7 +6,7 @@ import pytest
 
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PullOp, PushOp
-from shoal.tables.spec import bsp
+from shoal.tables.consistency import bsp
 from tests.protocol import rigs as all_rigs
 
 

@@ -7,7 +7,8 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Received, Send
 from shoal.protocol.messages import SCHEDULER, Freeze, NewView
 from shoal.protocol.views import FOREVER, View
-from shoal.tables.spec import TableSpec, bsp, ssp
+from shoal.tables.consistency import bsp, ssp
+from shoal.tables.spec import TableSpec
 
 VIEW = View(1, 1, (), (), (TableSpec("w", 8, consistency=bsp()),))
 

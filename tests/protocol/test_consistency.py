@@ -1,5 +1,7 @@
 """Vector clocks against a dictionary and `min`; the two rules against tables."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from msgspec.structs import replace
 from shoal.protocol.consistency import Clocks, VectorClock, apply_clock, needed
 from shoal.protocol.messages import Part, Reply, Request
 from shoal.protocol.views import FOREVER, Member
-from shoal.tables.spec import asp, bsp, ssp
+from shoal.tables.consistency import Cover, Quorum, asp, bsp, ssp
 
 workers = st.integers(1, 4)
 clocks = st.one_of(st.integers(0, 6), st.just(FOREVER))
@@ -32,6 +34,73 @@ def test_a_vector_clock_equals_a_dictionary_with_a_minimum(history):
         assert all(clock[each] == at and each in clock for each, at in oracle.items())
         for limit in (0, 3, FOREVER):
             assert clock.behind(limit) == sorted(w for w, at in oracle.items() if at < limit)
+
+
+rules = st.one_of(
+    st.builds(Quorum, st.integers(1, 4), st.sampled_from([0.0, 2.0])),
+    st.sampled_from([Cover(((1, 2), (3, 4))), Cover(((1, 2, 3),))]),
+)
+timed = st.lists(
+    st.tuples(st.sampled_from(["enter", "leave", "advance"]), workers, clocks, st.integers(0, 3))
+)
+
+
+@given(rules, timed)
+def test_closed_rounds_equal_those_of_a_loop_over_all_clocks(rule, history):
+    """The oracle looks at every clock after every step; a rank is its worker's number."""
+    clock, oracle, now, closed = VectorClock(), {}, 0, 0
+    since = {}  # when enough had passed a clock, ever
+    clock.close_by(rule)
+    for what, worker, to, wait in history:
+        now += wait
+        if what == "enter" and worker not in oracle:
+            clock.enter(worker, max(to, closed), worker)
+            oracle[worker] = max(to, closed)
+        elif what == "leave" and worker in oracle:
+            clock.leave(worker)
+            del oracle[worker]
+        elif what == "advance" and worker in oracle:
+            clock.advance(worker, to)
+            oracle[worker] = max(to, oracle[worker])
+        before = clock.closed
+        assert clock.look(now) is (clock.closed > before)
+        for at in range(7):
+            if _enough(rule, oracle, at + 1):
+                since.setdefault(at, now)
+            grace = getattr(rule, "grace_s", 0.0)
+            everybody = bool(oracle) and min(oracle.values()) > at
+            if everybody or (at in since and now >= since[at] + grace):
+                closed = max(closed, at + 1)
+        everything = min(oracle.values(), default=FOREVER)
+        assert clock.closed == (FOREVER if everything == FOREVER else max(closed, everything))
+
+
+def _enough(rule, oracle, clock):
+    """Whether a round below `clock` needs no more workers."""
+    at_work = {worker: at for worker, at in oracle.items() if at < FOREVER}
+    passed = {worker for worker, at in at_work.items() if at >= clock}
+    if isinstance(rule, Quorum):
+        return bool(at_work) and len(passed) >= min(rule.k, len(at_work))
+    groups = [set(group) & at_work.keys() for group in rule.groups]
+    alone = [{worker} for worker in at_work if not any(worker in group for group in rule.groups)]
+    return bool(at_work) and all(group & passed for group in (*groups, *alone) if group)
+
+
+def test_a_reset_takes_closed_rounds_back():
+    clock = VectorClock()
+    clock.close_by(Quorum(1, grace_s=1.0))
+    clock.enter(1, 0, 0)
+    clock.enter(2, 0, 1)
+    clock.advance(1, 5)
+    clock.look(0.0)
+    assert (clock.closed, clock.due_at) == (0, 1.0)
+    assert clock.look(1.0)
+    assert (clock.closed, clock.due_at) == (5, inf)
+    clock.reset(3)
+    assert clock.closed == 3
+    clock.advance(1, 5)
+    clock.look(2.0)
+    assert (clock.closed, clock.due_at) == (3, 3.0)
 
 
 def test_an_empty_vector_clock_has_an_infinite_minimum():

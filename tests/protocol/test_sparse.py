@@ -11,8 +11,9 @@ from shoal.protocol.scheduler.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
+from shoal.tables.consistency import asp, bsp
 from shoal.tables.opening import open_shard
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.spec import Access, TableSpec
 
 ALL = KeyRange(0, SLOTS)
 

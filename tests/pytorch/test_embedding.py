@@ -7,8 +7,9 @@ import shoal
 from shoal.client.context import Context
 from shoal.errors import InvalidValue, NotFinite, UsageError
 from shoal.pytorch import embedding as module
+from shoal.tables.consistency import bsp
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, bsp
+from shoal.tables.spec import Access
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("embeddings")]
 

@@ -13,7 +13,8 @@ from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import cluster_tasks
 from shoal.engines.options import SchedulerRole, ServerRole
-from shoal.tables.spec import TableSpec, asp
+from shoal.tables.consistency import asp
+from shoal.tables.spec import TableSpec
 
 
 def push_until(scheduler: str, token: str, folder: str, tables: int) -> None:

@@ -26,8 +26,9 @@ from shoal.errors import (
 )
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.consistency import asp, bsp
 from shoal.tables.sparse.optimizers import row_methods
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.spec import Access, TableSpec
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real

@@ -14,7 +14,8 @@ from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import InvalidValue, Refused
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.consistency import asp, bsp
+from shoal.tables.spec import Access, TableSpec
 
 pytestmark = pytest.mark.real
 

@@ -20,7 +20,8 @@ from shoal.engines.local import LocalEngine, spare_processes
 from shoal.factories import importable
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, TableSpec, bsp
+from shoal.tables.consistency import bsp
+from shoal.tables.spec import Access, TableSpec
 from tests.real.waiting import until
 from tests.transport.rigs import free_port
 

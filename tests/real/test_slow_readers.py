@@ -14,7 +14,8 @@ from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import TableSpec, asp
+from shoal.tables.consistency import asp
+from shoal.tables.spec import TableSpec
 
 pytestmark = pytest.mark.real
 

@@ -19,7 +19,8 @@ from shoal.engines.options import RunOptions
 from shoal.errors import HandshakeRefused
 from shoal.node.strangers import MOST
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import TableSpec, asp
+from shoal.tables.consistency import asp
+from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
 from shoal.transport.tcp import endpoint_of
 

@@ -20,7 +20,8 @@ from shoal.errors import DataMissing, JoinTimeout
 from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import TableSpec, bsp
+from shoal.tables.consistency import bsp
+from shoal.tables.spec import TableSpec
 
 pytestmark = pytest.mark.real
 

@@ -29,8 +29,9 @@ from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World
+from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.spec import TableSpec, asp, bsp, ssp
+from shoal.tables.spec import TableSpec
 
 FOLDER = Path(__file__).parent.parent / "transcripts"
 QUIET = NetworkOptions(delay_s=0.001, jitter_s=0.0)

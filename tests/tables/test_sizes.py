@@ -4,9 +4,10 @@ import pytest
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
+from shoal.tables.consistency import bsp
 from shoal.tables.opening import bytes_needed, open_shard
 from shoal.tables.sizes import bytes_of, size
-from shoal.tables.spec import Access, TableSpec, bsp
+from shoal.tables.spec import Access, TableSpec
 
 ADAM = Access("adam")
 

@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.keys import KeyRange, split_evenly, tiles
+from shoal.tables.consistency import Consistency, asp, bsp, ssp
 from shoal.tables.init import Init
-from shoal.tables.spec import (
-    FRAGMENT_BYTES,
-    ITEM_SIZES,
-    SMALLEST_FRAGMENT_BYTES,
-    Access,
-    Consistency,
-    TableSpec,
-    asp,
-    bsp,
-    ssp,
-)
+from shoal.tables.spec import FRAGMENT_BYTES, ITEM_SIZES, SMALLEST_FRAGMENT_BYTES, Access, TableSpec
 
 # Rows of a byte to some megabytes, tables of a row to some gigabytes.
 specs = st.builds(
@@ -127,6 +118,12 @@ def test_item_sizes_equal_torchs(dtype):
         ({"row_shape": (-1,)}, r"'t': the sides of row_shape are at least 1, not \(-1,\)"),
         ({"dtype": "int64"}, "'t': int64 has no mean; use merge='sum'"),
         ({"dtype": "uint8"}, "'t': uint8 has no mean"),
+        ({"dtype": "int64", "merge": "median", "consistency": bsp()}, "'t': int64 has no mean"),
+        ({"merge": "median"}, "merge='median' is for dense tables .* not for a dense table with"),
+        ({"merge": "median", "rows": 0, "kind": "sparse"}, "not for a sparse table"),
+        ({"merge": "trimmed_mean", "consistency": bsp()}, "trim is a share between 0 and 0.5"),
+        ({"merge": "trimmed_mean", "consistency": bsp(), "trim": 0.5}, "trim is a share"),
+        ({"merge": "median", "consistency": bsp(), "trim": 0.1}, "got 0.1 with 'median'"),
         ({"fragment_rows": -1}, "'t': fragment_rows is at least 0, not -1"),
     ],
 )
@@ -139,7 +136,10 @@ def test_an_impossible_table_is_refused(fields, message):
     ("build", "message"),
     [
         (lambda: TableSpec("t", 1, dtype="float23"), r"unknown dtype 'float23' \(known: bfloat16"),
-        (lambda: TableSpec("t", 1, merge="max"), r"unknown merge 'max' \(known: mean, sum\)"),
+        (
+            lambda: TableSpec("t", 1, merge="max"),
+            r"unknown merge 'max' \(known: mean, median, ",
+        ),
         (lambda: Init("gauss"), "unknown init 'gauss' .known: constant, normal, uniform, zeros"),
         (lambda: Consistency("bps"), "unknown consistency 'bps' .*did you mean 'bsp'"),
         (lambda: Consistency(apply_at="never"), "unknown apply_at 'never'"),

@@ -34,8 +34,9 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker.machine import WorkerMachine
+from shoal.tables.consistency import Consistency, asp, bsp
 from shoal.tables.opening import open_shard
-from shoal.tables.spec import Access, Consistency, TableSpec, asp, bsp
+from shoal.tables.spec import Access, TableSpec
 from shoal.transport.base import Connection, Identity
 
 ROOT = str(Path(shoal.__file__).parent)

@@ -39,7 +39,8 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.views import View
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.consistency import asp, bsp
+from shoal.tables.spec import Access, TableSpec
 from shoal.transport import Connection, Identity, transport_for
 from shoal.transport.wire import PREFIX, decode, encode
 from tests.tools.mutations import Mutator

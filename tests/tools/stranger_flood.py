@@ -28,7 +28,8 @@ from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.protocol.messages import PROTOCOL_VERSION, Hello
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import TableSpec, asp, bsp
+from shoal.tables.consistency import asp, bsp
+from shoal.tables.spec import TableSpec
 from shoal.transport.wire import encode
 
 TOKEN = "the token of the flooded cluster"

@@ -9,23 +9,34 @@ read at clock c is admitted under
 
 A round c closes when m > c, that is, when no worker can push for it any more. SSP(0) differs from
 BSP only in when pushes are applied; with apply_at="round_end" the two are equal.
+
+A group whose tables have another rule for that (`Quorum`, `Cover`) goes by the number of its closed
+rounds in place of m everywhere: for reads, checkpoints and what heads tell the servers after them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
+from math import inf
 
 from shoal.protocol.views import FOREVER
-from shoal.tables.spec import Consistency
+from shoal.tables.consistency import Consistency, Cover, Quorum
+from shoal.tables.spec import TableSpec
 
 
 class VectorClock:
-    """The clocks of a group's workers, by incarnation, with a histogram.
+    """The clocks of a group's workers, by incarnation, and which rounds have closed.
 
-    `minimum` is a plain attribute: reading it is free, and an update searches the *distinct* clocks
+    Both are plain attributes: reading them is free, and an update searches the *distinct* clocks
     only when the slowest worker moves.
-    Invariant: `minimum == min(clocks.values(), default=FOREVER)`.
+    Invariants: `minimum == min(clocks.values(), default=FOREVER)`; `closed >= minimum`, and equal
+    where rounds wait for all workers.
+
+    closed:  the first round that has not closed
+    closes:  the rule by which rounds close; None if they wait for all workers
+    due_at:  when a round closes because its grace window is over
 
     >>> clock = VectorClock()
     >>> clock.enter(1, 0); clock.enter(2, 0)
@@ -33,12 +44,25 @@ class VectorClock:
     (True, 0, True, 1)
     """
 
-    __slots__ = ("_clocks", "_histogram", "minimum")
+    __slots__ = (
+        "_clocks",
+        "_closed",
+        "_histogram",
+        "_passed",
+        "_ranks",
+        "closed",
+        "closes",
+        "minimum",
+    )
 
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}
         self._histogram: Counter[int] = Counter()
-        self.minimum = FOREVER
+        self.minimum = self.closed = FOREVER
+        self.closes: Quorum | Cover | None = None
+        self._closed = 0  # by the rule
+        self._passed: deque[tuple[float, int]] = deque()  # (closes at, clock), both ascending
 
     def __getitem__(self, worker: int) -> int:
         return self._clocks[worker]
@@ -52,15 +76,17 @@ class VectorClock:
     def items(self) -> Iterator[tuple[int, int]]:
         return iter(sorted(self._clocks.items()))
 
-    def enter(self, worker: int, clock: int) -> None:
+    def enter(self, worker: int, clock: int, rank: int = 0) -> None:
         """Add a worker whose first round is `clock`."""
         self._clocks[worker] = clock
+        self._ranks[worker] = rank
         self._histogram[clock] += 1
-        self.minimum = min(self.minimum, clock)
+        self._settle(min(self.minimum, clock))
 
     def leave(self, worker: int) -> int:
         """Remove a worker; returns the clock that it had reached."""
         clock = self._clocks.pop(worker)
+        del self._ranks[worker]
         self._drop(clock)
         return clock
 
@@ -78,24 +104,84 @@ class VectorClock:
         """Set all clocks to at most `clock`, until the workers report theirs again."""
         self._clocks = {worker: min(at, clock) for worker, at in self._clocks.items()}
         self._histogram = Counter(self._clocks.values())
-        self.minimum = min(self._histogram, default=FOREVER)
+        self._closed = min(self._closed, clock)
+        self._passed.clear()
+        self._settle(min(self._histogram, default=FOREVER))
 
     def behind(self, clock: int) -> list[int]:
         """The workers that have not reached `clock`."""
         return sorted(worker for worker, at in self._clocks.items() if at < clock)
+
+    # ------------------------------------------------------------------ rounds
+
+    @property
+    def due_at(self) -> float:
+        return self._passed[0][0] if self._passed else inf
+
+    def close_by(self, closes: Quorum | Cover | None) -> None:
+        """Set the rule by which rounds close."""
+        if closes != self.closes:
+            self.closes = closes
+            self._passed.clear()
+            self._settle(self.minimum)
+
+    def look(self, now: float) -> bool:
+        """Close the rounds that are due; return whether there are any."""
+        if self.closes is None:
+            return False
+        before, grace_s = self.closed, 0.0
+        if isinstance(self.closes, Quorum):
+            grace_s = self.closes.grace_s
+        passed = self.passed()
+        if before < passed < FOREVER and (not self._passed or self._passed[-1][1] < passed):
+            self._passed.append((now + grace_s, passed))
+        while self._passed and (self._passed[0][0] <= now or self._passed[0][1] <= self.minimum):
+            self._closed = max(self._closed, self._passed.popleft()[1])
+        self._settle(self.minimum)
+        return self.closed > before
+
+    def passed(self) -> int:
+        """The clock that enough workers have reached, by the rule; FOREVER if none is at work."""
+        at_work = {worker: at for worker, at in self._clocks.items() if at < FOREVER}
+        if isinstance(self.closes, Quorum):
+            latest_first = sorted(at_work.values(), reverse=True)
+            return latest_first[: self.closes.k][-1] if latest_first else FOREVER
+        if isinstance(self.closes, Cover):
+            first: dict[int, int] = {}
+            for worker, at in at_work.items():
+                group = cover_group(self.closes, self._ranks[worker])
+                first[group] = max(at, first.get(group, 0))
+            return min(first.values(), default=FOREVER)
+        return self.minimum
 
     def _drop(self, clock: int) -> None:
         self._histogram[clock] -= 1
         if not self._histogram[clock]:
             del self._histogram[clock]
             if clock == self.minimum:
-                self.minimum = min(self._histogram, default=FOREVER)
+                self._settle(min(self._histogram, default=FOREVER))
+
+    def _settle(self, minimum: int) -> None:
+        self.minimum = self.closed = minimum
+        if self.closes is not None:
+            self.closed = max(self._closed, minimum)
+
+
+def cover_group(closes: Cover, rank: int) -> int:
+    """The group of a rank, by the lowest rank in it; a rank in none is a group of its own."""
+    return _cover_groups(closes).get(rank, rank)
+
+
+@lru_cache(maxsize=64)
+def _cover_groups(closes: Cover) -> dict[int, int]:
+    return {rank: min(group) for group in closes.groups for rank in group}
 
 
 class Clocks:
     """The clocks of all workers: one vector clock for each worker group.
 
     by_worker:  the vector that a worker is in
+    due_at:     when the next round closes because its grace window is over
 
     >>> clocks = Clocks()
     >>> clocks.enter(1, 0); clocks.enter(2, 5, "eval")
@@ -107,6 +193,7 @@ class Clocks:
         self._vectors: dict[str, VectorClock] = {"": VectorClock()}
         self._groups: dict[int, str] = {}
         self.by_worker: dict[int, VectorClock] = {}
+        self.due_at = inf
 
     def of(self, group: str) -> VectorClock:
         """The vector clock of a group."""
@@ -132,11 +219,11 @@ class Clocks:
     def items(self) -> Iterator[tuple[int, int]]:
         return iter([(worker, self[worker]) for worker in sorted(self._groups)])
 
-    def enter(self, worker: int, clock: int, group: str = "") -> None:
+    def enter(self, worker: int, clock: int, group: str = "", rank: int = 0) -> None:
         """Add a worker whose first round is `clock`."""
         self._groups[worker] = group
         self.by_worker[worker] = self.of(group)
-        self.of(group).enter(worker, clock)
+        self.of(group).enter(worker, clock, rank)
 
     def keep(self, groups: Collection[str]) -> None:
         """Keep the vector clocks of these groups only; the others have no workers."""
@@ -146,6 +233,19 @@ class Clocks:
         """Forget a worker."""
         self._groups.pop(worker)
         self.by_worker.pop(worker).leave(worker)
+
+    def close_by(self, tables: Iterable[TableSpec]) -> None:
+        """Have the rounds of each group close by the rule of its tables, which have the same."""
+        rules = {t.group: t.consistency.closes for t in tables if t.consistency.name != "asp"}
+        for group, vector in self._vectors.items():
+            vector.close_by(rules.get(group))
+
+    def look(self, group: str, now: float) -> bool:
+        """Close the rounds of a group that are due; return whether there are any."""
+        closed = self.of(group).look(now)
+        if self.due_at < inf or self.of(group).due_at < inf:
+            self.due_at = min(vector.due_at for vector in self._vectors.values())
+        return closed
 
 
 def needed(rule: Consistency, read_clock: int) -> int:

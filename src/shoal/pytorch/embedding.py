@@ -25,9 +25,10 @@ from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
 from shoal.pytorch.lookup import Lookup
+from shoal.tables.consistency import Consistency, asp
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, Consistency, TableSpec, asp
+from shoal.tables.spec import Access, TableSpec
 
 PENDING_MOST = 1000
 PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up

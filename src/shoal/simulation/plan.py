@@ -12,7 +12,7 @@ from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import SessionOptions
 from shoal.protocol.worker.machine import WorkerOptions
 from shoal.simulation.network import NetworkOptions
-from shoal.tables.spec import Consistency, asp, bsp, ssp
+from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
 
 PHASES = ("joining", "view change", "open round", "waiting", "quiet")
 BOUNDED, VISITS_BYTES = 0.25, 200  # share of the seeds; extra bytes of their requests
@@ -26,6 +26,8 @@ VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
 STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
 LONG, LONG_BYTES = 0.3, (1, 100, 400, 2000)  # share of the seeds; work that is long, in bytes
+QUORUM = 0.3  # share of the seeds with rounds
+GRACES_S = (0.0, 0.0, 0.01, 0.05, 0.3)
 UNHEARD = 0.44  # share of the seeds with checkpoints by time
 RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
@@ -134,7 +136,15 @@ class Plan(msgspec.Struct, frozen=True):
             long_bytes=_long_bytes(Random(seed * 89 + 37)),
             unheard=by_time and Random(seed * 83 + 13).random() < UNHEARD,
         )
-        return plan._varied(Random(seed * 61 + 29))
+        return plan._varied(Random(seed * 61 + 29))._closing(Random(seed * 101 + 13))
+
+    def _closing(self, random: Random) -> Plan:
+        """Return the plan with rounds that close without some workers, in some seeds."""
+        if self.consistency.apply_at != "round_end" or random.random() >= QUORUM:
+            return self
+        quorum = Quorum(random.randint(1, self.workers), random.choice(GRACES_S))
+        rule = msgspec.structs.replace(self.consistency, closes=quorum)
+        return msgspec.structs.replace(self, consistency=rule, leased=False)
 
     def _varied(self, random: Random) -> Plan:
         """Return the plan with variations: large, on several hosts, of fixed size, relentless."""

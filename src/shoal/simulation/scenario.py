@@ -33,6 +33,7 @@ from shoal.simulation.checkers.history import (
     violated,
 )
 from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
+from shoal.simulation.checkers.rounds import ClosedRounds
 from shoal.simulation.cluster import SILENCE_S, SimulatedCluster
 from shoal.simulation.faults.injector import FaultInjector
 from shoal.simulation.faults.kinds import MOVES
@@ -42,6 +43,7 @@ from shoal.simulation.plan import GUESTS, Plan
 from shoal.simulation.workloads.all_reduce import RingScenario
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
+from shoal.tables.consistency import Quorum
 
 LIMIT_S = 120.0
 EVENT_S, WRITE_S = 0.05, 0.4  # at most; the mean of events is 1.6 ms, as some take long
@@ -111,6 +113,8 @@ class Scenario:
         self._views = Views()
         self._durability = Durability()
         self._cuts = Cuts()
+        closes = plan.consistency.closes
+        self._closed = ClosedRounds(closes) if isinstance(closes, Quorum) else None
         self._left_out = False  # a part of a checkpoint
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
@@ -157,6 +161,10 @@ class Scenario:
             if self.plan.unheard and isinstance(machine, ServerMachine):
                 self.faults.adopted(note.fields["view"])
         if isinstance(machine, ServerMachine):
+            if self._closed is not None and note.kind == "view":
+                self._closed.adopted(machine)
+            if self._closed is not None and note.kind == "closed" and not note.fields["group"]:
+                self._closed.closed(machine, note, self.world.now)
             if note.kind == "thawed":
                 view = machine.session.view
                 rows = view is not None and bool(view.tables)
@@ -232,6 +240,8 @@ class Scenario:
         if sim.node in self.cluster.servers:
             if not self.cluster.servers[sim.node].suspended:
                 check_waiting(sim.node, self.cluster.servers[sim.node])
+            if self._closed is not None and sim.alive:
+                self._closed.look(self.cluster.servers[sim.node], self.world.now)
         else:
             for work in self.works.values():
                 work.check_buffers(sim.node)
@@ -285,11 +295,13 @@ class Scenario:
             return
         # accepted pushes are lost with their head; living workers send them again
         whole = not (gone and self.work.ledger.crashed)
-        self._check_cuts(self.plan.consistency.apply_at == "round_end", whole)
+        rule = self.plan.consistency
+        self._check_cuts(rule.apply_at == "round_end", whole and rule.closes is None)
         self.world.coverage["replicas evicted"] += evicting(servers)
         for group, work in self.works.items():
             leases = self.cluster.scheduler.ledgers.of(group).record()
-            check_holdings(servers, work, group, leases, self._views.departed, whole)
+            closed = None if group else self._closed
+            check_holdings(servers, work, group, leases, self._views.departed, whole, closed)
 
     def _check_remaining(self, servers: Mapping[NodeId, ServerMachine], how: str) -> None:
         self.world.coverage[how] += 1
@@ -298,7 +310,7 @@ class Scenario:
 
     def _check_cuts(self, closes: bool, whole: bool) -> None:
         # a run may end as its last worker is declared dead, and its clock stands still
-        reached = max(machine.clocks.of("").minimum for machine in self.cluster.servers.values())
+        reached = max(machine.clocks.of("").closed for machine in self.cluster.servers.values())
         last = min(self.plan.clocks, reached)
         planned = {each for each in self.work.checkpoints.planned if each <= last}
         stayed = len(self.cluster.servers) == self.plan.servers and whole

@@ -19,7 +19,8 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.registry import Registry
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.tables.consistency import Consistency
+from shoal.tables.spec import Access, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,8 @@ from shoal.strategies.base import (
     strategies,
     table_specs,
 )
-from shoal.tables.spec import Consistency, TableSpec, asp, bsp, ssp
+from shoal.tables.consistency import Consistency, asp, bsp, ssp
+from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

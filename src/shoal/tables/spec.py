@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import SLOTS, KeyRange
+from shoal.tables.consistency import Consistency
 from shoal.tables.init import Init, require_one_of
 
 ITEM_SIZES = {
@@ -53,112 +54,6 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
     options: Options = {}
 
 
-class Consistency(msgspec.Struct, frozen=True, array_like=True):
-    """Consistency of a table: when a pull is answered and when a push is applied.
-
-    At clock c, with m the clock of the slowest worker of the group, a pull is answered when::
-
-        bsp     m >= c
-        ssp(s)  m >= c - s
-        asp     always
-
-    Use `bsp`, `ssp` or `asp` to make one.
-
-    Args:
-        name: "bsp", "ssp" or "asp".
-        staleness: s, in clocks, >= 0; 0 unless the name is "ssp".
-        apply_at: when pushes change the rows: on "arrival", or at "round_end", when every worker
-            has finished the clock of the push.
-
-    Raises:
-        UnknownName: no such name.
-        InvalidValue: a staleness or `apply_at` that the name does not allow.
-
-    Example:
-        >>> Consistency("ssp", 2) == ssp(2)
-        True
-
-    References:
-        Valiant 1990 (BSP); Ho et al. 2013, section 2 (SSP); Dean et al. 2012, section 4.1 (ASP).
-    """
-
-    name: Literal["bsp", "ssp", "asp"] = "asp"
-    staleness: int = 0
-    apply_at: Literal["arrival", "round_end"] = "arrival"
-
-    def __post_init__(self) -> None:
-        require_one_of("consistency", self.name, ("bsp", "ssp", "asp"))
-        require_one_of("apply_at", self.apply_at, ("arrival", "round_end"))
-        if self.staleness < 0:
-            raise InvalidValue(f"staleness is a number of clocks >= 0, not {self.staleness}")
-        if self.name != "ssp" and self.staleness:
-            raise InvalidValue(f"{self.name} has no staleness; use ssp(staleness) for a bound > 0")
-        if self.name == "bsp" and self.apply_at != "round_end":
-            raise InvalidValue("bsp applies pushes at the end of their round: apply_at='round_end'")
-        if self.name == "asp" and self.apply_at != "arrival":
-            raise InvalidValue("asp has no rounds: it applies pushes on arrival")
-
-
-def bsp() -> Consistency:
-    """Bulk synchronous parallel: all workers read the same rows at the same clock.
-
-    A pull at clock c waits until every worker has finished clock c - 1; the pushes of a clock are
-    merged and applied together.
-
-    Returns:
-        The consistency.
-
-    Example:
-        >>> bsp().apply_at
-        'round_end'
-
-    References:
-        Valiant 1990, "A bridging model for parallel computation".
-    """
-    return Consistency("bsp", 0, "round_end")
-
-
-def ssp(staleness: int, apply_at: Literal["arrival", "round_end"] = "arrival") -> Consistency:
-    """Stale synchronous parallel: a worker is at most `staleness` clocks ahead of the slowest.
-
-    A pull at clock c sees every push of clocks below c - staleness.
-
-    Args:
-        staleness: bound in clocks, >= 0.
-        apply_at: "arrival", or "round_end" to apply the pushes of a clock together.
-
-    Returns:
-        The consistency.
-
-    Raises:
-        InvalidValue: the staleness is negative.
-
-    Example:
-        >>> ssp(2)
-        Consistency(name='ssp', staleness=2, apply_at='arrival')
-
-    References:
-        Ho et al. 2013, section 2 (stale synchronous parallel).
-    """
-    return Consistency("ssp", staleness, apply_at)
-
-
-def asp() -> Consistency:
-    """Asynchronous parallel (eventual consistency): pulls never wait; pushes apply on arrival.
-
-    Returns:
-        The consistency.
-
-    Example:
-        >>> asp().staleness
-        0
-
-    References:
-        Dean et al. 2012, section 4.1 (Downpour SGD).
-    """
-    return Consistency("asp", 0, "arrival")
-
-
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     """Specification of a table: a named collection of rows of `row_shape` values.
 
@@ -174,8 +69,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         init: initial values of rows.
         access: access method (server-side optimizer) with its options.
         consistency: `bsp()`, `ssp(s)` or `asp()`.
-        merge: how the pushes u_i of a round are merged: "mean" for sum(w_i u_i) / sum(w_i), or
-            "sum" for sum(u_i).
+        merge: how the pushes u_i of a round are merged: "mean" for sum(w_i u_i) / sum(w_i), "sum"
+            for sum(u_i), or element by element and without weights "median" or "trimmed_mean", on
+            which one worker with wrong values has little influence. These two are for dense tables
+            that apply pushes at the end of rounds.
         fragment_rows: rows per fragment (slots, if sparse), fixed for the table's life, in resumed
             runs as well; 0 for about 1 MiB.
         kind: "dense", "sparse" or "custom".
@@ -187,6 +84,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         saves: set by `Client.create_table`: whether a custom table's handler saves and loads, so
             that the table can be replicated and migrated.
         group: set by the scheduler: the worker group by whose clocks the table goes.
+        trim: of "trimmed_mean" over n pushes, the share of them, 0 < trim < 0.5, that is left out
+            at either end: floor(trim n) of the least and as many of the greatest values.
 
     Raises:
         UnknownName: a name that is not among those listed above.
@@ -206,7 +105,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     init: Init = Init()
     access: Access = Access()
     consistency: Consistency = Consistency()
-    merge: Literal["mean", "sum"] = "mean"
+    merge: Literal["mean", "sum", "median", "trimmed_mean"] = "mean"
     fragment_rows: int = 0
     kind: Literal["dense", "sparse", "custom"] = "dense"
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
@@ -214,6 +113,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     evict: Literal["lru", "lfu"] = "lru"
     saves: bool = False
     group: str = ""
+    trim: float = 0.0
 
     def __post_init__(self) -> None:
         for field, kind in _TYPES.items():
@@ -251,8 +151,18 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidValue(
                 f"table {self.name!r}: the sides of row_shape are at least 1, not {self.row_shape}"
             )
-        if self.merge == "mean" and "int" in self.dtype and self.kind != "custom":
+        if self.merge != "sum" and "int" in self.dtype and self.kind != "custom":
             raise InvalidValue(f"table {self.name!r}: {self.dtype} has no mean; use merge='sum'")
+        if self.robust and (self.kind != "dense" or self.consistency.apply_at != "round_end"):
+            raise InvalidValue(
+                f"table {self.name!r}: merge={self.merge!r} is for dense tables that apply pushes "
+                f"at the end of rounds (bsp()), not for a {self.kind} table with {self.consistency}"
+            )
+        if not (0 < self.trim < 0.5 if self.merge == "trimmed_mean" else self.trim == 0):
+            raise InvalidValue(
+                f"table {self.name!r}: trim is a share between 0 and 0.5 with "
+                f"merge='trimmed_mean', and 0 otherwise; got {self.trim} with {self.merge!r}"
+            )
         if self.fragment_rows < 0:
             raise InvalidValue(
                 f"table {self.name!r}: fragment_rows is at least 0, not {self.fragment_rows}"
@@ -299,6 +209,17 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     def keys(self) -> KeyRange:
         """What is cut into shards: the rows of a dense table, the hash slots of others."""
         return KeyRange(0, SLOTS if self.hashed else self.rows)
+
+    @property
+    def robust(self) -> bool:
+        """Whether one worker's wrong values have little influence on a merged round."""
+        return self.merge in ("median", "trimmed_mean")
+
+    def outliers(self, pushes: int) -> int:
+        """How many of the least, and of the greatest, values of so many pushes are left out."""
+        if self.merge == "median":
+            return (pushes - 1) // 2
+        return int(self.trim * pushes + 1e-9)
 
     def factors(self, weights: Sequence[float]) -> list[float]:
         """The factors by which the pushes of one round are multiplied before they are added up."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from shoal.keys import KeyRange
 from shoal.protocol import messages as m
 from shoal.protocol.views import FOREVER, Member, Placement, View
+from shoal.tables.consistency import ssp
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, TableSpec, ssp
+from shoal.tables.spec import Access, TableSpec
 
 _SERVER = Member("node-a", "server", 0, 1, "tcp://127.0.0.1:4000", "host-a")
 _WORKER = Member("node-b", "worker", 1, 1 << 62, first_clock=3, last_clock=9)

@@ -12,8 +12,9 @@ from shoal.errors import InvalidValue, NotFinite, Refused, UnknownName
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.views import Member, View
+from shoal.tables.consistency import asp, bsp
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.spec import Access, TableSpec
 
 SPEC = TableSpec("e", kind="sparse", row_shape=(2,), merge="sum", init=Init("uniform", seed=4))
 KEYS = st.lists(st.integers(0, 20) | st.integers(0, (1 << 64) - 1), max_size=50)

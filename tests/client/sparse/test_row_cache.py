@@ -10,8 +10,9 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.client.sparse.row_cache import RowCache
 from shoal.errors import InvalidValue, PeerError
+from shoal.tables.consistency import asp
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, TableSpec, asp
+from shoal.tables.spec import Access, TableSpec
 
 pytestmark = pytest.mark.real
 SUM = {"access": Access("sum"), "merge": "sum", "consistency": asp()}

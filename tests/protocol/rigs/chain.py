@@ -14,8 +14,8 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.shard_store import OpenStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, Placement
+from shoal.tables.consistency import Consistency
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.spec import Consistency
 from tests.protocol.rigs.views import as_bytes, table, view_of
 
 ROWS = 4  # of each table

@@ -66,6 +66,8 @@ class FakeShard:
     def state(self, copied: bool = False) -> dict[str, Any]:
         return {"rows": array("q", self.rows)}
 
+    def retain(self, staged: FakeStaged) -> None: ...
+    def let_go(self, staged: FakeStaged) -> None: ...
     def keep(self, clients: Collection[int]) -> None:
         self.kept = sorted(clients)
 

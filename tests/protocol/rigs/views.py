@@ -9,7 +9,8 @@ from typing import Any
 from shoal.keys import KeyRange
 from shoal.protocol.scheduler.placement import place
 from shoal.protocol.views import Member, View
-from shoal.tables.spec import Consistency, TableSpec, asp
+from shoal.tables.consistency import Consistency, asp
+from shoal.tables.spec import TableSpec
 
 
 def view_of(

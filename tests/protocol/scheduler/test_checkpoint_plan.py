@@ -17,7 +17,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, marked
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View
-from shoal.tables.spec import TableSpec, bsp
+from shoal.tables.consistency import bsp
+from shoal.tables.spec import TableSpec
 
 WORKERS = tuple(Member(f"worker-{n}", "worker", n, 11 + n) for n in (0, 1))
 VIEW = View(1, 1, (), WORKERS, (TableSpec("w", 8, consistency=bsp()),))

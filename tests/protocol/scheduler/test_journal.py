@@ -14,7 +14,7 @@ from shoal.protocol.messages import (
     Freeze,
 )
 from shoal.protocol.scheduler.journal import SchedulerOptions, check_options, read_record
-from shoal.tables.spec import bsp
+from shoal.tables.consistency import bsp
 
 
 def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):

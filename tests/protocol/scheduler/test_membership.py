@@ -8,7 +8,8 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.scheduler.rebalance import Moves
 from shoal.protocol.views import Member, View
-from shoal.tables.spec import TableSpec, asp, bsp, ssp
+from shoal.tables.consistency import asp, bsp, ssp
+from shoal.tables.spec import TableSpec
 
 TWO_AND_TWO = SchedulerOptions(servers=2, workers=2)
 

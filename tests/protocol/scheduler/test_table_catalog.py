@@ -14,7 +14,7 @@ from shoal.protocol.messages import (
     OpenShards,
     ShardsOpened,
 )
-from shoal.tables.spec import asp, bsp
+from shoal.tables.consistency import Quorum, asp, bsp, ssp
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,24 @@ def test_another_group_may_declare_an_existing_table(attached, rigs):
     attached.promise()
     attached.receive("guest-0", Declare(attached.incarnation("guest-0"), rigs.table(bsp())))
     assert attached.told(NewView)["guest-0"].view.tables[0].group == ""
+
+
+def test_tables_of_a_group_close_their_rounds_by_one_rule(attached, rigs):
+    """A group has one clock. Tables of another group, and asynchronous ones, may differ."""
+    attached.receive("worker-0", Declare(2, rigs.table(bsp(Quorum(2)))))
+    attached.receive("worker-0", Declare(2, rigs.table(bsp(), name="v")))
+    refused = attached.told(NotDeclared)["worker-0"]
+    assert refused.reason == (
+        "rounds of table 'v' close by all workers, and those of table 'w' by "
+        "Quorum(k=2, grace_s=0.0): all tables of a worker group that go by clocks have the same "
+        "rule; give both the same, or make one asp()"
+    )
+    attached.receive("worker-0", Declare(2, rigs.table(ssp(2, "round_end", Quorum(2)), name="x")))
+    attached.receive("worker-0", Declare(2, rigs.table(asp(), name="y")))
+    guest = attached.incarnation("guest-0")
+    attached.receive("guest-0", Declare(guest, rigs.table(bsp(), name="eval/v")))
+    attached.promise()
+    assert [each.name for each in attached.view.tables] == ["w", "x", "y", "eval/v"]
 
 
 @pytest.mark.parametrize(("given", "size"), [(0, 3), (5, 5)])

@@ -10,7 +10,7 @@ from shoal.protocol.limits import PARTS_MAX, REPEATS_MAX
 from shoal.protocol.machine import Discard, Received
 from shoal.protocol.messages import SAME, Part, Reply, Request
 from shoal.protocol.server import staging
-from shoal.tables.spec import bsp
+from shoal.tables.consistency import bsp
 from tests.protocol.rigs.shard import FakeShard, FakeStaged
 from tests.protocol.rigs.views import as_bytes
 

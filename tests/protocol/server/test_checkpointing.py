@@ -15,10 +15,11 @@ from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.views import Placement
+from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.custom.calls import Pairs
 from shoal.tables.custom.shard import handler
 from shoal.tables.opening import open_shard
-from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 WHOLE = Part(0, 0, 4)
 

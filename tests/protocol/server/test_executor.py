@@ -7,7 +7,7 @@ from shoal.protocol.machine import AwaitRoom, HangUp, HasRoom
 from shoal.protocol.messages import Computing, Nudge, Part, Probe, Reply
 from shoal.protocol.server.wait_queue import COMPUTING_S
 from shoal.protocol.views import FOREVER
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.consistency import bsp, ssp
 
 ALL = Part(0, 0, 4)
 PUSH, PULL = (ALL,), (ALL,)

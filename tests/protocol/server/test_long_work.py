@@ -16,7 +16,7 @@ from shoal.protocol.messages import (
     StatusRequest,
 )
 from shoal.protocol.server.long_work.coroutine import LongWork
-from shoal.tables.spec import asp, bsp
+from shoal.tables.consistency import asp, bsp
 
 LARGE, SMALL = Part(0, 0, 64), Part(1, 0, 4)
 

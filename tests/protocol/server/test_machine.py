@@ -23,7 +23,7 @@ from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, Member
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.consistency import bsp, ssp
 
 ALL = Part(0, 0, 4)
 PUSH, PULL = (ALL,), (ALL,)

@@ -21,9 +21,10 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.opening import MemoryOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View
+from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.opening import bytes_needed, open_shard
 from shoal.tables.sizes import INDEX_BYTES, KEY_BYTES
-from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 ROW = 4 + KEY_BYTES  # of the sparse tables here
 WORKERS = 2

@@ -11,8 +11,9 @@ from shoal.protocol.scheduler.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View
+from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 ROWS, FRAGMENT = 10, 4  # fragments of 4, 4 and 2 rows
 

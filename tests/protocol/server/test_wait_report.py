@@ -13,7 +13,7 @@ from shoal.protocol.messages import (
     Waiting,
     WaitTimes,
 )
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.consistency import bsp, ssp
 
 ALL = (Part(0, 0, 4),)
 

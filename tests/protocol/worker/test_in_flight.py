@@ -2,10 +2,11 @@
 
 from shoal.keys import KeyRange
 from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT
-from shoal.protocol.machine import Discard, Sink, Ticked
+from shoal.protocol.machine import Asked, Discard, Sink, Ticked
 from shoal.protocol.messages import Probe, Request
 from shoal.protocol.requests import (
     Answer,
+    Cancel,
     Exchange,
     PullOp,
     PushOp,
@@ -13,7 +14,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.worker import in_flight
 from shoal.protocol.worker.in_flight import SubRequestPart
 from shoal.protocol.worker.server_part import ServerPart
-from shoal.tables.spec import bsp, ssp
+from shoal.tables.consistency import bsp, ssp
 
 
 def test_an_advance_waits_until_all_servers_have_accepted_the_push(synchronous, push):
@@ -38,6 +39,19 @@ def test_an_advance_does_not_wait_for_a_push_whose_pull_is_waiting(rigs, push, p
     for server in (0, 1):
         worker.answer(server, 0, "waiting", reason="waits for clock 1 of worker-0 (at 0)")
     assert [each.advance for each in worker.sent(Request)] == [1, 1]
+
+
+def test_a_push_that_is_given_up_has_copies_even_where_it_was_accepted(rigs, push, values):
+    """Seed 750: a replica joined, and the head died: it was sent again, from memory that its caller
+    had used for something else."""
+    worker = rigs.WorkerRig(rigs.table(bsp()))
+    worker.ask(1, Exchange(push))
+    worker.answer(0, 0, "accepted")
+    worker.handle(Asked(2, Cancel(1)))
+    values[:] = bytes(len(values))  # the caller's
+    worker.answer(0, 0, "missing")
+    [again] = worker.sends(Request)
+    assert b"".join(bytes(each) for each in again.buffers) == bytes(rigs.as_bytes(1, 2, 3, 4))
 
 
 def test_a_pull_follows_the_open_pushes_to_its_table_only(rigs, push, pull):

@@ -41,7 +41,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker.machine import WorkerMachine
-from shoal.tables.spec import ssp
+from shoal.tables.consistency import ssp
 
 # ---------------------------------------------------------------------------- the roads
 
@@ -285,6 +285,23 @@ def test_a_refusal_names_the_server_the_request_and_the_reason(synchronous, push
     assert error.message == (
         "server-1 refused Request #0 push t0[2:4) at clock 0: this worker is at clock 2"
     )
+
+
+def test_after_a_closed_round_a_worker_goes_on_in_the_first_that_is_open(synchronous, push):
+    synchronous.ask(1, Exchange(push, advance=True))
+    assert synchronous.machine.clock == 1
+    synchronous.answer(0, 0, "round_closed", reason="round 0 has closed", clock_min=7)
+    assert isinstance(synchronous.resolved()[1].error, RoundClosed)
+    assert synchronous.machine.clock == 7
+    synchronous.answer(1, 0, "round_closed", clock_min=9)  # its request is over
+    assert synchronous.machine.clock == 7
+    assert {each.clock for each in synchronous.ask(2, Exchange(push))} == {7}
+
+
+def test_a_refusal_for_another_reason_moves_no_clock(synchronous, push):
+    synchronous.ask(1, Exchange(push, advance=True))
+    synchronous.answer(0, 0, "refused", reason="no", clock_min=7)
+    assert synchronous.machine.clock == 1
 
 
 def test_waiting_for_a_bsp_push_before_advance_is_hopeless(synchronous, push):

@@ -12,7 +12,8 @@ from shoal.protocol.messages import SCHEDULER, NewView, Request
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import Placement
 from shoal.protocol.worker.rerouting import chained, moved
-from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+from shoal.tables.consistency import asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 ROWS = 4
 

@@ -11,7 +11,8 @@ from shoal.protocol.messages import SAME
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.worker import routing
 from shoal.protocol.worker.routing import PLANS_KEPT, Router
-from shoal.tables.spec import Access, TableSpec, asp, bsp, ssp
+from shoal.tables.consistency import asp, bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
+from shoal.tables.consistency import bsp
 from shoal.tables.custom.calls import HEAD, Call, Pairs, answer_of, elements, read_answer
 from shoal.tables.custom.shard import CustomShard, handler, made
 from shoal.tables.opening import checked
-from shoal.tables.spec import Access, TableSpec, bsp
+from shoal.tables.spec import Access, TableSpec
 
 SPEC = TableSpec("kv", kind="custom", access=Access("lists"))
 EVERYTHING = KeyRange(0, SLOTS)

@@ -45,7 +45,13 @@ class PlainTable:
             carriers = [push for push in named if key in push.carried]
             if not carriers:
                 continue
-            if self.spec.merge == "sum":
+            rows = [push.carried.get(key, zeros) for push in named]
+            if self.spec.merge == "median":
+                update = np.median(rows, axis=0)
+            elif self.spec.merge == "trimmed_mean":
+                out = int(self.spec.trim * len(rows))
+                update = np.sort(rows, axis=0)[out : len(rows) - out].mean(axis=0)
+            elif self.spec.merge == "sum":
                 update = sum((push.carried[key] for push in carriers), zeros)
             else:
                 update = sum((push.weight * push.carried[key] for push in carriers), zeros)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shoal.keys import KeyRange
+from shoal.tables.consistency import asp, bsp
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec
@@ -48,10 +49,14 @@ def table(
     fragment_rows: int = 4,
     access: Access | str = "sum",
     dtype: str = "float32",
-    merge: Literal["mean", "sum"] = "sum",
+    merge: Literal["mean", "sum", "median", "trimmed_mean"] = "sum",
     row_shape: tuple[int, ...] = (WIDTH,),
+    trim: float = 0.0,
 ) -> TableSpec:
     """A table whose rows begin as ones."""
+    robust = merge in ("median", "trimmed_mean")
+    if merge == "trimmed_mean":
+        trim = trim or 0.26
     return TableSpec(
         "t",
         rows,
@@ -59,8 +64,10 @@ def table(
         dtype,
         Init("constant", 1.0),
         Access(access) if isinstance(access, str) else access,
+        consistency=bsp() if robust else asp(),
         merge=merge,
         fragment_rows=fragment_rows,
+        trim=trim,
     )
 
 

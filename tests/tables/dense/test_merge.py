@@ -23,6 +23,29 @@ def test_a_mean_is_weighted_by_the_pushes_weights():
     assert column(shard) == [6.0] * 10
 
 
+@pytest.mark.parametrize(
+    ("merge", "trim", "pushes", "merged"),
+    [
+        ("median", 0.0, [1, 2, 99], 2),
+        ("median", 0.0, [4, 1, 2, 99], 3),
+        ("median", 0.0, [7], 7),
+        ("median", 0.0, [7, 8], 7.5),
+        ("trimmed_mean", 0.25, [-50, 1, 3, 99], 2),
+        ("trimmed_mean", 0.125, [-50, 1, 2, 3, 4, 5, 6, 99], 3.5),
+        ("trimmed_mean", 0.1, [1, 2, 6], 3),  # floor(0.3): nothing is left out
+    ],
+)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_robust_merge_has_no_weights_and_leaves_outliers_out(merge, trim, pushes, merged, keyed):
+    shard = DenseShard(table(merge=merge, trim=trim), KeyRange(0, 10))
+    rows = KeyRange(0, 10)
+    pushed = [one(rows, value, weight=1.0 + at) for at, value in enumerate(pushes)]
+    if keyed:
+        pushed = [some(rows, list(range(10)), value) for value in pushes]
+    send_round(shard, pushed)
+    assert column(shard) == [1.0 + merged] * 10
+
+
 def test_a_row_in_the_range_without_a_value_counts_as_zero():
     shard = DenseShard(table(4, merge="mean"), KeyRange(0, 4))
     pushed = [some(KeyRange(0, 4), [1, 2], 8.0), some(KeyRange(0, 4), [2, 3], 4.0)]

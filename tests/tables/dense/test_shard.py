@@ -37,6 +37,8 @@ METHODS = [
         for merge in ("sum", "mean")
     ),
     (Access("sum"), "float64", "mean"),
+    (Access("sgd", {"lr": 0.5}), "float64", "median"),
+    (Access("sgd", {"lr": 0.5}), "float32", "trimmed_mean"),
     (Access("adam", {"lr": 0.5}), "float64", "mean"),
     (Access("adam", {"lr": 0.5}), "float32", "sum"),
 ]

@@ -16,7 +16,8 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
 from shoal.strategies.base import StepResult
-from shoal.tables.spec import Access, TableSpec, asp
+from shoal.tables.consistency import asp
+from shoal.tables.spec import Access, TableSpec
 
 PROBE = Struct("<dd")  # a probe's beginning and end, monotonic seconds
 PROBES = "probes"

@@ -17,7 +17,8 @@ import torch
 from shoal.client.client import Client
 from shoal.errors import RequestTimeout, SyncTimeout
 from shoal.storage.files import damaged, read_whole
-from shoal.tables.spec import Access, TableSpec, asp
+from shoal.tables.consistency import asp
+from shoal.tables.spec import Access, TableSpec
 
 TABLE = TableSpec(
     "chaos.writes", 0, (1,), kind="sparse", access=Access("sum"), consistency=asp(), merge="sum"

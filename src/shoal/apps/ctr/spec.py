@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from shoal.engines.options import ResumableRun, need_servers, option
 from shoal.errors import InvalidValue
-from shoal.tables.spec import Consistency, asp, bsp, ssp
+from shoal.tables.consistency import Consistency, asp, bsp, ssp
 
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 

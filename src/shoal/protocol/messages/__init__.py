@@ -91,7 +91,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [

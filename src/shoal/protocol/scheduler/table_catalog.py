@@ -14,8 +14,9 @@ from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened, Waiti
 from shoal.protocol.namespaces import owner
 from shoal.protocol.scheduler.rebalance import Barred, Opened
 from shoal.protocol.views import Member, NodeId, View
+from shoal.tables.consistency import asp
 from shoal.tables.sizes import size
-from shoal.tables.spec import TableSpec, asp
+from shoal.tables.spec import TableSpec
 
 AGAIN_S = 1.0  # between questions to a server that is opening shards
 Shard = tuple[TableSpec, KeyRange]
@@ -51,7 +52,8 @@ class TableCatalog:
 
         Raises:
             Refused: another table has its name, the run has no servers, the table would go by
-                another group's clocks, or it needs more memory than there is.
+                another group's clocks, its rounds would close by another rule than those of the
+                group's other tables, or it needs more memory than there is.
             InvalidValue: it cannot be cut.
         """
         if not servers:
@@ -67,6 +69,7 @@ class TableCatalog:
                     "--memory, or add servers"
                 )
             owned = _owned(spec, sender.group)
+            self._check_closing(owned)
             fragment_rows = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
             cut = msgspec.structs.replace(owned, fragment_rows=fragment_rows).cut(servers)
             self.specs = (*self.specs, cut)
@@ -74,11 +77,34 @@ class TableCatalog:
             raise Refused(f"table {spec.name!r} exists with another specification")
         self._asked_by.setdefault(spec.name, set()).add(sender.id)
 
+    def _check_closing(self, spec: TableSpec) -> None:
+        """Check that a table's rounds close as those of its group's other tables.
+
+        Raises:
+            Refused: they do not, and a group has one clock.
+        """
+        if spec.consistency.name == "asp":
+            return
+        for other in self.specs:
+            rule = other.consistency
+            if other.group == spec.group and rule.name != "asp":
+                if rule.closes != spec.consistency.closes:
+                    raise Refused(
+                        f"rounds of table {spec.name!r} close by {_rule(spec)}, and those of table "
+                        f"{other.name!r} by {_rule(other)}: all tables of a worker group that go "
+                        "by clocks have the same rule; give both the same, or make one asp()"
+                    )
+                return
+
     def drop(self, table: str, reason: str, out: Effects) -> None:
         """Drop a table that a server cannot open, and say so to the workers that wait for it."""
         self.specs = tuple(spec for spec in self.specs if spec.name != table)
         waiting = sorted(self._asked_by.pop(table, ()))
         out.extend(Send(node, NotDeclared(table, reason)) for node in waiting)
+
+
+def _rule(spec: TableSpec) -> str:
+    return "all workers" if spec.consistency.closes is None else str(spec.consistency.closes)
 
 
 def _owned(spec: TableSpec, group: str) -> TableSpec:

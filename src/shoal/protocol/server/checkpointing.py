@@ -62,7 +62,7 @@ class Checkpointer:
         self._checkpoint_clocks.adopt(view)
         self.active = bool(self._checkpoint_clocks)
         if self.active:
-            clock = self._clocks.of("").minimum
+            clock = self._clocks.of("").closed
             self._taken = {
                 replica.number: self._taken.get(
                     replica.number,
@@ -89,7 +89,7 @@ class Checkpointer:
 
     def holds(self, spec: TableSpec, clock: int) -> bool:
         """Return whether a push of `clock` has to wait for a checkpoint clock."""
-        return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).minimum
+        return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).closed
 
     def before_operation(self, operation: Operation, replicas: list[Replica], out: Effects) -> None:
         """Take the checkpoints that must not contain an operation, before it changes any rows.
@@ -160,7 +160,7 @@ class Checkpointer:
         Not while long work is under way: it may be on any of the rows.
         """
         if self.active and not self._long_work.suspended:
-            clock = self._clocks.of("").minimum
+            clock = self._clocks.of("").closed
             for replica in self._chains.of(""):
                 self.before(replica, self._chains.reached(replica, clock), out)
 

@@ -91,10 +91,10 @@ class Executor:
         if log.recheck:  # the request may come again, with other parts waiting
             log.admit_again(seq)
         if request.pushes:
-            if not admitted.footprint.immediate and self._comes_late(admitted):
-                reached = self._clocks[request.incarnation]
-                reason = f"this worker is at clock {reached}; round {request.clock} takes no more"
-                self._answer(admitted, "round_closed", out, reason)
+            if late := "" if admitted.footprint.immediate else self.wait_queue.too_late(admitted):
+                if request.advance >= 0:
+                    self._advance(request.incarnation, request.advance, out)
+                self._answer(admitted, "round_closed", out, late)
                 return
             accepted = self._push(admitted, out)
         if request.advance >= 0:
@@ -118,7 +118,7 @@ class Executor:
         """Apply the push parts, or put them into their round; return whether any part waits."""
         request, log = admitted.request, admitted.log
         at_once = admitted.footprint.immediate or request.assign
-        minimum = 0 if at_once else self._clocks.of(log.group).minimum
+        closed = 0 if at_once else self._clocks.of(log.group).closed
         known = request.seq in log.parts
         changes: list[Change] = []
         waiting: dict[int, list[PushPart]] = {}  # by the clock that they wait for
@@ -132,7 +132,7 @@ class Executor:
                 pieces = replica.pieces(staged, log.missing(request.seq, part))
             due = 0 if at_once else self.wait_queue.due(number, request)
             for piece in pieces:
-                if due > minimum:
+                if due > closed:
                     waiting.setdefault(due, []).append(PushPart(number, piece, lr))
                 else:
                     named = part if piece is staged else replica.part_of(piece, part.slots)
@@ -174,7 +174,7 @@ class Executor:
         pushed: int = -1,
     ) -> None:
         """Apply what a request changes."""
-        log, clock = admitted.log, self._clocks.by_worker[admitted.log.incarnation].minimum
+        log, clock = admitted.log, self._clocks.by_worker[admitted.log.incarnation].closed
         operation = Operation(
             what,
             (self._chains.rank,),
@@ -191,23 +191,22 @@ class Executor:
         if failed:
             raise AccessFailed("; ".join(failed.values()))
 
-    def _comes_late(self, admitted: AdmittedRequest) -> bool:
-        """Return whether a part is for a round that this worker has passed, and is not in it."""
-        request, log = admitted.request, admitted.log
-        over = request.clock < self._clocks[request.incarnation]
-        return (over and not request.assign) and any(
-            self._replicas[number].shard.spec.consistency.apply_at == "round_end"
-            and log.missing(request.seq, part)
-            for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True)
-        )
-
     def _advance(self, worker: int, to: int, out: Effects) -> None:
         group = self._clocks.group(worker)
         clocks = self._clocks.of(group)
-        before = clocks.minimum
-        if clocks.advance(worker, to) and clocks.minimum != before:
-            self._round_closer.close(group, out)
-            self.look(out)
+        before = clocks.closed
+        if clocks.advance(worker, to):
+            self._clocks.look(group, self._chains.time.now)
+            if clocks.closed != before:
+                self._round_closer.close(group, out)
+                self.look(out)
+
+    def close_due(self, out: Effects) -> None:
+        """Close the rounds whose grace window is over."""
+        for group in self._clocks.groups():
+            if self._clocks.look(group, self._chains.time.now):
+                self._round_closer.close(group, out)
+                self.look(out)
 
     def _pull(self, admitted: AdmittedRequest, accepted: bool, out: Effects) -> None:
         """Answer with rows, now or when the slowest worker has reached the clock that is needed."""
@@ -278,7 +277,7 @@ class Executor:
             self._session.view_id,
             code,
             reason,
-            clocks.minimum,
+            clocks.closed,
             round_weight,
             nbytes,
             updates,

@@ -181,11 +181,13 @@ class ServerMachine:
 
     def _begin(self, event: Event, out: Effects) -> None:
         """Handle an event in a coroutine, if it may come to long work."""
-        if (
-            isinstance(event, Received)
-            and type(event.message) in CHANGES
-            and (event.payload is None or event.payload.whole)  # a fragment is never large
-        ):
+        if isinstance(event, Received):
+            changes = type(event.message) in CHANGES
+            # a fragment is never large
+            works = changes and (event.payload is None or event.payload.whole)
+        else:
+            works = isinstance(event, Ticked) and self._time.now >= self.clocks.due_at
+        if works:
             self._interim.begin(event)
             self._long_work.run(partial(self._handle_work, event), out)
         else:
@@ -208,6 +210,8 @@ class ServerMachine:
             self._interim.keep(event)
 
     def _handle(self, event: Event, out: Effects) -> None:
+        if self._time.now >= self.clocks.due_at and not self.frozen:
+            self.executor.close_due(out)
         if isinstance(event, Received):
             self._received(event, out)
             if type(event.message) in EXCHANGE:
@@ -307,7 +311,9 @@ class ServerMachine:
         if self._interim.kept:
             return self._time.now
         at = min(self.session.deadline(), self._departure.wakes_at())
-        return min(at, self._thaw.wakes_at() if self.frozen else self.replication.wakes_at())
+        if self.frozen:
+            return min(at, self._thaw.wakes_at())
+        return min(at, self.replication.wakes_at(), self.clocks.due_at)
 
     def address_of(self, node: NodeId) -> str | None:
         """Return where to connect: of two servers the one of lower rank connects to the other.

@@ -9,6 +9,8 @@ from shoal.keys import KeyRange
 from shoal.protocol.messages import Code, Part
 from shoal.protocol.server.replica import AppliedPart, Cut
 
+REFUSED = ("refused", "round_closed")
+
 
 class RequestLog:
     """The requests of one incarnation of a worker: a high-water mark, and entries above it.
@@ -99,8 +101,13 @@ class RequestLog:
     # ------------------------------------------------------------------ views
 
     def placements_changed(self) -> None:
-        """Recheck every known request that comes again, because chains have changed."""
-        self.recheck = {*self.outcomes, *self.parts}
+        """Recheck every known request that comes again, because chains have changed.
+
+        Not one that was refused: its worker has its buffers back, and a copy of the request that is
+        still under way may have other values.
+        """
+        refused = {seq for seq, code in self.outcomes.items() if code in REFUSED}
+        self.recheck = {*self.outcomes, *self.parts} - refused
 
     def recut(self, cut: Cut) -> None:
         """Assign the parts of pushes to the pieces of replicas that were cut."""

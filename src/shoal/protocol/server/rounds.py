@@ -128,17 +128,16 @@ class Rounds:
         return admitted
 
     def below(self, group: str, clock: int) -> list[int]:
-        """Return a group's open rounds that close when its slowest worker reaches `clock`."""
+        """Return a group's open rounds below `clock`."""
         return sorted(at for of, at in self.open if of == group and at < clock)
 
     def close(self, group: str, clock: int) -> list[Contribution]:
-        """Close a round; return its pushes in the order of their merge: by rank.
+        """Close a round; return its pushes in the order of their merge: by rank. Weigh it then.
 
         Two of one rank are of a worker that died and of the one that took its place.
         """
         entries = self.open.pop((group, clock))
         self.reach(group, clock + 1)
-        self.weigh(group, clock, sum(entry.weight for entry in entries))
         return sorted(entries, key=lambda each: (each.log.rank, each.log.incarnation, each.seq))
 
     def weigh(self, group: str, clock: int, weight: float) -> None:

@@ -152,6 +152,26 @@ class WaitQueue:
             spec, request.clock
         )
 
+    def too_late(self, admitted: AdmittedRequest) -> str:
+        """Return why a part of a push is for a round that takes no more; empty if none is.
+
+        A worker pushes to no round that it has passed. Where rounds close without all workers, it
+        may also have closed here, or in rows that were received from another server.
+        """
+        request, log = admitted.request, admitted.log
+        clocks = self._clocks.by_worker[request.incarnation]
+        own = clocks[request.incarnation]
+        if request.assign or (request.clock >= own and clocks.closes is None):
+            return ""
+        for (number, _, _), part in zip(admitted.footprint.pushes, request.pushes, strict=True):
+            replica = self._replicas[number]
+            if replica.shard.spec.consistency.apply_at == "round_end":
+                closed = 0 if clocks.closes is None else max(clocks.closed, replica.closed)
+                if request.clock < max(own, closed) and log.missing(request.seq, part):
+                    over = f"this worker is at clock {own}; round {request.clock} takes no more"
+                    return f"round {request.clock} has closed" if request.clock >= own else over
+        return ""
+
     def ready(self, pull: WaitingRequest) -> bool:
         """Return whether a pull can be answered."""
         if self._full and pull.admitted.sender in self._full:
@@ -160,11 +180,11 @@ class WaitQueue:
             return False
         log = pull.admitted.log
         if pull.clock:
-            minimum = self._clocks.of(log.group).minimum
+            closed = self._clocks.of(log.group).closed
             for replica in pull.pulled:
-                if self._chains.reached(replica, minimum) < pull.clock:
+                if self._chains.reached(replica, closed) < pull.clock:
                     return False
-            if not pull.pulled and minimum < pull.clock:
+            if not pull.pulled and closed < pull.clock:
                 return False
         return log.complete(pull.admitted.request.seq)
 
@@ -205,7 +225,7 @@ class WaitQueue:
         if code != "accepted":
             return -1, ""
         push, group = self.pushes.get(key), self._clocks.group(request.incarnation)
-        clock = self._clocks.of(group).minimum + 1
+        clock = self._clocks.of(group).closed + 1
         return clock, self.reason(push) if push else self._absent(group, clock)
 
     def reason(self, waiting: WaitingRequest) -> str:
@@ -235,7 +255,7 @@ class WaitQueue:
         now, clocks = self._chains.time.now, self._clocks.of(self._clocks.group(worker))
         known = {each: at for each, at in self._computing.items() if each in self._workers}
         self._computing = {**known, worker: now}
-        slowest = clocks.behind(clocks.minimum + 1)
+        slowest = clocks.behind(clocks.closed + 1)
         if any(now > self._computing.get(each, -inf) + COMPUTING_S for each in slowest):
             return []
         group = self._workers[worker].group
@@ -245,7 +265,9 @@ class WaitQueue:
     def _absent(self, group: str, clock: int) -> str:
         """Return which workers are below `clock`, as the reason of a wait; empty if none is."""
         late = [f"{m.name} (at {self._clocks[m.incarnation]})" for m in self.late(group, clock)]
-        return f"waits for clock {clock} of {', '.join(late)}" if late else ""
+        closes = self._clocks.of(group).closes
+        enough = "" if closes is None else f", or for {closes}"
+        return f"waits for clock {clock} of {', '.join(late)}{enough}" if late else ""
 
     def problems(self) -> Iterator[str]:
         """Yield a problem for each waiting pull that could be answered."""

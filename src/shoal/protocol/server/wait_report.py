@@ -63,7 +63,7 @@ class WaitReport:
         found: list[int] = []
         for group in {self._clocks.group(worker): None for worker, _ in self._wait_queue.pulls}:
             clocks = self._clocks.of(group)
-            late = clocks.behind(clocks.minimum + 1)
+            late = clocks.behind(clocks.closed + 1)
             found += late if 2 * len(late) <= len(clocks) else ()
         return found
 

@@ -313,8 +313,8 @@ class InFlight:
         for part in sub_request.parts.values():
             part.revoke()
             if sub_request.begun:
-                copied = self.gated or not part.accepted  # it may be rerouted to other servers
-                part.server_part = part.server_part.without_caller(copied)
+                # accepted or not: it may be rerouted to other servers
+                part.server_part = part.server_part.without_caller(copied=not part.done)
             else:
                 part.server_part = part.server_part.emptied()
 

@@ -120,8 +120,7 @@ class WorkerMachine:
         return out
 
     def deadline(self) -> float | None:
-        at = min(self.session.deadline(), self._sender.wakes_at)
-        return at if at < inf else None
+        return at if (at := min(self.session.deadline(), self._sender.wakes_at)) < inf else None
 
     def address_of(self, node: NodeId) -> str | None:
         member = self.session.view.member(node) if self.session.view else None
@@ -314,12 +313,12 @@ class WorkerMachine:
         self, sub_request: SubRequest, part: SubRequestPart, reply: Reply, out: Effects
     ) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
-        who = self.session.name_of(part.server_part.server)
-        what = describe(self._sender.message(sub_request, part))
-        error = kind(f"{who} refused {what}: {reply.reason}")
+        who, message = part.server_part.server, self._sender.message(sub_request, part)
+        error = kind(f"{self.session.name_of(who)} refused {describe(message)}: {reply.reason}")
         self._in_flight.land(sub_request, part)
         part.finish()
         if sub_request.request_id:
+            self.clock = max(self.clock, reply.clock_min if kind is RoundClosed else 0)
             self._resolve(sub_request.request_id, error, out)
         elif sub_request.done:
             self._in_flight.drop(sub_request)

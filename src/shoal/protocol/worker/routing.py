@@ -22,7 +22,7 @@ from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.repeats import check_repeats
 from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
 from shoal.protocol.worker.slot_order import in_slot_order
-from shoal.tables.spec import asp
+from shoal.tables.consistency import asp
 
 PLANS_KEPT = 256
 Cut = tuple[int, int, int]  # (operation, first byte, last byte)

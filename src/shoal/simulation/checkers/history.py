@@ -33,7 +33,7 @@ from shoal.protocol.server.admission import Named
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.simulation.plan import GUESTS
-from shoal.tables.spec import Consistency
+from shoal.tables.consistency import Consistency
 
 
 class Violation(ShoalError):
@@ -112,7 +112,8 @@ class Ledger:
                 continue
             if self.consistency.name == "asp" or at >= bound or values[key] != 0:
                 continue
-            uncertain = owner in self.crashed or key in self.failed
+            late = self.consistency.closes is not None  # it may come too late for its round
+            uncertain = owner in self.crashed or key in self.failed or late
             if key in self.acknowledged or not uncertain:
                 reader = f"worker {incarnation} reads at clock {clock}"
                 push = f"worker {owner}'s push at clock {at}, older than {bound}"

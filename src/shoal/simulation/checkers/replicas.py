@@ -14,6 +14,7 @@ from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
+from shoal.simulation.checkers.rounds import ClosedRounds
 from shoal.simulation.workloads.leases import BATCHES, EPOCHS
 from shoal.simulation.workloads.programs import STAMP_FRAGMENT, Workload
 from shoal.tables.custom.shard import CustomShard
@@ -29,6 +30,7 @@ def check_holdings(
     leases: LedgerRecord,
     departed: Mapping[int, int],
     whole: bool,
+    closed: ClosedRounds | None = None,
 ) -> None:
     """Check the rows at the end of a complete run.
 
@@ -38,8 +40,9 @@ def check_holdings(
     group:     the worker group that ran the workload
     departed:  last clocks of workers that have left, by incarnation
     whole:     whether all accepted pushes are in the rows
+    closed:    the rounds that are in the rows, if rounds close without some workers
     """
-    closes = work.ledger.consistency.apply_at == "round_end"
+    rule = work.ledger.consistency
     stamps: list[np.ndarray] = []
     leased = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(
@@ -79,11 +82,13 @@ def check_holdings(
             work.calls.check_end(shards)
     if work.leased is not None:
         work.leased.check_end(leased, leases, whole)
-    if closes:
+    if rule.apply_at == "round_end":
         work.ledger.check_departed(ledgers[0], departed)
-    if closes and whole:
+    if rule.apply_at == "round_end" and rule.closes is None and whole:
         check_one_round(stamps)
-    if work.optimizer is not None:
+    if work.optimizer is not None and closed is not None:
+        work.optimizer.check_merged(model, closed, work.ledger)
+    elif work.optimizer is not None:
         work.optimizer.check_end(model, np.flatnonzero(ledgers[0]).tolist(), whole)
 
 

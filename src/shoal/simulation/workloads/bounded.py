@@ -14,7 +14,8 @@ import numpy as np
 
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.simulation.checkers.history import violated
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.tables.consistency import Consistency
+from shoal.tables.spec import Access, TableSpec
 
 KEYS, ROOM = 48, 16
 MOST = 4  # keys in a push

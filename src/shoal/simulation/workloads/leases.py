@@ -17,7 +17,8 @@ from shoal.protocol.requests import PushOp, TakeLease
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.tables.consistency import Consistency
+from shoal.tables.spec import Access, TableSpec
 
 EPOCHS, BATCHES = 2, 16
 

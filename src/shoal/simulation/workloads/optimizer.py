@@ -1,18 +1,20 @@
 """The workload of a table with optimizer state: order, weights and rates of pushes matter.
 
-If pushes are applied at the end of rounds, table `model` has momentum and merges by weighted mean.
-Then each row is a function of the pushes in each round, with their weights and rates; the reference
-below computes it from the pushes in the ledger. If pushes are applied on arrival, the table does
-gradient descent with a rate per push, or with a schedule. Then each fragment is a sum of whole
-updates in any order.
+If pushes are applied at the end of rounds, table `model` has momentum and merges by weighted mean,
+median or trimmed mean. Then each row is a function of the pushes in each round, with their weights
+and rates; the reference below computes it from the pushes in the ledger. If pushes are applied on
+arrival, the table does gradient descent with a rate per push, or with a schedule. Then each
+fragment is a sum of whole updates in any order.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, combinations, islice
 from random import Random
+from statistics import mean, median
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,15 +22,19 @@ import numpy as np
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import PullOp, PushOp
-from shoal.simulation.checkers.history import violated
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.simulation.checkers.history import Ledger, violated
+from shoal.simulation.checkers.rounds import ClosedRounds
+from shoal.tables.consistency import Consistency
+from shoal.tables.spec import Access, TableSpec
 
 ROWS, FRAGMENT = 8, 2
 RATE, MOMENTUM = 0.5, 0.5
+TRIM = 0.25
 STEP_CLOCKS, GAMMA = 8, 0.5  # learning-rate schedule
 UNCERTAIN_MOST = 8  # pushes with unknown outcome whose combinations are tried
 SUBSETS_MOST = 1 << UNCERTAIN_MOST
 TOLERANCE = 1e-9
+Merge = Literal["mean", "median", "trimmed_mean"]
 Shards = Mapping[int, tuple[np.ndarray, int]]  # by first row: rows, number of updates
 
 
@@ -47,8 +53,12 @@ class OptimizerWorkload:
 
     def __init__(self, consistency: Consistency, random: Random) -> None:
         self.exact = consistency.apply_at == "round_end"
-        self._lockstep = self.exact and consistency.staleness == 0
+        self._lockstep = self.exact and consistency.staleness == 0 and consistency.closes is None
+        self._weighed = self.exact and consistency.closes is None
         self.scheduled = not self.exact and random.random() < 0.5
+        aside = Random()
+        aside.setstate(random.getstate())  # draws shift no others
+        self._merge: Merge = aside.choice(list(MERGES)) if self.exact else "mean"
         options: dict[str, float | str] = {"lr": RATE}
         if self.exact:
             options["momentum"] = MOMENTUM
@@ -61,7 +71,8 @@ class OptimizerWorkload:
             fragment_rows=FRAGMENT,
             access=Access("sgd", options),
             consistency=consistency,
-            merge="mean",
+            merge=self._merge,
+            trim=TRIM if self._merge == "trimmed_mean" else 0.0,
         )
         self.pushed: dict[int, Pushed] = {}
         self._acknowledged: set[int] = set()
@@ -103,7 +114,7 @@ class OptimizerWorkload:
             raise violated("order", f"a read at clock {clock} brought {rows.tolist()}")
         if self._lockstep:
             self._reads.append((clock, rows, overlapped))
-        if self.exact and clock > 0 and round_weight >= 0:
+        if self._weighed and clock > 0 and round_weight >= 0:
             self._weights.append((clock - 1, round_weight))
 
     # ------------------------------------------------------------------ the end
@@ -119,13 +130,27 @@ class OptimizerWorkload:
         elif whole:
             self._check_rounds(shards, counted)
 
+    def check_merged(self, shards: Shards, closed: ClosedRounds, ledger: Ledger) -> None:
+        """`order`: the rows of each fragment equal the reference of the rounds in it."""
+        for first, (rows, updates) in shards.items():
+            rounds = {
+                merged.clock: [
+                    self.pushed[ledger.key(each, merged.clock)] for each in merged.workers
+                ]
+                for merged in closed.of("model", first)
+            }
+            end = self._reference(rounds)[-1][1]
+            if updates != len(rounds) or not np.allclose(rows, end, rtol=TOLERANCE):
+                text = f"rows from {first} are {rows.tolist()} after {updates} updates"
+                raise violated("order", f"{text}, not {end} after {len(rounds)}")
+
     def _check_rounds(self, shards: Shards, counted: Collection[int]) -> None:
         counted = self.pushed.keys() & set(counted)
         unsure = sorted(counted & self._unsure)
         sizes = range(len(unsure) + 1)
         subsets = chain.from_iterable(combinations(unsure, size) for size in sizes)
         left_out = list(islice(subsets, SUBSETS_MOST))
-        ends = [_reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
+        ends = [self._reference(self._rounds(counted - set(some)))[-1][1] for some in left_out]
         if len(unsure) > UNCERTAIN_MOST:  # a larger subset may be missing; all rows are without it
             ends.append(float(next(iter(shards.values()))[0][0]))
         for first, (rows, _) in shards.items():
@@ -141,7 +166,7 @@ class OptimizerWorkload:
         return rounds
 
     def _check_reads(self, rounds: Mapping[int, list[Pushed]]) -> None:
-        states = _reference(rounds)
+        states = self._reference(rounds)
         for clock, rows, overlapped in self._reads:
             before = [row for at, row in states if at <= clock][-1]
             after = [row for at, row in states if at <= clock + overlapped][-1]
@@ -153,6 +178,21 @@ class OptimizerWorkload:
             expected = sum(each.weight for each in rounds.get(clock, ()))
             if clock not in self._split and weight != expected:
                 raise violated("weights", f"round {clock} weighs {weight:g}, not {expected:g}")
+
+    def _reference(self, rounds: Mapping[int, list[Pushed]]) -> list[tuple[int, float]]:
+        """Return (first clock of a reader that sees it, a row's value) after each round.
+
+        The update of a round is the merged value, at the rate of the push of the lowest rank.
+        """
+        row, velocity, states, first = 0.0, 0.0, [(0, 0.0)], True
+        for clock in sorted(rounds):
+            pushes = sorted(rounds[clock], key=lambda each: each.rank)
+            merged = MERGES[self._merge](pushes)
+            velocity = merged if first else MOMENTUM * velocity + merged
+            row -= (RATE if pushes[0].lr is None else pushes[0].lr) * velocity
+            states.append((clock + 1, row))
+            first = False
+        return states
 
     def _check_arrivals(self, shards: Shards) -> None:
         sure = [self.pushed[key] for key in self._acknowledged]
@@ -178,17 +218,17 @@ def _step(pushed: Pushed) -> float:
     return pushed.value * (RATE if pushed.lr is None else pushed.lr)
 
 
-def _reference(rounds: Mapping[int, list[Pushed]]) -> list[tuple[int, float]]:
-    """Return (first clock of a reader that sees it, a row's value) after each round.
+def _mean(pushes: Sequence[Pushed]) -> float:
+    return sum(p.weight * p.value for p in pushes) / sum(p.weight for p in pushes)
 
-    The update of a round is sum(w v) / sum(w), at the rate of the push of the lowest rank.
-    """
-    row, velocity, states, first = 0.0, 0.0, [(0, 0.0)], True
-    for clock in sorted(rounds):
-        pushes = sorted(rounds[clock], key=lambda each: each.rank)
-        mean = sum(p.weight * p.value for p in pushes) / sum(p.weight for p in pushes)
-        velocity = mean if first else MOMENTUM * velocity + mean
-        row -= (RATE if pushes[0].lr is None else pushes[0].lr) * velocity
-        states.append((clock + 1, row))
-        first = False
-    return states
+
+def _trimmed_mean(pushes: Sequence[Pushed]) -> float:
+    values, out = sorted(p.value for p in pushes), int(TRIM * len(pushes))
+    return mean(values[out : len(values) - out])
+
+
+MERGES: Mapping[Merge, Callable[[Sequence[Pushed]], float]] = {
+    "mean": _mean,
+    "median": lambda pushes: median(p.value for p in pushes),
+    "trimmed_mean": _trimmed_mean,
+}

@@ -38,6 +38,7 @@ from shoal.simulation.plan import Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
+from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
 from shoal.simulation.workloads.scans import SCANS, scanned
@@ -55,35 +56,6 @@ PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bound
 TIMEOUT_S = 0.3  # of some requests
 STYLES = ("together", "apart", "overlapped", "after", "push and pull", "two pushes")
 STREAMED = 0.4  # share of the clocks in which a whole push goes alone, to be applied as it comes in
-
-
-class Extras:
-    """The pushes and pulls of an exchange beside `ledger` and `stamp`.
-
-    how:      weight of the exchange
-    pushers:  called with the outcome of the pushes
-    readers:  called with the outcome of the pulls
-    """
-
-    def __init__(self) -> None:
-        self.pushes: list[PushOp] = []
-        self.pulls: list[PullOp] = []
-        self.how: dict[str, Any] = {}
-        self.pushers: list[Callable[[Outcome], None]] = []
-        self.readers: list[Callable[[int, Outcome, bool], None]] = []
-
-    def pushed(self, outcome: Outcome) -> None:
-        """Hand on the outcome of the pushes."""
-        for each in self.pushers:
-            each(outcome)
-
-    def read(self, clock: int, outcome: Outcome, overlapped: bool) -> None:
-        """Hand on the outcome of the pulls, which were made at a clock."""
-        for each in self.readers:
-            each(clock, outcome, overlapped)
-
-
-NO_EXTRAS = Extras()
 
 
 class Workload:
@@ -109,6 +81,7 @@ class Workload:
         assigned = Random(seed * 61 + 4).random() < ASSIGNED
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
         self._cancels = 0.4 if seed % 4 == 0 else 0.1  # share of pulls that are cancelled
+        self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
         self._seed = seed
@@ -118,8 +91,7 @@ class Workload:
         self._host = host
 
     def tables(self) -> list[TableSpec]:
-        rows = self.keys
-        rule = self.ledger.consistency
+        rows, rule = self.keys, self.ledger.consistency
         common: dict[str, Any] = {"access": Access("sum"), "consistency": rule, "merge": "sum"}
         ledger = TableSpec("ledger", rows, fragment_rows=rows // 6, **common)
         if self.sparse:
@@ -183,7 +155,7 @@ class Workload:
         clock, incarnation = machine.clock, machine.session.incarnation
         key = self.ledger.key(incarnation, clock)
         self.ledger.intended[key] = clock
-        style = random.choice(STYLES)
+        style = random.choice(self._styles)
         whole = random.random() < 0.5
         if self.ledger.consistency.apply_at == "arrival" and random.random() < STREAMED:
             style, whole = "two pushes", True
@@ -200,7 +172,9 @@ class Workload:
         if style == "together":
             outcome = yield Exchange(pushes, advance=True, pulls=pulls, **how)
             self._pushed(key, outcome, extras)
+            read_at = machine.clock
         elif style == "push and pull":
+            read_at = clock
             ticket = yield Start(Exchange(pushes, pulls=pulls, **how))
             self._pushing[node] = ticket, extras
             yield from self._call(machine, key, random)  # while an earlier request is under way
@@ -220,6 +194,7 @@ class Workload:
             self._pushing[node] = others or ticket, extras
             if style in ("apart", "two pushes"):
                 advanced = yield Start(Exchange((), True, pulls, timeout_s=how["timeout_s"]))
+                read_at = machine.clock  # the round of its push may have closed before
                 yield from self._perhaps_cancel(advanced, random)
                 outcome = yield Wait(advanced)
                 pushed = yield Wait(ticket)
@@ -230,6 +205,7 @@ class Workload:
                 advanced = yield Start(Exchange(advance=True))
                 after = (ticket, advanced) if style == "after" else ()
                 pulled = yield Start(Exchange((), False, pulls, after, how["timeout_s"]))
+                read_at = machine.clock
                 yield from self._perhaps_cancel(pulled, random)
                 outcome = yield Wait(pulled)
                 self._pushed(key, (yield Wait(ticket)), extras)
@@ -247,7 +223,6 @@ class Workload:
             if random.random() < 0.5:
                 yield from self._insist(machine)
             return
-        read_at = clock if style == "push and pull" else machine.clock
         self._check_read(machine, read_at, ledger, stamp, keys)
         extras.read(read_at, outcome, style == "push and pull")
 

@@ -19,7 +19,8 @@ from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, PullOp, PushOp, Start, Wait
 from shoal.simulation.checkers.history import check_not_refused, violated
 from shoal.simulation.node import Program
-from shoal.tables.spec import Access, Consistency, TableSpec
+from shoal.tables.consistency import Consistency
+from shoal.tables.spec import Access, TableSpec
 
 ROWS, FRAGMENT = 8, 2
 VISITS = 0.4  # share of the clocks in which a worker uses the table

@@ -1,4 +1,8 @@
-"""Merging: the weighted mean or sum of a round's pushes, on rows that all of them cover."""
+"""Merging: the mean, sum, median or trimmed mean of a round's pushes, on rows that all cover.
+
+The median of an even number is the mean of the two in the middle. See Yin et al. 2018,
+"Byzantine-Robust Distributed Learning", section 4 (coordinate-wise median and trimmed mean).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ Contribution = tuple[float, float | None, StagedRows]  # weight, learning rate, 
 
 
 def merge_whole(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -> Merged:
+    if spec.robust:
+        updates = [rows_of(staged, part) for _, _, staged in named]
+        return Merged(part, None, updates[0].copy_(_middle(spec, updates)), named[0][1])
     factors = spec.factors([weight for weight, _, _ in named])
     merged: Tensor | None = None
     for factor, (_, _, staged) in zip(factors, named, strict=True):
@@ -28,23 +35,34 @@ def merge_whole(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) 
 
 
 def merge_some(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -> Merged:
-    factors = spec.factors([weight for weight, _, _ in named])
-    merged = torch.zeros((len(part), spec.width), dtype=named[0][2].values.dtype)
+    factors = [1.0] * len(named) if spec.robust else spec.factors([w for w, _, _ in named])
+    size, dtype = (len(part), spec.width), named[0][2].values.dtype
+    merged = torch.zeros(size, dtype=dtype)
+    alone = [torch.zeros(size, dtype=dtype) if spec.robust else merged for _ in named]
     carried = torch.zeros(len(part), dtype=torch.bool)
-    for factor, (_, _, staged) in zip(factors, named, strict=True):
+    for factor, (_, _, staged), into in zip(factors, named, alone, strict=True):
         values = staged.values
         if staged.keys is None:
-            merged.add_(rows_of(staged, part), alpha=factor)
+            into.add_(rows_of(staged, part), alpha=factor)
             carried.fill_(True)
         else:
             inside = (staged.keys >= part.start) & (staged.keys < part.stop)
             places = staged.keys[inside] - part.start
-            merged.index_add_(0, places, values[inside], alpha=factor)
+            into.index_add_(0, places, values[inside], alpha=factor)
             carried[places] = True
+    if spec.robust:
+        merged = _middle(spec, alone)
     if bool(carried.all()):
         return Merged(part, None, merged, named[0][1])
     chosen = carried.nonzero().view(-1)
     return Merged(part, chosen + part.start, merged[chosen], named[0][1])
+
+
+def _middle(spec: TableSpec, updates: Sequence[Tensor]) -> Tensor:
+    """The mean, element by element, of the values that are not among the outliers."""
+    out = spec.outliers(len(updates))
+    ordered = torch.stack(list(updates)).sort(dim=0).values
+    return ordered[out : len(updates) - out].mean(dim=0)
 
 
 def rows_of(staged: StagedRows, part: KeyRange) -> Tensor:

@@ -20,8 +20,8 @@ from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Change, Operation
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.views import FOREVER, Placement
+from shoal.tables.consistency import bsp, ssp
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.spec import bsp, ssp
 
 ROWS = 4
 

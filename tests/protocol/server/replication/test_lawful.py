@@ -7,7 +7,7 @@ from shoal.errors import InvariantBroken
 from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.machine import Received
 from shoal.protocol.messages import Part, Replicate, ReplicateAck
-from shoal.tables.spec import bsp
+from shoal.tables.consistency import bsp
 
 NEXT = 1  # after the head has said its clock
 PUSH = Replicate((1, 1), NEXT, (0,), 0, "push", (Part(0, 0, 4),), (1,), (None,))

@@ -28,8 +28,9 @@ from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.consistency import asp, bsp
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, TableSpec, asp, bsp
+from shoal.tables.spec import Access, TableSpec
 
 VALUES, WIDTH = 1 << 30, 1024
 SERVERS = REPLICAS = 2

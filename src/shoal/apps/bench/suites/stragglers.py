@@ -31,7 +31,8 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Access, TableSpec, bsp, ssp
+from shoal.tables.consistency import bsp, ssp
+from shoal.tables.spec import Access, TableSpec
 
 WORKERS, STEP_S, SLOW = 4, 0.02, 4
 STALENESS = (0, 1, 2, 4, 8, 16)

@@ -54,13 +54,15 @@ class Interim:
         self._senders: set[NodeId] = set()  # whose messages are kept
         self._sender, self._seq = "", 0  # of the request that is being handled
 
-    def begin(self, event: Received) -> None:
-        """The handler of this message may be suspended."""
+    def begin(self, event: Event) -> None:
+        """The handler of this event may be suspended."""
         self._senders = {each.sender for each in self.kept if isinstance(each, Received)}
-        self._senders.add(event.sender)
-        self._sender, self._seq = event.sender, 0
-        if isinstance(event.message, Request):
-            self._seq = event.message.seq
+        self._sender, self._seq = "", 0
+        if isinstance(event, Received):
+            self._senders.add(event.sender)
+            self._sender = event.sender
+            if isinstance(event.message, Request):
+                self._seq = event.message.seq
         self.handled = False
 
     def takes(self, event: Received, out: Effects) -> bool:

@@ -48,7 +48,7 @@ class Takeover:
             operation = Operation(
                 "accept",
                 (self._chains.rank,),
-                self._clocks.of(entry.log.group).minimum,
+                self._clocks.of(entry.log.group).closed,
                 changes,
                 (entry.origin,),
                 round=entry.clock,

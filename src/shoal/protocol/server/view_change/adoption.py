@@ -136,6 +136,9 @@ class ViewAdoption:
         self._replication.take_over()
         for group, clock in moved.begin.items():
             self._clocks.of(group).reset(clock)  # workers advance it when they send again
+        self._clocks.close_by(view.tables)
+        for group in self._clocks.groups():
+            self._clocks.look(group, self._replication.chains.time.now)
         self._checkpointer.adopt(view)
         for group in self._clocks.groups():
             self._round_closer.close(group, out)
@@ -163,4 +166,4 @@ class ViewAdoption:
             replica.shard.keep(self._workers)
         for worker, member in self._workers.items():
             if worker not in self._clocks:
-                self._clocks.enter(worker, member.first_clock, member.group)
+                self._clocks.enter(worker, member.first_clock, member.group, member.rank)

@@ -19,6 +19,7 @@ CROSS_CUTTING = {
     "simulation/test_transcripts.py",
     "storage/test_resuming.py",
     "strategies/test_equivalence.py",
+    "strategies/test_minima.py",
     "tables/test_replicas.py",
     "test_architecture.py",
     "test_damaged_files.py",

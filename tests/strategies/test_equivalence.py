@@ -9,20 +9,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 from shoal.apps.train.command import run_job
-from shoal.apps.train.worker import _Batches, build_model, load_dataset, splits_of, updates_of
+from shoal.apps.train.worker import (
+    _Batches,
+    build_model,
+    load_dataset,
+    splits_of,
+    strategy_options,
+    updates_of,
+)
 from shoal.data.catalogue import find_source
 from shoal.jobs.spec import from_mapping
-from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.requests import AwaitView
-from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.session import Session
-from shoal.protocol.worker.machine import WorkerMachine
 from shoal.pytorch.model import LossModel
-from shoal.simulation.world import World
-from shoal.strategies import StrategyOptions, strategies, train_program
-from shoal.tables.dense.shard import DenseShard
+from shoal.simulation.training import SimulatedWorker, simulate_training
+from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 
 SGD = Access("sgd", {"lr": 0.1, "momentum": 0.9})
@@ -34,17 +33,6 @@ def _float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-class Hooks:
-    def __init__(self):
-        self.results = []
-
-    def stepped(self, epoch, step, result):
-        self.results.append(result)
-
-    def epoch_done(self, epoch, step):
-        pass
 
 
 class Shares:
@@ -71,29 +59,6 @@ def model():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, 10))
 
 
-def run_simulated(workers, servers, seed=0):
-    """Run (strategy, learner, batches, epochs) tuples as the workers of a simulated cluster."""
-    world = World(seed)
-    world.add(SCHEDULER, SchedulerMachine(SchedulerOptions(servers, len(workers))))
-    for index in range(servers):
-        session = Session(f"server-{index}", "server", rank=index)
-        world.add(session.me, ServerMachine(session, DenseShard))
-    hooks = [Hooks() for _ in workers]
-    ended = []
-
-    def program(rank, strategy, learner, batches, epochs):
-        yield AwaitView()
-        steps = yield from train_program(strategy, learner, batches, epochs, rank, hooks[rank])
-        ended.append((rank, steps))
-
-    for rank, work in enumerate(workers):
-        session = Session(f"worker-{rank}", "worker", rank=rank)
-        world.add(session.me, WorkerMachine(session), program(rank, *work))
-    world.run(until=1000)
-    assert len(ended) == len(workers), world.nodes
-    return hooks
-
-
 def weights(learner):
     return torch.cat([p.detach().reshape(-1) for p in learner.module.parameters()])
 
@@ -111,21 +76,17 @@ def alone():
 
 def together(strategy, workers, servers, **options):
     data = digits()
-    learners = [LossModel(model()) for _ in range(workers)]
     share = GLOBAL_BATCH // workers
-    run_simulated(
-        [
-            (
-                strategies[strategy](StrategyOptions(SGD, **options)),
-                learner,
-                Shares(data, share, rank),
-                1,
-            )
-            for rank, learner in enumerate(learners)
-        ],
-        servers,
-    )
-    return [weights(learner) for learner in learners]
+    made = [
+        SimulatedWorker(
+            strategies[strategy](StrategyOptions(SGD, **options)),
+            LossModel(model()),
+            Shares(data, share, rank),
+        )
+        for rank in range(workers)
+    ]
+    simulate_training(made, servers)
+    return [weights(worker.model) for worker in made]
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -162,14 +123,14 @@ def simulate_job(job):
     dataset = load_dataset(job, [])
     splits = splits_of(job, dataset)
     kind = strategies[job.strategy]
-    access = Access(job.optimizer, job.access_options(updates_of(job, splits, kind.in_step)))
     workers = []
     for rank, split in enumerate(splits):
         learner = LossModel(build_model(job, dataset), transform=dataset.transform)
-        strategy = kind(StrategyOptions(access, job.staleness, job.apply_at))
-        workers.append((strategy, learner, _Batches(job, dataset, split, rank), job.epochs))
-    hooks = run_simulated(workers, job.servers)
-    return [learner for _, learner, _, _ in workers], hooks
+        strategy = kind(strategy_options(job, updates_of(job, splits, kind)))
+        batches = _Batches(job, dataset, split, rank)
+        workers.append(SimulatedWorker(strategy, learner, batches, job.epochs))
+    simulate_training(workers, job.servers)
+    return workers
 
 
 @pytest.mark.real
@@ -177,9 +138,9 @@ def test_a_simulated_run_equals_a_real_one(tmp_path):
     job = job_of(tmp_path)
     torch.set_num_threads(1)
     summary = run_job(job, [])
-    learners, hooks = simulate_job(job)
+    workers = simulate_job(job)
     real = load_file(Path(summary["run_dir"]) / "model.safetensors")
-    for name, value in learners[0].module.state_dict().items():
+    for name, value in workers[0].model.module.state_dict().items():
         assert (value - real[name]).abs().max() <= 1e-12, name
     events = (Path(summary["run_dir"]) / "events.jsonl").read_text().splitlines()
     losses = [
@@ -187,7 +148,7 @@ def test_a_simulated_run_equals_a_real_one(tmp_path):
         for event in map(json.loads, events)
         if event["kind"] == "step" and event["node"] == "worker-1"
     ]
-    simulated = [result.loss for result in hooks[1].results if result.weight]
+    simulated = [result.loss for result in workers[1].results if result.weight]
     assert losses == pytest.approx(simulated, abs=1e-12)
 
 
@@ -197,11 +158,11 @@ def test_uneven_splits_leave_all_workers_with_equal_parameters(strategy, tmp_pat
     job = job_of(
         tmp_path, assignment="static:5,3,0", batch_size=9, epochs=1, block_size=9, strategy=strategy
     )
-    learners, hooks = simulate_job(job)
-    steps = [sum(result.weight > 0 for result in hook.results) for hook in hooks]
+    workers = simulate_job(job)
+    steps = [sum(result.weight > 0 for result in worker.results) for worker in workers]
     assert steps[0] > steps[1] > steps[2] == 0
-    assert torch.equal(weights(learners[0]), weights(learners[1]))
-    assert torch.equal(weights(learners[0]), weights(learners[2]))
+    assert torch.equal(weights(workers[0].model), weights(workers[1].model))
+    assert torch.equal(weights(workers[0].model), weights(workers[2].model))
 
 
 @pytest.mark.real
@@ -216,6 +177,6 @@ def test_uneven_splits_under_allreduce_equal_sync(tmp_path):
     )
     summary = run_job(job, [])
     real = load_file(Path(summary["run_dir"]) / "model.safetensors")
-    learners, _ = simulate_job(job.replace({"strategy": "sync"}))
-    for name, value in learners[0].module.state_dict().items():
+    workers = simulate_job(job.replace({"strategy": "sync"}))
+    for name, value in workers[0].model.module.state_dict().items():
         assert (value - real[name]).abs().max() <= 1e-9, name

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from inspect import signature
+from typing import TYPE_CHECKING, get_type_hints
+
+from msgspec.structs import fields
+
+if TYPE_CHECKING:
+    from shoal.strategies import Strategy
 
 Rows = list[tuple[str, ...]]
 
@@ -15,16 +21,24 @@ def rows_of(what: str) -> tuple[tuple[str, ...], Rows]:
 def _strategies() -> tuple[tuple[str, ...], Rows]:
     from shoal.strategies import strategies
 
-    rows: Rows = [
-        (
-            name,
-            strategies[name].summary,
-            "yes" if strategies[name].uses_servers else "no",
-            "yes" if strategies[name].takes_copies else "no",
+    rows: Rows = []
+    for name in strategies:
+        kind = strategies[name]
+        uses = ("yes" if each else "no" for each in (kind.uses_servers, kind.takes_copies))
+        rows.append(
+            (name, f"{kind.summary} ({kind.source})" if kind.source else kind.summary, *uses)
         )
-        for name in strategies
+        rows += [(f"  {each}={default}", text, "", "") for each, default, text in settings(kind)]
+    return ("strategy, --set NAME=VALUE", "what it does (paper)", "servers", "redundancy"), rows
+
+
+def settings(kind: type[Strategy]) -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of each setting of a strategy."""
+    meanings = get_type_hints(kind.Settings, include_extras=True)
+    return [
+        (each.name, str(each.default), meanings[each.name].__metadata__[0].description)
+        for each in fields(kind.Settings)
     ]
-    return ("strategy", "what it does", "servers", "redundancy"), rows
 
 
 def _tables() -> tuple[tuple[str, ...], Rows]:

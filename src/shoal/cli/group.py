@@ -212,6 +212,7 @@ def options_of(
 FLAGS = {  # each of these may be repeated
     "imports": ("--import", "imports"),
     "optimizer_options": ("--optimizer-option", "optimizer_options"),
+    "set": ("--set", "set"),
 }
 
 

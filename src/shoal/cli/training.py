@@ -122,8 +122,9 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
         NotTrusted: such a file or run
     """
     asked = {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
-    if "optimizer_options" in flags:
-        asked["optimizer_options"] = _pairs(flags["optimizer_options"])
+    for field, flag in (("optimizer_options", "--optimizer-option"), ("set", "--set")):
+        if field in flags:
+            asked[field] = _pairs(flags[field], flag)
     if job and not job.endswith(".toml"):
         asked = {"data": job, **asked}
     file = load_job(Path(job)) if job and job.endswith(".toml") else {}
@@ -164,12 +165,12 @@ Next:
     )
 
 
-def _pairs(given: tuple[str, ...]) -> dict[str, Any]:
+def _pairs(given: tuple[str, ...], flag: str) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
     for each in given:
         name, found, value = each.partition("=")
         if not found:
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--optimizer-option")
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint=flag)
         try:
             pairs[name] = json.loads(value)
         except ValueError:

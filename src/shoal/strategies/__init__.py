@@ -6,7 +6,7 @@
 from shoal.strategies.base import Model, StepResult, Strategy, StrategyOptions, strategies
 from shoal.strategies.loop import leased_program, train_program
 
-from . import allreduce, servers  # noqa: F401  (they register themselves)
+from . import allreduce, delayed, elastic, local_updates, servers  # noqa: F401  (they register themselves)
 
 __all__ = [
     "Model",

@@ -25,12 +25,11 @@ from shoal.strategies.base import (
     StrategyOptions,
     strategies,
 )
+from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from shoal.tables.access import Prepared
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,14 @@ class _Group:
     """The parameters of one buffer, prepared for all steps.
 
     Attributes:
-        buffer: its name.
         update: the flat gradient, a view of the buffer that is reduced.
         share: the element behind it: this worker's weight, then the mean weight.
         reduction: the allreduce of both.
-        apply: the access method, bound to the parameters; None with `StrategyOptions.update`.
     """
 
-    buffer: str
     update: Tensor
     share: Tensor
     reduction: AllReduce
-    apply: Prepared | None
 
 
 class AllReduceSGD(Strategy):
@@ -73,25 +68,29 @@ class AllReduceSGD(Strategy):
     summary: ClassVar[str] = "synchronous SGD without servers, by allreduce"
     in_step: ClassVar[bool] = True
     uses_servers: ClassVar[bool] = False
+    on_workers: ClassVar[bool] = True
+    source: ClassVar[str] = "Patarasuk & Yuan 2009, section 3"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
-        self._slots: dict[str, dict[str, Tensor]] = {}
+        self._optimizer = WorkerOptimizer(options)
         self._groups: list[_Group] = []
-        self.updates = 0
+
+    @property
+    def updates(self) -> int:
+        """The number of updates so far."""
+        return self._optimizer.updates
 
     def tables(self, model: Model) -> list[TableSpec]:
         return []
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         yield from self.spread(model, rank == 0)
-        self._groups.clear()
-        for buffer, values in sorted(model.values.items()):
-            wire, apply = model.wires[buffer], None
-            if self.options.update is None:
-                apply = self._prepared(buffer, values, wire[:-1])
-            reduction = AllReduce(wire, mean=True)
-            self._groups.append(_Group(buffer, wire[:-1], wire[-1], reduction, apply))
+        wires = sorted(model.wires.items())
+        self._optimizer.bind(model, {buffer: wire[:-1] for buffer, wire in wires})
+        self._groups = [
+            _Group(wire[:-1], wire[-1], AllReduce(wire, mean=True)) for _, wire in wires
+        ]
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters by those of the worker that `writes`."""
@@ -100,28 +99,11 @@ class AllReduceSGD(Strategy):
                 values.zero_()  # the sum is then the writer's
             yield AllReduce(values)
 
-    def _prepared(self, buffer: str, values: Tensor, update: Tensor) -> Prepared:
-        import torch
-
-        from shoal.tables.methods import make
-
-        access = make(self.options.access_of(buffer))
-        if buffer not in self._slots:
-            self._slots[buffer] = {
-                slot: torch.full_like(values, access.initial(slot)) for slot in access.slots()
-            }
-        return access.prepared(values, self._slots[buffer], update)
-
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
         total = yield from self.average(weight)
         if total:
-            for group in self._groups:
-                if group.apply is not None:
-                    group.apply(self.updates, self.rates.get(group.buffer))
-            if self.options.update is not None:
-                self.options.update()
-        self.updates += total > 0
+            self._optimizer.step(self.rates)
         return StepResult(loss, weight, total * self.options.batch)
 
     def average(self, weight: float) -> Generator[Any, Any, float]:
@@ -143,13 +125,10 @@ class AllReduceSGD(Strategy):
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "slots": self._slots}
+        return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = int(state["updates"])
-        for buffer, slots in state["slots"].items():  # in place: `_groups` holds these tensors
-            for name, values in slots.items():
-                self._slots.setdefault(buffer, {}).setdefault(name, values).copy_(values)
+        self._optimizer.load_state_dict(state)
 
 
 strategies.add(AllReduceSGD.name, AllReduceSGD)

@@ -19,6 +19,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.registry import Registry
+from shoal.strategies.settings import StrategySettings, settings_of
 from shoal.tables.consistency import Consistency
 from shoal.tables.spec import Access, TableSpec
 
@@ -76,8 +77,10 @@ class StrategyOptions:
         prefix: prefix of the tables' names, distinct for each model of a run.
         batch: the usual weight of a batch, the same on all workers.
         accesses: the optimizers of buffers that have another one than `access`.
-        update: of allreduce, what updates the parameters from the mean gradients in place of
-            `access`, such as a torch optimizer's `step`.
+        update: of strategies whose optimizer runs on workers, what updates the parameters from the
+            gradients in place of `access`, such as a torch optimizer's `step`.
+        workers: how many there are.
+        settings: of the strategy (`Strategy.Settings`), by name.
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
@@ -87,6 +90,8 @@ class StrategyOptions:
     batch: float = 1.0
     accesses: Mapping[str, Access] = field(default_factory=dict)
     update: Callable[[], object] | None = None
+    workers: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def access_of(self, buffer: str) -> Access:
         """The optimizer of a buffer."""
@@ -97,7 +102,11 @@ class Strategy(ABC):
     """Base class of training strategies.
 
     Args:
-        options: the optimizer, its consistency and the tables' names.
+        options: the optimizer, its consistency, the tables' names and the strategy's settings.
+
+    Raises:
+        UnknownName: a setting that the strategy does not have.
+        InvalidValue: a setting out of its range, or two that contradict each other.
 
     Attributes:
         name: the name for `--strategy`.
@@ -106,7 +115,11 @@ class Strategy(ABC):
             with weight 0, and evaluations are equal on all workers.
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
-        options: as given.
+        idle_rounds: rounds of workers in step without any weight at the end of an epoch.
+        on_workers: whether the optimizer (`options.access`) runs on the workers.
+        Settings: the class of its settings.
+        source: the paper, with its section.
+        options, settings: as given.
         rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
     """
 
@@ -115,9 +128,14 @@ class Strategy(ABC):
     in_step: ClassVar[bool] = False
     uses_servers: ClassVar[bool] = True
     takes_copies: ClassVar[bool] = False
+    idle_rounds: ClassVar[int] = 1
+    on_workers: ClassVar[bool] = False
+    Settings: ClassVar[type[StrategySettings]] = StrategySettings
+    source: ClassVar[str] = ""
 
     def __init__(self, options: StrategyOptions) -> None:
         self.options = options
+        self.settings: Any = settings_of(self.name, self.Settings, options.settings)
         self.rates: Mapping[str, float] = {}
 
     @abstractmethod
@@ -138,6 +156,18 @@ class Strategy(ABC):
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         """Take one step; `batch` is None if this worker has no data left."""
 
+    def period(self, clock: int) -> int:
+        """The number of batches between the exchanges of `clock` and the next; 0: an epoch's."""
+        return 1
+
+    def exchanges_after(self, epoch: int) -> bool:
+        """Whether workers in step exchange what is left at the end of an epoch."""
+        return True
+
+    def flush(self, model: Model) -> Program:
+        """Exchange what is left of the last `period`, at the end of an epoch."""
+        yield from ()
+
     def end(self, model: Model) -> Program:
         """Read the final parameters into the model."""
         yield from ()
@@ -156,21 +186,30 @@ class Strategy(ABC):
             raise InvalidValue(f"strategy {self.name!r} has no state, but got {list(state)}")
 
 
-strategies: Registry[type[Strategy]] = Registry("strategy")
+strategies: Registry[type[Strategy]] = Registry("strategy", "shoal.strategies")
 
 
 def table_specs(
-    model: Model, options: StrategyOptions, consistency: Consistency
+    model: Model,
+    options: StrategyOptions,
+    consistency: Consistency,
+    access: Access | None = None,
+    **more: Any,
 ) -> list[TableSpec]:
-    """One table per buffer of the model."""
+    """One table per buffer of the model.
+
+    access: of all of them, in place of the options'
+    more: further fields of the specifications
+    """
     return [
         TableSpec(
             f"{options.prefix}.{buffer}",
             len(values),
             (),
             str(values.dtype).removeprefix("torch."),
-            access=options.access_of(buffer),
+            access=access or options.access_of(buffer),
             consistency=consistency,
+            **more,
         )
         for buffer, values in sorted(model.values.items())
     ]
@@ -185,12 +224,25 @@ def byte_view(tensor: Tensor) -> memoryview:
 
 
 class TableOps:
-    """Push and pull operations of a model's tables, built once: its buffers do not move."""
+    """Push and pull operations of a model's tables, built once: its buffers do not move.
 
-    def __init__(self, model: Model, prefix: str) -> None:
+    Args:
+        model: the model.
+        prefix: of the tables' names.
+        pushed: by buffer, what is pushed; the gradients if not given.
+        pulled: by buffer, where the parameters are pulled to; the model's own if not given.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prefix: str,
+        pushed: dict[str, Tensor] | None = None,
+        pulled: dict[str, Tensor] | None = None,
+    ) -> None:
         self._buffers = sorted(model.grads)
-        self._pushes = _whole_tables(PushOp, prefix, model.grads)
-        self.pulls = _whole_tables(PullOp, prefix, model.values)
+        self._pushes = _whole_tables(PushOp, prefix, model.grads if pushed is None else pushed)
+        self.pulls = _whole_tables(PullOp, prefix, model.values if pulled is None else pulled)
         self.assigns = _whole_tables(PushOp, prefix, model.values)
 
     def pushes(self, rates: Mapping[str, float]) -> tuple[PushOp, ...]:

@@ -64,28 +64,28 @@ def train_program(
         A generator of requests, which returns the number of steps.
     """
     yield from _begin(strategy, model, rank, clock)
-    step, missed, enough = 0, clock + passed, False
+    step, enough = 0, False
+    skipped = _Skipped(strategy, clock + passed, rounds)
     for epoch in range(epochs):
-        own = 0
+        skipped.begin_epoch()
         for batch in batches.epoch(epoch):
-            own += 1
-            if missed:
-                missed, step = missed - 1, step + 1
+            if skipped.skips():
+                step += 1
             else:
                 result = yield from strategy.step(model, batch)
                 step += 1
                 hooks.stepped(epoch, step, result)
             if enough := 0 < max_steps <= step:
                 break
-        if missed and not enough:
-            if not strategy.in_step:
+        if not enough and skipped.clocks:
+            idle, over = skipped.end_epoch(epoch)
+            step += idle
+            if over:
                 continue
-            idle = min(missed, max(rounds - own, 0))  # rounds of others' batches
-            missed, step = missed - idle, step + idle
-            if missed:
-                missed -= 1  # the round without any weight at the epoch's end
-                continue
-        while strategy.in_step and not enough:
+        exchanges = strategy.in_step and strategy.exchanges_after(epoch)
+        if exchanges and not enough:
+            yield from strategy.flush(model)
+        while exchanges and not enough:
             result = yield from strategy.step(model, None)
             if not result.others:
                 break
@@ -143,3 +143,56 @@ def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
     for spec in strategy.tables(model):
         yield DeclareTable(spec)
     yield from strategy.begin(model, rank, clock)
+
+
+class _Skipped:
+    """The batches that a worker leaves out, because they belong to clocks that are over.
+
+    In an epoch of workers in step each clock has `period` batches of the worker that has most. The
+    last clock with batches may have fewer, and the one after that has none.
+
+    clocks: that are still to be left out
+    """
+
+    def __init__(self, strategy: Strategy, clocks: int, rounds: int) -> None:
+        self._strategy = strategy
+        self._rounds = rounds
+        self._clock = 0
+        self._own = self._of_clock = 0
+        self.clocks = clocks
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch's batches."""
+        self._own = 0
+
+    def skips(self) -> bool:
+        """Whether the next batch is left out."""
+        if not self.clocks:
+            return False
+        self._own += 1
+        self._count()
+        return True
+
+    def end_epoch(self, epoch: int) -> tuple[int, bool]:
+        """How many batches of others are left out at the epoch's end, and whether it is over."""
+        if not self._strategy.in_step:
+            return 0, True
+        idle = 0
+        while self.clocks and self._own < self._rounds:
+            self._own, idle = self._own + 1, idle + 1
+            self._count()
+        if self._strategy.exchanges_after(epoch):
+            # what is left, and the rounds without weight
+            for _ in range((self._of_clock > 0) + self._strategy.idle_rounds):
+                if not self.clocks:
+                    return idle, False
+                self._next()
+        return idle, True
+
+    def _count(self) -> None:
+        self._of_clock += 1
+        if self._of_clock == self._strategy.period(self._clock):
+            self._next()
+
+    def _next(self) -> None:
+        self.clocks, self._clock, self._of_clock = self.clocks - 1, self._clock + 1, 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, RoundClosed
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
@@ -26,7 +26,8 @@ from shoal.strategies.base import (
     strategies,
     table_specs,
 )
-from shoal.tables.consistency import Consistency, asp, bsp, ssp
+from shoal.strategies.settings import StrategySettings, SyncSettings
+from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -80,7 +81,11 @@ class ServerStrategy(Strategy):
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
-        outcome: Outcome = yield self._exchange(weight)
+        try:
+            outcome: Outcome = yield self._exchange(weight)
+        except RoundClosed:  # others went on without this gradient
+            outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
+            self.clock = max(self.clock, outcome.clock_min - 1)
         self.clock += 1
         behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
         return StepResult(loss, weight, outcome.round_weight, behind)
@@ -176,14 +181,36 @@ class Sync(ServerStrategy):
 
     On P workers with batches of b it equals one process with batches of P b.
 
+    With `quorum` = k a step takes the gradients of k workers, and of those that push within
+    `grace_s` seconds after the k-th (backup workers). A gradient that comes later is dropped, and
+    its worker goes on with the present step. With `merge` "median" or "trimmed_mean" one worker
+    with wrong gradients has little influence: g is then taken element by element, without weights.
+
+    State: none but the tables. A worker that is late for a step is waited for, or dropped (quorum).
+
     References:
-        Valiant 1990 (BSP).
+        Valiant 1990 (BSP); Chen et al. 2016, section 3 (backup workers); Yin et al. 2018, section 4
+        (median and trimmed mean).
     """
 
     name: ClassVar[str] = "sync"
     summary: ClassVar[str] = "synchronous SGD through servers (BSP)"
     in_step: ClassVar[bool] = True
-    consistency = bsp()
+    Settings: ClassVar[type[StrategySettings]] = SyncSettings
+    source: ClassVar[str] = "Valiant 1990; Chen et al. 2016, section 3; Yin et al. 2018, section 4"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        of = self.settings
+        if of.quorum > options.workers:
+            raise InvalidValue(f"quorum {of.quorum} is more than the {options.workers} workers")
+        if of.grace_s and not of.quorum:
+            raise InvalidValue("grace_s is a time after a quorum: give quorum as well")
+        self.consistency = bsp(Quorum(of.quorum, of.grace_s) if of.quorum else None)
+
+    def tables(self, model: Model) -> list[TableSpec]:
+        merges = {"merge": self.settings.merge, "trim": self.settings.trim}
+        return table_specs(model, self.options, self.consistency, **merges)
 
 
 class StaleSync(ServerStrategy):
@@ -204,6 +231,7 @@ class StaleSync(ServerStrategy):
         "stale synchronous SGD: at most --staleness clocks ahead of the slowest"
     )
     takes_copies: ClassVar[bool] = True
+    source: ClassVar[str] = "Ho et al. 2013, section 2"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -228,6 +256,7 @@ class Async(ServerStrategy):
     name: ClassVar[str] = "asgd"
     summary: ClassVar[str] = "asynchronous SGD: no worker waits for another (Downpour)"
     takes_copies: ClassVar[bool] = True
+    source: ClassVar[str] = "Dean et al. 2012, section 4.1"
     consistency = asp()
 
 

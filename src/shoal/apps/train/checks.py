@@ -11,6 +11,7 @@ from shoal.engines.options import need_servers
 from shoal.errors import DataMissing, InvalidValue, UsageError
 from shoal.jobs.spec import JobSpec
 from shoal.strategies import strategies
+from shoal.strategies.settings import settings_of
 
 
 def check_job(job: JobSpec) -> None:
@@ -29,6 +30,14 @@ def check_job(job: JobSpec) -> None:
     ):
         if asked and not traits.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")
+    settings = settings_of(job.strategy, traits.Settings, job.set)
+    if job.on_worker_loss == "reassign" and (
+        traits.on_workers or getattr(settings, "quorum", False)
+    ):
+        raise InvalidValue(
+            f"on_worker_loss 'reassign' counts one batch a clock, and strategy {job.strategy!r} "
+            f"with {job.set or 'its settings'} may take several or leave some out"
+        )
     if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
         raise InvalidValue(
             "slow_workers 'backup' has other workers do the batches of a slow one: add "

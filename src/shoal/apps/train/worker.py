@@ -35,7 +35,14 @@ from shoal.pytorch.worker_state import WorkerStates, write_state
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import StepResult, StrategyOptions, leased_program, strategies, train_program
+from shoal.strategies import (
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    leased_program,
+    strategies,
+    train_program,
+)
 from shoal.strategies.loop import Hooks
 from shoal.tables.spec import Access
 
@@ -74,10 +81,7 @@ def run_worker(
     splits = splits_of(spec, dataset)
     split = splits[rank]
     kind = strategies[spec.strategy]
-    access = Access(spec.optimizer, spec.access_options(updates_of(spec, splits, kind.in_step)))
-    strategy = kind(
-        StrategyOptions(access, spec.staleness, spec.apply_at, batch=float(spec.worker_batch))
-    )
+    strategy = kind(strategy_options(spec, updates_of(spec, splits, kind)))
     options = ClientOptions(
         token=token,
         rank=rank,
@@ -316,8 +320,21 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise DataCorrupt(f"{path} does not fit the model: {error}") from None
 
 
-def updates_of(spec: JobSpec, splits: list[Any], in_step: bool) -> int:
+def strategy_options(spec: JobSpec, updates: int) -> StrategyOptions:
+    """A job's strategy options, where the optimizer makes that many updates."""
+    return StrategyOptions(
+        Access(spec.optimizer, spec.access_options(updates)),
+        spec.staleness,
+        spec.apply_at,
+        batch=float(spec.worker_batch),
+        workers=spec.workers,
+        settings=spec.set,
+    )
+
+
+def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     """How many updates the parameters will see: one a round, or one a push."""
+    in_step = kind.in_step or kind.on_workers
     steps = [-(-len(split) // spec.worker_batch) for split in splits]
     if spec.max_steps:
         return spec.max_steps if in_step else spec.max_steps * len(splits)

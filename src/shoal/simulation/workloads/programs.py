@@ -215,11 +215,7 @@ class Workload:
         if machine.session.ended:
             return
         if outcome.error is not None:
-            check_not_refused(outcome)
-            self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
-            for buffer in (ledger, stamp):
-                buffer.fill(CANARY)
-                self._given_up.setdefault(node, []).append(buffer)
+            self._give_up(node, outcome, (ledger, stamp))
             if random.random() < 0.5:
                 yield from self._insist(machine)
             return
@@ -294,6 +290,14 @@ class Workload:
     def _call(self, machine: WorkerMachine, key: int, random: Random) -> Program:
         if self.calls is not None:
             yield from self.calls.push(machine, key, random.choice([None, TIMEOUT_S]))
+
+    def _give_up(self, node: NodeId, outcome: Outcome, buffers: Sequence[np.ndarray]) -> None:
+        """Record a pull that has failed, and watch its buffers."""
+        check_not_refused(outcome)
+        self._world.coverage[f"failed {type(outcome.error).__name__}"] += 1
+        for buffer in buffers:
+            buffer.fill(CANARY)
+            self._given_up.setdefault(node, []).append(buffer)
 
     def _insist(self, machine: WorkerMachine) -> Program:
         """Repeat a read until it is answered."""

@@ -1,0 +1,262 @@
+"""Strategies whose gradients come late on purpose, or are mended because they do.
+
+"downpour" exchanges every few batches, "dc_asgd" compensates for what others have pushed meanwhile,
+"double_buffering" exchanges while it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import nan
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import Exchange, Start, Wait
+from shoal.strategies.base import Model, Program, StepResult, StrategyOptions, TableOps, strategies
+from shoal.strategies.servers import OptimizerState, ServerStrategy
+from shoal.strategies.settings import (
+    DelayCompensationSettings,
+    DownpourSettings,
+    StrategySettings,
+)
+from shoal.tables.consistency import asp, bsp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+
+class Downpour(ServerStrategy):
+    """Strategy "downpour": asynchronous SGD that exchanges every few batches.
+
+    A worker adds up the gradients of `n_push` batches and pushes the sum; it pulls the parameters
+    every `n_fetch` batches, and until then takes plain steps of its own::
+
+        x_i <- x_i - alpha g_i      accrued <- accrued + g_i      theta <- update(theta, accrued)
+
+    The paper's optimizer on the servers is Adagrad (`--optimizer adagrad`). With n_push = n_fetch =
+    1 it is "asgd".
+
+    State: what a worker has accrued since its last push is lost with it, at most n_push batches. A
+    late worker holds nobody up.
+
+    References:
+        Dean et al. 2012, section 4.1 and algorithm 7.1.
+    """
+
+    name: ClassVar[str] = "downpour"
+    summary: ClassVar[str] = "asynchronous SGD that pushes and pulls every few batches"
+    takes_copies: ClassVar[bool] = True
+    Settings: ClassVar[type[StrategySettings]] = DownpourSettings
+    source: ClassVar[str] = "Dean et al. 2012, section 4.1"
+    consistency = asp()
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self._accrued: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def period(self, clock: int) -> int:
+        return int(self.settings.n_push)
+
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
+        import torch
+
+        yield from super().begin(model, rank, clock, states)
+        self._accrued = {buffer: torch.zeros_like(each) for buffer, each in model.grads.items()}
+        self._ops = TableOps(model, self.options.prefix, self._accrued)
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        assert self._ops is not None, "begin comes first"
+        loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        self._steps += 1
+        pushes = self._steps % self.settings.n_push == 0
+        fetches = self._steps % self.settings.n_fetch == 0
+        for buffer, gradient in model.grads.items() if weight else ():
+            self._accrued[buffer].add_(gradient)
+            if not fetches:  # or the pull replaces them
+                model.values[buffer].sub_(gradient, alpha=self._rate(buffer))
+        behind = 0
+        if pushes or fetches:
+            outcome: Outcome = yield Exchange(
+                self._ops.pushes(self.rates) if pushes else (),
+                advance=pushes,
+                pulls=self._ops.pulls if fetches else (),
+            )
+            self.clock += pushes
+            behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
+        for accrued in self._accrued.values() if pushes else ():
+            accrued.zero_()
+        return StepResult(loss, weight, staleness=behind)
+
+    def end(self, model: Model) -> Program:
+        assert self._ops is not None
+        if self._steps % self.settings.n_push:
+            yield Exchange(self._ops.pushes(self.rates), advance=True)
+        yield from super().end(model)
+
+    def _rate(self, buffer: str) -> float:
+        if self.settings.local_lr >= 0:
+            return float(self.settings.local_lr)
+        usual = self.options.access_of(buffer).options.get("lr", 0.0)
+        return float(self.rates.get(buffer, usual))
+
+
+class DelayCompensated(ServerStrategy):
+    """Strategy "dc_asgd": asynchronous SGD with delay compensation.
+
+    A worker's gradient g is of parameters x that others have changed to theta since. Just before it
+    pushes, it pulls theta and adds the first-order term of what g would be there::
+
+        g' = g + lambda g * g * (theta - x)
+
+    Constant: lambda = lambda_0. Adaptive: lambda = lambda_0 / sqrt(s + epsilon), where s <- m s +
+    (1 - m) g * g. In the paper servers do this, with a copy of x for each worker; here a worker
+    does, between its pull and its push, in which others may push as well. With lambda_0 = 0 it is
+    "asgd".
+
+    State: the mean square s, on each worker.
+
+    References:
+        Zheng et al. 2017, equations 10 and 11, algorithm 2.
+    """
+
+    name: ClassVar[str] = "dc_asgd"
+    summary: ClassVar[str] = "asynchronous SGD that compensates for its gradients' delay"
+    takes_copies: ClassVar[bool] = True
+    Settings: ClassVar[type[StrategySettings]] = DelayCompensationSettings
+    source: ClassVar[str] = "Zheng et al. 2017, algorithm 2"
+    consistency = asp()
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self._now: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}
+        self._look: TableOps | None = None
+
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
+        import torch
+
+        yield from super().begin(model, rank, clock, states)
+        self._now = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._look = TableOps(model, self.options.prefix, pulled=self._now)
+        for buffer, each in model.values.items():
+            self._squares.setdefault(buffer, torch.zeros_like(each))
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        assert self._look is not None, "begin comes first"
+        loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        if weight and self.settings.lam:
+            yield Exchange(pulls=self._look.pulls)
+            for buffer, gradient in model.grads.items():
+                self._compensate(buffer, gradient, model.values[buffer])
+        outcome: Outcome = yield self._exchange(weight)
+        self.clock += 1
+        behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
+        return StepResult(loss, weight, staleness=behind)
+
+    def _compensate(self, buffer: str, gradient: Tensor, used: Tensor) -> None:
+        """Change a gradient of the parameters `used` to one of those that are there now."""
+        square = gradient.square()
+        strength: Any = self.settings.lam
+        if self.settings.adaptive:
+            memory, squares = self.settings.mean_square, self._squares[buffer]
+            squares.mul_(memory).add_(square, alpha=1 - memory)
+            strength = self.settings.lam / (squares + self.settings.epsilon).sqrt()
+        gradient.add_(square.mul_(self._now[buffer] - used).mul_(strength))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean_square": self._squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._squares.update(state["mean_square"])
+
+
+class DoubleBuffering(ServerStrategy):
+    """Strategy "double_buffering": synchronous SGD that exchanges while it computes.
+
+    The gradients of step t travel while those of step t + 1 are computed, on parameters of the step
+    before. So a step takes the longer of both and not their sum, with gradients one step old::
+
+        theta_(t+1) = update(theta_t, g(theta_(t-1)))
+
+    State: none but the tables and the exchange that is under way.
+
+    References:
+        Langford et al. 2009, "Slow Learners are Fast", section 3 (delayed updates, delay 1).
+    """
+
+    name: ClassVar[str] = "double_buffering"
+    summary: ClassVar[str] = "synchronous SGD that exchanges while it computes, a step late"
+    in_step: ClassVar[bool] = True
+    idle_rounds: ClassVar[int] = 2
+    source: ClassVar[str] = "Langford et al. 2009, section 3"
+    consistency = bsp()
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self._sent: dict[str, Tensor] = {}
+        self._fresh: dict[str, Tensor] = {}
+        self._buffers: TableOps | None = None
+        self._ticket: int | None = None
+
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
+        import torch
+
+        yield from super().begin(model, rank, clock, states)
+        self._ticket = None
+        self._sent = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
+        self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._buffers = TableOps(model, self.options.prefix, self._sent, self._fresh)
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        assert self._buffers is not None, "begin comes first"
+        loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        others = yield from self._await(model)
+        for buffer, gradient in model.grads.items() if weight else ():
+            self._sent[buffer].copy_(gradient)
+        pushes = self._buffers.pushes(self.rates) if weight else ()
+        exchange = Exchange(pushes, advance=True, pulls=self._buffers.pulls, weight=weight or 1.0)
+        self._ticket = yield Start(exchange)
+        self.clock += 1
+        return StepResult(loss, weight, others)
+
+    def _await(self, model: Model) -> Generator[Any, Any, float]:
+        """End the exchange that is under way, and take its parameters; return the round's weight.
+
+        Before the first one there is a weight: nobody has come to an end.
+        """
+        if self._ticket is None:
+            return 1.0
+        outcome: Outcome = yield Wait(self._ticket)
+        self._ticket = None
+        for buffer, values in model.values.items():
+            values.copy_(self._fresh[buffer])
+        return outcome.round_weight
+
+    def end(self, model: Model) -> Program:
+        yield from self._await(model)
+        yield from super().end(model)
+
+
+for each in (Downpour, DelayCompensated, DoubleBuffering):
+    strategies.add(each.name, each)

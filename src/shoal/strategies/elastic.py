@@ -1,0 +1,164 @@
+"""Elastic averaging: workers and a centre that pull at each other (EASGD, EAMSGD).
+
+Every tau steps worker i moves towards the centre c, and the centre by as much towards the worker::
+
+    d = alpha (x_i - c)        x_i <- x_i - d        c <- c + d        alpha = beta / p
+
+The centre is a table that adds up what is pushed. A worker pulls it first, and pushes after that:
+so it moves by as much as the centre does, whatever others push meanwhile. A push is applied exactly
+once, also if it is sent again or a server dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import nan
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shoal.errors import InvalidValue
+from shoal.protocol.requests import EnterBarrier, Exchange
+from shoal.strategies.base import (
+    Model,
+    Program,
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    TableOps,
+    strategies,
+    table_specs,
+)
+from shoal.strategies.settings import ElasticMomentumSettings, ElasticSettings, StrategySettings
+from shoal.strategies.worker_optimizer import WorkerOptimizer
+from shoal.tables.consistency import asp
+from shoal.tables.spec import Access, TableSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EASGD(Strategy):
+    """Strategy "easgd": elastic averaging SGD, asynchronous.
+
+    Algorithm 1 of the paper: the gradient is that of the parameters before the elastic move, and
+    the step of the worker's own optimizer comes after it.
+
+    State: on each worker its parameters and its optimizer's slots; the centre is in the tables. A
+    worker that joins, or a resumed run, begins at the centre. A late worker holds nobody up.
+
+    References:
+        Zhang, Choromanska, LeCun 2015, algorithm 1 (tau, beta = p alpha).
+    """
+
+    name: ClassVar[str] = "easgd"
+    summary: ClassVar[str] = "elastic averaging: workers and a centre pull at each other"
+    on_workers: ClassVar[bool] = True
+    takes_copies: ClassVar[bool] = True
+    Settings: ClassVar[type[StrategySettings]] = ElasticSettings
+    source: ClassVar[str] = "Zhang et al. 2015, algorithm 1"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self.alpha = self.settings.beta / options.workers
+        if self.alpha > 1:
+            raise InvalidValue(
+                f"beta {self.settings.beta} of {options.workers} workers is alpha = "
+                f"{self.alpha:g}; above 1 a worker would be thrown beyond the centre: give a beta "
+                f"of {options.workers} or less"
+            )
+        self._inner = WorkerOptimizer(options)
+        self._ops: TableOps | None = None
+        self._centre: dict[str, Tensor] = {}
+        self._moves: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def tables(self, model: Model) -> list[TableSpec]:
+        return table_specs(model, self.options, asp(), Access("sum"))
+
+    def period(self, clock: int) -> int:
+        return int(self.settings.tau)
+
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+        import torch
+
+        self._centre = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._moves = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._ops = TableOps(model, self.options.prefix, self._moves, self._centre)
+        self._inner.bind(model, model.grads)
+        if rank == 0 and not clock:
+            yield Exchange(self._ops.assigns, assign=True)
+        yield EnterBarrier(f"{self.options.prefix} written")
+        yield Exchange(pulls=self._ops.pulls)
+        self._take_centre(model)
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        if self._steps % self.settings.tau == 0:
+            yield from self._meet(model)
+        self._steps += 1
+        if weight:
+            self._inner.step(self.rates)
+        return StepResult(loss, weight)
+
+    def _meet(self, model: Model) -> Program:
+        """Pull the centre; then move both towards each other."""
+        assert self._ops is not None, "begin comes first"
+        yield Exchange(pulls=self._ops.pulls)
+        for buffer, values in model.values.items():
+            move = self._moves[buffer]
+            move.copy_(values).sub_(self._centre[buffer]).mul_(self.alpha)
+            values.sub_(move)
+        yield Exchange(self._ops.pushes({}), advance=True)
+
+    def _take_centre(self, model: Model) -> None:
+        for buffer, values in model.values.items():
+            values.copy_(self._centre[buffer])
+
+    def end(self, model: Model) -> Program:
+        """The centre, when all workers have finished: it is what was trained."""
+        assert self._ops is not None
+        yield Exchange(advance=True, last=True)
+        yield EnterBarrier(f"{self.options.prefix} done")
+        yield Exchange(pulls=self._ops.pulls)
+        self._take_centre(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+
+
+class EAMSGD(EASGD):
+    """Strategy "eamsgd": EASGD whose workers have Nesterov momentum.
+
+    The worker's optimizer is SGD at the given rate (`--optimizer sgd`) with momentum `delta`.
+
+    References:
+        Zhang, Choromanska, LeCun 2015, algorithm 2.
+    """
+
+    name: ClassVar[str] = "eamsgd"
+    summary: ClassVar[str] = "elastic averaging with momentum on the workers"
+    Settings: ClassVar[type[StrategySettings]] = ElasticMomentumSettings
+    source: ClassVar[str] = "Zhang et al. 2015, algorithm 2"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        accesses = [options.access, *options.accesses.values()]
+        if options.update is None and any(each.name != "sgd" for each in accesses):
+            raise InvalidValue("eamsgd is SGD with momentum on the workers: add --optimizer sgd")
+        delta = self.settings.delta
+
+        def with_momentum(access: Access) -> Access:
+            more = {"momentum": delta, "nesterov": True} if delta else {}
+            return Access("sgd", {**access.options, **more})
+
+        from dataclasses import replace
+
+        of_buffers = {b: with_momentum(each) for b, each in options.accesses.items()}
+        changed = replace(options, access=with_momentum(options.access), accesses=of_buffers)
+        self._inner = WorkerOptimizer(changed)
+
+
+for each in (EASGD, EAMSGD):
+    strategies.add(each.name, each)

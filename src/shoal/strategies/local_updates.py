@@ -1,0 +1,307 @@
+"""Local-update strategies: H steps on a worker's own parameters, then one exchange through servers.
+
+All of them are one algorithm. Worker i starts from the global parameters theta and takes H steps of
+the inner optimizer with its own batches, to theta_i. What it pushes is how far it has come; servers
+average that by samples and hand it to an outer optimizer as if it were a gradient::
+
+    g = sum_i w_i (theta - theta_i) / sum_i w_i        theta <- outer(theta, g)
+
+(FedOpt: Reddi et al. 2021, algorithm 1.) The strategies differ in H, in who takes part, and in the
+outer optimizer. With SGD at rate 1 the new parameters are the average of the workers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from hashlib import blake2b
+from math import nan
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shoal.errors import InvalidValue, RoundClosed
+from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import EnterBarrier, Exchange
+from shoal.strategies.base import (
+    Model,
+    Program,
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    TableOps,
+    strategies,
+    table_specs,
+)
+from shoal.strategies.settings import (
+    AveragingSettings,
+    BMUFSettings,
+    DiLoCoSettings,
+    FedAvgSettings,
+    PostLocalSettings,
+    StrategySettings,
+)
+from shoal.strategies.worker_optimizer import WorkerOptimizer
+from shoal.tables.consistency import Quorum, bsp
+from shoal.tables.spec import Access, TableSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LocalUpdates(Strategy):
+    """H local steps, an exchange of displacements, an outer optimizer on the servers.
+
+    Subclasses say which outer optimizer (`outer`), how many local steps (`period`) and who takes
+    part (`takes_part`).
+
+    State: on each worker the inner optimizer's slots and the parameters of the last exchange, in
+    `state_dict`; the outer optimizer's slots are in the tables. A worker that is late for a round
+    is waited for.
+    """
+
+    in_step: ClassVar[bool] = True
+    on_workers: ClassVar[bool] = True
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        self._inner = WorkerOptimizer(options)
+        self._ops: TableOps | None = None
+        self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
+        self._weight = 0.0  # of the batches since then
+        self._steps = 0
+        self._rank = 0
+        self.clock = 0
+
+    def outer(self) -> Access:
+        """The outer optimizer, as the tables' access method."""
+        return Access("sgd", {"lr": 1.0})
+
+    def takes_part(self, clock: int) -> bool:
+        """Whether this worker trains in the round of that clock."""
+        return True
+
+    def tables(self, model: Model) -> list[TableSpec]:
+        return table_specs(model, self.options, self.consistency(), self.outer())
+
+    def consistency(self) -> Any:
+        """When a round closes."""
+        return bsp()
+
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+        import torch
+
+        self._ops = TableOps(model, self.options.prefix)
+        self._inner.bind(model, model.grads)
+        self._rank, self.clock = rank, clock
+        if rank == 0 and not clock:
+            yield Exchange(self._ops.assigns, assign=True)
+        yield EnterBarrier(f"{self.options.prefix} written")
+        yield Exchange(pulls=self._ops.pulls)
+        self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
+        self._weight, self._steps = 0.0, 0
+
+    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
+        if batch is None:  # no data left in this epoch, and others may have some
+            return (yield from self._exchange(model, nan, 0.0))
+        loss, weight = nan, 0.0
+        if self.takes_part(self.clock):
+            loss, weight = model.gradient(batch)
+            self._inner.step(self.rates)
+        self._weight += weight
+        self._steps += 1
+        if self._steps == self.period(self.clock):
+            return (yield from self._exchange(model, loss, weight))
+        return StepResult(loss, weight)
+
+    def _exchange(
+        self, model: Model, loss: float, weight: float
+    ) -> Generator[Any, Any, StepResult]:
+        """Push how far the parameters have come since the last exchange, and pull the new ones."""
+        assert self._ops is not None, "begin comes first"
+        share, self._weight, self._steps = self._weight, 0.0, 0
+        for buffer, values in model.values.items():
+            torch_sub(self._before[buffer], values, model.grads[buffer])
+        pushes = self._ops.pushes({}) if share else ()
+        try:
+            outcome: Outcome = yield Exchange(
+                pushes, advance=True, pulls=self._ops.pulls, weight=share or 1.0
+            )
+        except RoundClosed:  # others went on without this worker's steps
+            outcome = yield Exchange(pulls=self._ops.pulls)
+            self.clock = max(self.clock, outcome.clock_min - 1)
+        self.clock += 1
+        for buffer, values in model.values.items():
+            self._before[buffer].copy_(values)
+        return StepResult(loss, weight, outcome.round_weight)
+
+    def flush(self, model: Model) -> Program:
+        if self._steps:
+            yield from self._exchange(model, nan, 0.0)
+
+    def end(self, model: Model) -> Program:
+        assert self._ops is not None
+        yield from self.flush(model)
+        yield Exchange(advance=True, last=True)
+        yield EnterBarrier(f"{self.options.prefix} done")
+        yield Exchange(pulls=self._ops.pulls)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+
+
+def torch_sub(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """out = one - other."""
+    import torch
+
+    torch.sub(one, other, out=out)
+
+
+class ModelAveraging(LocalUpdates):
+    """Strategy "model_averaging": BSP model averaging, weighted by samples.
+
+    Every `tau` steps each worker gets the average of all workers' parameters::
+
+        theta <- sum_i w_i theta_i / sum_i w_i        w_i: samples since the last exchange
+
+    With tau = 1 and plain SGD as the inner optimizer it equals "sync" and "allreduce" (up to their
+    rates: the average of steps is the step of the average).
+
+    References:
+        McDonald et al. 2010 (iterative parameter mixing); Zinkevich et al. 2010.
+    """
+
+    name: ClassVar[str] = "model_averaging"
+    summary: ClassVar[str] = "averages the workers' parameters every tau steps (BSP)"
+    Settings: ClassVar[type[StrategySettings]] = AveragingSettings
+    source: ClassVar[str] = "McDonald et al. 2010, section 4"
+
+    def period(self, clock: int) -> int:
+        return int(self.settings.tau)
+
+
+class LocalSGD(LocalUpdates):
+    """Strategy "local_sgd": post-local SGD.
+
+    The first `after` rounds have one step each, as synchronous SGD; all later ones have `tau`.
+
+    References:
+        Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD", section 3 (H_t = 1 for
+        t <= t', H after that); Stich 2019 (local SGD).
+    """
+
+    name: ClassVar[str] = "local_sgd"
+    summary: ClassVar[str] = "local SGD: averages every step at first, every tau steps later"
+    Settings: ClassVar[type[StrategySettings]] = PostLocalSettings
+    source: ClassVar[str] = "Lin et al. 2020, section 3"
+
+    def period(self, clock: int) -> int:
+        return 1 if clock < self.settings.after else int(self.settings.tau)
+
+
+class FedAvg(LocalUpdates):
+    """Strategy "fedavg": federated averaging.
+
+    In each round a share `fraction` of the workers, drawn anew, passes `local_epochs` times over
+    its own data; the new parameters are their average, weighted by samples. Splits that are not
+    iid: `--assignment noniid`.
+
+    References:
+        McMahan et al. 2017, algorithm 1 (C: fraction, E: local_epochs, B: --batch-size).
+    """
+
+    name: ClassVar[str] = "fedavg"
+    summary: ClassVar[str] = "federated averaging: some workers pass over their data, then average"
+    Settings: ClassVar[type[StrategySettings]] = FedAvgSettings
+    source: ClassVar[str] = "McMahan et al. 2017, algorithm 1"
+
+    def period(self, clock: int) -> int:
+        return 0
+
+    def exchanges_after(self, epoch: int) -> bool:
+        return (epoch + 1) % int(self.settings.local_epochs) == 0
+
+    def takes_part(self, clock: int) -> bool:
+        workers = self.options.workers
+        some = max(1, round(self.settings.fraction * workers))
+        drawn = sorted(range(workers), key=lambda rank: _hash(self.settings.seed, clock, rank))
+        return self._rank in drawn[:some]
+
+
+class BMUF(LocalUpdates):
+    """Strategy "bmuf": blockwise model-update filtering.
+
+    After each block of `tau` steps, with G the mean of the workers' displacements::
+
+        Delta_t = eta Delta_(t-1) + zeta G_t        theta_t = theta_(t-1) + Delta_t
+
+    Classic (CBM): the next block starts at theta_t. Nesterov (NBM): at theta_t + eta Delta_t, and
+    that is what the tables hold. The form with one smoothing factor m, d = m d' + (1 - m) lr sum G
+    over N workers, is eta = m and zeta = (1 - m) lr N.
+
+    References:
+        Chen & Huo 2016, "Scalable Training of Deep Learning Machines by Incremental Block Training
+        with Intra-block Parallel Optimization and Blockwise Model-Update Filtering", section 2.
+    """
+
+    name: ClassVar[str] = "bmuf"
+    summary: ClassVar[str] = "model averaging with momentum of the blocks (BMUF)"
+    Settings: ClassVar[type[StrategySettings]] = BMUFSettings
+    source: ClassVar[str] = "Chen & Huo 2016, section 2"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        momentum = self.settings.block_momentum
+        if -1 < momentum < 0:
+            raise InvalidValue(f"block_momentum is between 0 and 1, or -1, not {momentum}")
+        self.momentum = 1 - 1 / options.workers if momentum < 0 else momentum
+
+    def period(self, clock: int) -> int:
+        return int(self.settings.tau)
+
+    def outer(self) -> Access:
+        return _momentum_sgd(self.settings.block_lr, self.momentum, self.settings.nesterov)
+
+
+class DiLoCo(LocalUpdates):
+    """Strategy "diloco": distributed low-communication training.
+
+    An inner optimizer (the paper's is AdamW) takes `tau` steps on each worker; an outer one, SGD
+    with Nesterov momentum, updates the parameters by the mean displacement.
+
+    With `quorum` = k a round takes the displacements of k workers, and of those that push within
+    `grace_s` seconds after the k-th; later ones are dropped.
+
+    References:
+        Douillard et al. 2023, algorithm 1 (H: tau; outer SGD, Nesterov momentum 0.9, rate 0.7).
+    """
+
+    name: ClassVar[str] = "diloco"
+    summary: ClassVar[str] = "many inner steps, then an outer Nesterov step (DiLoCo)"
+    Settings: ClassVar[type[StrategySettings]] = DiLoCoSettings
+    source: ClassVar[str] = "Douillard et al. 2023, algorithm 1"
+
+    def period(self, clock: int) -> int:
+        return int(self.settings.tau)
+
+    def outer(self) -> Access:
+        momentum = self.settings.outer_momentum
+        return _momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
+
+    def consistency(self) -> Any:
+        quorum = self.settings.quorum
+        return bsp(Quorum(quorum, self.settings.grace_s) if quorum else None)
+
+
+def _hash(*numbers: int) -> bytes:
+    return blake2b(repr(numbers).encode(), digest_size=8).digest()
+
+
+def _momentum_sgd(lr: float, momentum: float, nesterov: bool) -> Access:
+    if not momentum:
+        return Access("sgd", {"lr": lr})
+    return Access("sgd", {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+
+
+for each in (ModelAveraging, LocalSGD, FedAvg, BMUF, DiLoCo):
+    strategies.add(each.name, each)

@@ -1,0 +1,73 @@
+"""Every strategy reaches the minimum of a quadratic and of logistic regression, simulated."""
+
+import pytest
+import torch
+
+from shoal.strategies import strategies
+from shoal.tables.spec import Access
+from tests.strategies.problems import CENTRE, FlatModel, around, logistic, logistic_data, train
+
+SMALL = Access("sgd", {"lr": 0.05})
+SETTINGS = {
+    "sync": {},
+    "ssp": {"staleness": 2},
+    "asgd": {},
+    "downpour": {"n_push": 2, "n_fetch": 2},
+    "dc_asgd": {},
+    "double_buffering": {},
+    "model_averaging": {"tau": 4},
+    "local_sgd": {"tau": 4, "after": 5},
+    "fedavg": {"fraction": 0.5},
+    "bmuf": {"tau": 4, "block_momentum": 0.5},
+    "diloco": {"tau": 4, "outer_momentum": 0.5},
+    "easgd": {"tau": 4},
+    "eamsgd": {"tau": 4, "delta": 0.5},
+}
+
+
+def test_every_strategy_that_uses_servers_is_here():
+    assert SETTINGS.keys() == {name for name in strategies if strategies[name].uses_servers}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_reaches_the_minimum_of_a_quadratic(name):
+    workers = train(name, around(4, 20), access=SMALL, epochs=20, **SETTINGS[name])
+    for worker in workers:
+        assert (worker.model.x - CENTRE).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_reaches_the_minimum_of_logistic_regression(name):
+    data = logistic_data()
+    best = FlatModel(3, logistic)
+    for _ in range(3000):
+        best.gradient(data)
+        best.x.sub_(best.grads["x"], alpha=0.5)
+    options = {"access": Access("sgd", {"lr": 0.2}), "epochs": 20, **SETTINGS[name]}
+    workers = train(name, [[data] * 20] * 4, logistic, **options)
+    for worker in workers:
+        assert (worker.model.x - best.x).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("name", [each for each in SETTINGS if strategies[each].in_step])
+def test_a_seed_gives_the_same_run_bit_for_bit(name):
+    def run():
+        workers = train(name, around(3, 13, spread=1.0), epochs=2, **SETTINGS[name])
+        return [worker.model.x for worker in workers], [worker.times for worker in workers]
+
+    (one, times), (other, same) = run(), run()
+    assert times == same
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_uneven_splits_end_with_equal_parameters(name):
+    """Splits of 100, 60 and 0 batches."""
+    data = around(3, 100, spread=1.0)
+    workers = train(name, [data[0], data[1][:60], []], access=SMALL, **SETTINGS[name])
+    taken = [sum(result.weight > 0 for result in worker.results) for worker in workers]
+    most = [100, 60, 0]
+    assert all(n <= m for n, m in zip(taken, most, strict=True))
+    assert taken == most or name == "fedavg"  # where some are left out
+    for worker in workers[1:]:
+        assert torch.equal(worker.model.x, workers[0].model.x)

@@ -1,0 +1,82 @@
+"""Strategy "sync" without its slowest workers, and with a worker whose gradients are wrong."""
+
+import pytest
+import torch
+
+from shoal.errors import InvalidValue
+from shoal.strategies import StrategyOptions, strategies
+from tests.strategies.problems import CENTRE, SGD, FlatModel, Repeated, around, quadratic, train
+
+
+def test_a_step_goes_on_without_a_slow_worker():
+    """Backup workers: one of four takes ten times as long."""
+    slow, data = [0.01, 0.01, 0.01, 0.1], around(4, 40)
+    waits = train("sync", data, batch_s=slow)
+    goes_on = train("sync", data, batch_s=slow, quorum=3)
+    assert goes_on[0].times[39] < 0.2 * waits[0].times[39]
+    assert all(torch.equal(each.model.x, goes_on[0].model.x) for each in goes_on)
+    assert (goes_on[0].model.x - CENTRE).abs().max() < 0.5
+
+
+def test_a_late_worker_goes_on_with_the_present_step():
+    """What it pushes counts again: it does not stay behind for ever."""
+    data = around(3, 30)
+    workers = train("sync", data, batch_s=[0.01, 0.01, 0.035], quorum=2, servers=1)
+    assert workers[2].strategy.clock >= workers[0].strategy.clock - 2
+
+
+def test_in_the_grace_window_a_late_gradient_counts():
+    slow, data = [0.01, 0.01, 0.014], around(3, 20, spread=1.0)
+    everybody = train("sync", data, batch_s=slow)
+    patient = train("sync", data, batch_s=slow, quorum=2, grace_s=0.02)
+    hasty = train("sync", data, batch_s=slow, quorum=2)
+    assert torch.equal(patient[0].model.x, everybody[0].model.x)
+    assert not torch.equal(hasty[0].model.x, everybody[0].model.x)
+
+
+def poisoned(merge, **more):
+    """Eight workers, of which one pushes -50 times its gradient."""
+    from shoal.simulation.training import SimulatedWorker, simulate_training
+
+    class Poisoned(FlatModel):
+        def gradient(self, batch):
+            found = super().gradient(batch)
+            self.grads["x"].mul_(-50.0)
+            return found
+
+    settings = {"merge": merge, **more}
+    workers = [
+        SimulatedWorker(
+            strategies["sync"](StrategyOptions(SGD, workers=8, settings=settings)),
+            (Poisoned if rank == 3 else FlatModel)(3, quadratic),
+            Repeated(own),
+            4,
+        )
+        for rank, own in enumerate(around(8, 60, spread=0.1))
+    ]
+    simulate_training(workers, 2)
+    return (workers[0].model.x - CENTRE).abs().max().item()
+
+
+def test_one_wrong_worker_of_eight_does_no_harm_to_robust_merges():
+    begin = CENTRE.abs().max().item()
+    assert poisoned("mean") > begin  # it goes away from the minimum
+    assert poisoned("median") < 0.9 * begin
+    clean = train("sync", around(8, 60, spread=0.1), epochs=4, merge="median")
+    off = (clean[0].model.x - CENTRE).abs().max().item()
+    assert poisoned("median") == pytest.approx(off, abs=0.05)
+    assert poisoned("trimmed_mean", trim=0.125) == pytest.approx(off, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quorum": 3}, "quorum 3 is more than the 2 workers"),
+        ({"grace_s": 1.0}, "give quorum as well"),
+        ({"quorum": -1}, "setting quorum of strategy 'sync': expected `int` >= 0"),
+        ({"merge": "max"}, "setting merge of strategy 'sync': invalid enum value 'max'"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, message):
+    with pytest.raises(InvalidValue, match=message):
+        strategies["sync"](StrategyOptions(workers=2, settings=settings))
